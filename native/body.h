@@ -1,0 +1,30 @@
+// The bodies: one source, compiled once for each instruction set; see cpu.cpp for the choice.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "problem.h"
+
+namespace qkv {
+
+struct Body {
+  const char* name;  // "avx512", "avx2" or "portable"
+  bool bfloat16;     // whether it multiplies bfloat16 in BF16 instructions
+
+  void (*attend)(const Attention&, int threads);
+  void (*summarize)(const Attention&, int threads);
+
+  // Weights are packed once for many products. `type` is that of W, and of the packed numbers:
+  // float32 products take float32 weights, halves take weights of their own type.
+  size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
+  void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
+               Type type, void* packed, int threads);
+  void (*linear)(const Linear&, int threads);
+
+  double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
+};
+
+const std::vector<const Body*>& bodies();  // those that this machine can run, the best first
+
+}  // namespace qkv

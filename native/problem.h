@@ -1,0 +1,74 @@
+// What the kernel is asked: plain structs, checked and laid out by Python, read by every body.
+#pragma once
+
+#include <cstdint>
+
+namespace qkv {
+
+enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
+
+constexpr int64_t FAR = int64_t(1) << 60;  // a window side without bound
+
+// An array over (row, key head, group, i, j), read where it stands. A row is one text of the batch
+// (all leading axes as one). Steps count elements; 0 where an axis is broadcast.
+struct Cells {
+  void* data = nullptr;  // nullptr: not given
+  Type type = Type::float32;
+  const int64_t* rows = nullptr;  // (rows): where each row begins, in elements
+  int64_t head = 0, group = 0, i = 0, j = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// One call of attention; see qkv.attention. Query head h is (h / group, h % group).
+struct Attention {
+  int64_t rows = 0, kv_heads = 0, group = 0;
+  int64_t size = 0;        // d, of query and key
+  int64_t value_size = 0;  // dv
+  // Per row: queries and keys that the arrays hold, those of them that are real, and the place of
+  // query 0 among the keys.
+  const int64_t *length = nullptr, *keys = nullptr;
+  const int64_t *query_length = nullptr, *key_length = nullptr;
+  const int64_t* offset = nullptr;
+  int64_t left = FAR, right = FAR;  // FAR: no bound
+
+  Cells query, key, value;  // one float type, not float64; j is 1
+  Cells mask;               // boolean (True = may attend) or float (added; -inf hides)
+  Cells bias;               // float, added; -inf hides
+  const float* slopes = nullptr;  // (heads): ALiBi
+  const float* sinks = nullptr;   // (heads, num_sinks)
+  int64_t num_sinks = 0;
+  double softcap = 0;  // 0: none
+  double scale = 1;
+
+  Cells out;      // the type of query; j is 1
+  Cells lse;      // float64; j is not used
+  Cells weights;  // float32, j is 1; where wanted: holds zeros, gets exp(score - lse)
+
+  // A summary, where wanted (top_k > 0): `lse` then holds what `attend` gave.
+  int64_t top_k = 0;
+  Cells top_indices;  // integer (int64); i counts queries, j ranks
+  Cells top_weights;  // float32
+  Cells received;     // float64; j counts keys, i is not used
+};
+
+enum class Activation : int { none, gelu, gelu_tanh, silu, relu };
+
+// y = activation(x @ W + bias) * gate + residual, over rows; see qkv.backend.linear.
+struct Linear {
+  int64_t rows = 0, in = 0, out = 0;
+  Type type = Type::float32;  // of x, y, gate and residual; the sums are float32
+  const void* x = nullptr;    // (rows, in): steps between rows in elements, columns stand together
+  int64_t x_step = 0;
+  const void* packed = nullptr;  // what `pack` made of W (in, out)
+  const float* bias = nullptr;   // (out)
+  Activation activation = Activation::none;
+  const void* gate = nullptr;  // (rows, out): multiplies what the activation gave
+  int64_t gate_step = 0;
+  const void* residual = nullptr;  // (rows, out): added last
+  int64_t residual_step = 0;
+  void* y = nullptr;  // (rows, out)
+  int64_t y_step = 0;
+};
+
+}  // namespace qkv

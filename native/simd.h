@@ -1,0 +1,190 @@
+// Vectors of floats on compiler extensions, as wide as the instruction set that is compiled for.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "problem.h"
+
+#define QKV_UNROLL _Pragma("GCC unroll 32")
+#define QKV_INLINE inline __attribute__((always_inline))
+
+namespace qkv {
+namespace QKV_BODY {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;  // floats in a vector
+constexpr int TILE = 14;   // rows of a register tile, which is 2 vectors wide
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+constexpr int TILE = 6;
+#else
+constexpr int WIDTH = 4;
+constexpr int TILE = 6;
+#endif
+constexpr int PANEL = 2 * WIDTH;  // columns of a register tile
+
+typedef float Floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+
+constexpr float INF = std::numeric_limits<float>::infinity();
+constexpr float LOG2_E = 1.44269504088896340736f;
+constexpr double LN_2 = 0.693147180559945309417;
+
+QKV_INLINE Floats splat(float x) { return x - Floats{}; }
+QKV_INLINE Ints splat_int(int32_t x) { return x - Ints{}; }
+
+template <class T>
+QKV_INLINE T load_as(const void* from) {  // no alignment is asked for
+  T v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+QKV_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
+QKV_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+
+// The first `count` of a vector's numbers; nothing behind them is touched.
+QKV_INLINE Floats load_some(const float* from, int64_t count, float rest = 0) {
+  float all[WIDTH];
+  for (int k = 0; k < WIDTH; ++k) all[k] = k < count ? from[k] : rest;
+  return load(all);
+}
+QKV_INLINE void store_some(float* to, Floats v, int64_t count) {
+  for (int k = 0; k < WIDTH; ++k)
+    if (k < count) to[k] = v[k];
+}
+
+QKV_INLINE Ints lanes() {  // 0, 1, 2, ...
+  Ints v;
+  for (int k = 0; k < WIDTH; ++k) v[k] = k;
+  return v;
+}
+
+QKV_INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
+QKV_INLINE Floats as_floats(Ints v) { return (Floats)v; }
+QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
+
+QKV_INLINE Floats select(Ints where, Floats yes, Floats no) { return where ? yes : no; }
+
+// The larger of two; NaN where `b` is NaN, else where a is NaN: b.
+QKV_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+QKV_INLINE float largest(Floats v) {
+  float top = v[0];
+  for (int k = 1; k < WIDTH; ++k) top = v[k] > top ? v[k] : top;
+  return top;
+}
+QKV_INLINE float sum(Floats v) {
+  float parts[WIDTH];
+  store(parts, v);
+  for (int half = WIDTH / 2; half; half /= 2)
+    for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
+  return parts[0];
+}
+
+// 2**x for x <= 127, within 1.7e-7 of it; exactly 0 below -126, NaN for NaN.
+//
+// 2**x = 2**n * 2**f with n whole and |f| <= 1/2; the polynomial is a minimax fit of 2**f (least squares, reweighted).
+QKV_INLINE Floats exp2(Floats x) {
+  x = larger(splat(-127.0f), x);
+#if defined(__AVX512F__)
+  Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 8);  // nearest, no exception
+  Floats f = x - n;
+#else
+  const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: rounds, and leaves n + 127 in the bits
+  Floats shifted = x + magic;
+  Floats f = x - (shifted - magic);
+#endif
+  Floats p = splat(0x1.5bba12p-10f);
+  p = p * f + 0x1.3cea88p-7f;
+  p = p * f + 0x1.c6b752p-5f;
+  p = p * f + 0x1.ebf9bcp-3f;
+  p = p * f + 0x1.62e42ap-1f;
+  p = p * f + 1.0f;
+#if defined(__AVX512F__)
+  p = (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+  return p;
+#else
+  return p * as_floats(as_ints(shifted) << 23);
+#endif
+}
+
+// Halves, by their bits.
+QKV_INLINE float from_bfloat16(uint16_t bits) {
+  uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+QKV_INLINE Floats from_bfloat16(Halves bits) {
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
+QKV_INLINE Floats from_float16(Halves bits) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps((__m256i)bits);
+#else
+  Words wide = __builtin_convertvector(bits, Words);
+  Words sign = (wide & 0x8000) << 16;
+  Words rest = (wide & 0x7fff) << 13;
+  // the exponent's bias goes from 15 to 127 by a multiplication, which also makes subnormals right
+  Floats value = (Floats)rest * 0x1p112f;
+  Words special = (Words)(rest >= (0x7c00u << 13));  // infinity and NaN
+  value = (Floats)(((Words)value & ~special) | ((rest | 0x7f800000u) & special));
+  return (Floats)((Words)value | sign);
+#endif
+}
+QKV_INLINE float from_float16(uint16_t bits) {
+  Halves v{};
+  v[0] = bits;
+  return from_float16(v)[0];
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+QKV_INLINE uint16_t to_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline uint16_t to_float16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);   // NaN
+  if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);  // rounds to infinity
+  if (bits < 0x38800000) {                                 // subnormal: the adder rounds
+    float scaled;
+    std::memcpy(&scaled, &bits, 4);
+    scaled += 0.5f;
+    uint32_t shifted;
+    std::memcpy(&shifted, &scaled, 4);
+    return uint16_t(sign | (shifted - 0x3f000000));
+  }
+  bits += 0xfff + ((bits >> 13) & 1);
+  return uint16_t(sign | ((bits - 0x38000000) >> 13));
+}
+
+// One number of any of the float types.
+inline double number_at(const void* data, Type type, int64_t at) {
+  switch (type) {
+    case Type::float16: return from_float16(static_cast<const uint16_t*>(data)[at]);
+    case Type::bfloat16: return from_bfloat16(static_cast<const uint16_t*>(data)[at]);
+    case Type::float32: return static_cast<const float*>(data)[at];
+    case Type::float64: return static_cast<const double*>(data)[at];
+    case Type::boolean: return static_cast<const uint8_t*>(data)[at];
+    default: return static_cast<double>(static_cast<const int64_t*>(data)[at]);
+  }
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
