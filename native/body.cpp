@@ -1,0 +1,46 @@
+// One body: everything the kernel computes, for the instruction set that this file is compiled for.
+#include "body.h"
+
+#include "attention.h"
+#include "summary.h"
+#if __has_include("linear.h")
+#include "linear.h"
+#endif
+#if __has_include("rates.h")
+#include "rates.h"
+#endif
+
+
+namespace qkv {
+namespace QKV_BODY {
+
+#if defined(__AVX512F__)
+constexpr const char* NAME = "avx512";
+#elif defined(__AVX2__)
+constexpr const char* NAME = "avx2";
+#else
+constexpr const char* NAME = "portable";
+#endif
+#if defined(__AVX512BF16__)
+constexpr bool BFLOAT16 = true;
+#else
+constexpr bool BFLOAT16 = false;
+#endif
+
+extern const Body body;
+const Body body = {
+    NAME,         BFLOAT16, attend, summarize,
+#if __has_include("linear.h")
+    packed_bytes, pack,     linear,
+#else
+    nullptr,      nullptr,  nullptr,
+#endif
+#if __has_include("rates.h")
+    multiply_adds,
+#else
+    nullptr,
+#endif
+};
+
+}  // namespace QKV_BODY
+}  // namespace qkv

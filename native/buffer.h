@@ -1,0 +1,40 @@
+// Scratch memory: aligned to a cache line, not initialised, given back at the end of its scope.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+namespace qkv {
+namespace QKV_BODY {
+
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t count) { need(count); }
+  ~Buffer() { drop(); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // Room for `count`; what was in it is lost where it has to grow.
+  void need(size_t count) {
+    if (count <= count_) return;
+    drop();
+    data_ = static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+    count_ = count;
+  }
+  T* data() const { return data_; }
+  T& operator[](size_t k) const { return data_[k]; }
+
+ private:
+  void drop() {
+    ::operator delete(data_, std::align_val_t(64));
+    data_ = nullptr;
+    count_ = 0;
+  }
+  T* data_ = nullptr;
+  size_t count_ = 0;
+};
+
+}  // namespace QKV_BODY
+}  // namespace qkv
