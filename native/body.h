@@ -23,6 +23,7 @@ struct Body {
   void (*linear)(const Linear&, int threads);
 
   double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
+  double (*read_rate)(int threads);                 // bytes a second, measured
 };
 
 const std::vector<const Body*>& bodies();  // those that this machine can run, the best first

@@ -1,0 +1,130 @@
+// What the machine gives at most: the two limits that the benchmarks measure a kernel by.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "simd.h"
+#include "threads.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int CHAINS = 16;  // sums that do not wait for each other: latency times units, at least
+#else
+constexpr int CHAINS = 12;  // with the factors they have to fit 16 registers
+#endif
+
+inline double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// `rounds` multiply-adds in each chain. Returns a number that needs them all.
+inline float chain_floats(int64_t rounds, float start) {
+  Floats sums[CHAINS], factor = splat(1 - start), addend = splat(start);
+  QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] = splat(start * k);
+  for (int64_t i = 0; i < rounds; ++i) {
+    QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] = sums[k] * factor + addend;
+  }
+  Floats all{};
+  QKV_UNROLL for (int k = 0; k < CHAINS; ++k) all += sums[k];
+  return sum(all);
+}
+
+#if defined(__AVX512BF16__)
+inline float chain_bfloat16(int64_t rounds, float start) {
+  Floats sums[CHAINS];
+  Ints pairs = as_ints(splat(start));  // the upper half of each float is a bfloat16
+  QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] = splat(start * k);
+  for (int64_t i = 0; i < rounds; ++i) {
+    QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] =
+        (Floats)_mm512_dpbf16_ps((__m512)sums[k], (__m512bh)pairs, (__m512bh)pairs);
+  }
+  Floats all{};
+  QKV_UNROLL for (int k = 0; k < CHAINS; ++k) all += sums[k];
+  return sum(all);
+}
+#endif
+
+// Floating-point operations a second in multiply-adds that touch registers only (a multiplication
+// and an addition where there are none). For bfloat16 those of the BF16 dot products, where this
+// body has them; other halves are computed in float32. The best of five runs, about 20 ms in all.
+inline double multiply_adds(Type type, int threads) {
+  constexpr int64_t rounds = 20000;  // of a piece of work, about 0.1 ms
+  double operations = 2.0 * CHAINS * WIDTH * rounds;
+  float (*chain)(int64_t, float) = chain_floats;
+#if defined(__AVX512BF16__)
+  if (type == Type::bfloat16) {
+    operations *= 2;
+    chain = chain_bfloat16;
+  }
+#else
+  (void)type;
+#endif
+  volatile float start = 1e-3f, sink = 0;
+  std::atomic<int64_t> next{0};
+  auto run = [&](int64_t pieces) {
+    next = 0;
+    double began = seconds_now();
+    on_threads(threads, [&](int) {
+      while (next.fetch_add(1) < pieces) sink = chain(rounds, start);
+    });
+    return seconds_now() - began;
+  };
+  run(8 * threads);  // wakes the threads
+  const int64_t pieces = 32 * threads;
+  double least = run(pieces);
+  for (int k = 1; k < 5; ++k) least = std::min(least, run(pieces));
+  return operations * pieces / least;
+}
+
+// Bytes a second, read from a large array. The best of three runs; 0.1 s, mostly to make the array.
+inline double read_rate(int threads) {
+  constexpr int64_t bytes = int64_t(1) << 28;  // more than most caches hold
+  constexpr int64_t piece = int64_t(1) << 20;
+  constexpr int64_t count = piece / sizeof(float);
+  void* memory = std::aligned_alloc(int64_t(1) << 21, bytes);
+  if (!memory) throw std::bad_alloc();
+#if defined(__linux__)
+  madvise(memory, bytes, MADV_HUGEPAGE);  // as NumPy does for its arrays
+#endif
+  float* numbers = static_cast<float*>(memory);
+  std::atomic<int64_t> next{0};
+  volatile float sink = 0;
+  on_threads(threads, [&](int) {
+    for (int64_t at; (at = next.fetch_add(1)) < bytes / piece;)
+      std::memset(numbers + at * count, 0, piece);
+  });
+  double least = 0;
+  for (int k = 0; k < 3; ++k) {
+    next = 0;
+    double began = seconds_now();
+    on_threads(threads, [&](int) {
+      Floats sums[8] = {};
+      for (int64_t at; (at = next.fetch_add(1)) < bytes / piece;) {
+        const float* from = numbers + at * count;
+        for (int64_t i = 0; i < count; i += 8 * WIDTH) {
+          QKV_UNROLL for (int c = 0; c < 8; ++c) sums[c] += load(from + i + c * WIDTH);
+        }
+      }
+      Floats all{};
+      QKV_UNROLL for (int c = 0; c < 8; ++c) all += sums[c];
+      sink = sum(all);
+    });
+    double took = seconds_now() - began;
+    least = k ? std::min(least, took) : took;
+  }
+  std::free(memory);
+  return bytes / least;
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
