@@ -1,0 +1,521 @@
+// The Python module qkv._kernel: buffers in, the chosen body called without the interpreter's lock.
+//
+// Python has checked every argument and written the errors that a user reads. What is checked again
+// here, cheaply, is that no shape leads outside of a buffer.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "body.h"
+
+namespace {
+
+using qkv::Attention;
+using qkv::Body;
+using qkv::Cells;
+using qkv::FAR;
+using qkv::Type;
+
+struct Raised : std::exception {};  // a Python error is set already
+
+[[noreturn]] void refuse(const char* reason) { throw std::invalid_argument(reason); }
+void need(bool fits, const char* reason) {
+  if (!fits) refuse(reason);
+}
+
+// Computing without the interpreter's lock, which is taken again however it ends.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
+  Unlocked(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+Type type_of(const char* format, Py_ssize_t size) {
+  if (format && std::strchr("@=", format[0]) && format[0]) ++format;
+  if (format && format[0] && !format[1]) {
+    switch (format[0]) {
+      case '?': return Type::boolean;
+      case 'e': return Type::float16;
+      case 'H': return Type::bfloat16;  // by its bits
+      case 'f': return Type::float32;
+      case 'd': return Type::float64;
+      case 'l':
+      case 'q':
+        if (size == 8) return Type::integer;
+    }
+  }
+  PyErr_SetString(PyExc_TypeError, "the kernel does not know this type");
+  throw Raised();
+}
+
+// An array as Python hands it over, held for as long as this lives; None gives an empty one. Axes
+// are counted from the end, and those that are not there have length 1: -1 is the last axis.
+class Array {
+ public:
+  Array(PyObject* object, bool writable = false) {
+    if (object == Py_None) return;
+    int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, &view_, flags) != 0) throw Raised();
+    held_ = true;
+    try {
+      type_ = type_of(view_.format, view_.itemsize);
+      for (int k = 0; k < view_.ndim; ++k)
+        need(view_.shape[k] < 2 || view_.strides[k] % view_.itemsize == 0,
+             "an array does not stand on whole elements");
+      need(reinterpret_cast<uintptr_t>(view_.buf) % view_.itemsize == 0, "an array is misaligned");
+    } catch (...) {
+      PyBuffer_Release(&view_);
+      throw;
+    }
+  }
+  ~Array() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  Array(const Array&) = delete;
+
+  explicit operator bool() const { return held_; }
+  Type type() const { return type_; }
+  void* data() const { return view_.buf; }
+  int axes() const { return view_.ndim; }
+  int64_t length(int axis) const { return has(axis) ? view_.shape[view_.ndim + axis] : 1; }
+  int64_t step(int axis) const {  // in elements; 0 along an axis of length 1
+    return length(axis) == 1 ? 0 : view_.strides[view_.ndim + axis] / view_.itemsize;
+  }
+
+  // Whether it stands in one piece, so that it can be read as plain numbers.
+  bool plain() const {
+    int64_t expected = 1;
+    for (int axis = -1; axis >= -axes(); --axis) {
+      if (length(axis) != 1 && step(axis) != expected) return false;
+      expected *= length(axis);
+    }
+    return true;
+  }
+  int64_t count() const {
+    int64_t all = 1;
+    for (int axis = -axes(); axis < 0; ++axis) all *= length(axis);
+    return all;
+  }
+
+ private:
+  bool has(int axis) const { return view_.ndim + axis >= 0; }
+  Py_buffer view_{};
+  Type type_ = Type::float32;
+  bool held_ = false;
+};
+
+const Body& body_of(PyObject* number) {
+  long at = PyLong_AsLong(number);
+  if (at == -1 && PyErr_Occurred()) throw Raised();
+  need(at >= 0 && size_t(at) < qkv::bodies().size(), "there is no such body");
+  return *qkv::bodies()[size_t(at)];
+}
+
+int64_t whole(PyObject* object) {
+  long long number = PyLong_AsLongLong(object);
+  if (number == -1 && PyErr_Occurred()) throw Raised();
+  return number;
+}
+
+int number_of_threads(PyObject* object) {
+  return int(std::min<int64_t>(std::max<int64_t>(whole(object), 1), 1024));
+}
+
+double real(PyObject* object) {
+  double number = PyFloat_AsDouble(object);
+  if (number == -1 && PyErr_Occurred()) throw Raised();
+  return number;
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+bool is_working_float(Type type) {
+  return type == Type::float16 || type == Type::bfloat16 || type == Type::float32;
+}
+
+// Where each row of `array` begins. A row is one place among the axes in front of the last `inner`,
+// whose lengths are those of `like`; an axis of length 1 is repeated.
+std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
+  int outer = std::max(0, like.axes() - inner);
+  need(array.axes() <= std::max(like.axes(), inner), "an array has too many axes");
+  std::vector<int64_t> found{0};
+  for (int axis = -inner - outer; axis < -inner; ++axis) {
+    int64_t length = like.length(axis), step = array.step(axis);
+    need(array.length(axis) == length || array.length(axis) == 1,
+         "leading dimensions do not broadcast");
+    std::vector<int64_t> more;
+    more.reserve(found.size() * size_t(length));
+    for (int64_t start : found)
+      for (int64_t k = 0; k < length; ++k) more.push_back(start + k * step);
+    found = std::move(more);
+  }
+  return found;
+}
+
+// A call being put together: what its pointers point to lives here.
+struct Problem {
+  Attention a;
+  std::vector<std::vector<int64_t>> kept;
+
+  Problem() { kept.reserve(32); }
+
+  const int64_t* keep(std::vector<int64_t> numbers) {
+    kept.push_back(std::move(numbers));
+    return kept.back().data();
+  }
+
+  // (..., Hkv * group, i, j) with any axis of length 1 repeated; leading axes are those of query.
+  // Query heads come in groups that share a key head, key heads in groups of one.
+  Cells cells(const Array& array, const Array& query, int64_t group, int64_t rows, int64_t columns) {
+    Cells c;
+    if (!array) return c;
+    need((array.length(-3) == a.kv_heads * group || array.length(-3) == 1) &&
+             (array.length(-2) == rows || array.length(-2) == 1) &&
+             (array.length(-1) == columns || array.length(-1) == 1),
+         "an array does not fit the heads and lengths");
+    c.data = array.data();
+    c.type = array.type();
+    c.rows = keep(starts(array, query, 3));
+    c.head = array.step(-3) * group;
+    c.group = group == a.group ? array.step(-3) : 0;
+    c.i = array.step(-2);
+    c.j = array.step(-1);
+    return c;
+  }
+
+  // One whole number for all rows, or an array with one for each.
+  const int64_t* per_row(PyObject* given, int64_t least, int64_t most) {
+    std::vector<int64_t> numbers;
+    if (PyLong_Check(given)) {
+      numbers.assign(size_t(a.rows), whole(given));
+    } else {
+      Array array(given);
+      need(array && array.type() == Type::integer && array.plain() && array.count() == a.rows,
+           "a number for each row is wanted");
+      auto* first = static_cast<const int64_t*>(array.data());
+      numbers.assign(first, first + a.rows);
+    }
+    for (int64_t number : numbers)
+      need(number >= least && number <= most, "a length or an offset is out of bounds");
+    return keep(std::move(numbers));
+  }
+
+  void per_head(const Array& slopes, const Array& sinks) {
+    int64_t heads = a.kv_heads * a.group;
+    if (slopes) {
+      need(slopes.type() == Type::float32 && slopes.plain() && slopes.count() == heads,
+           "slopes are not one float32 for each head");
+      a.slopes = static_cast<const float*>(slopes.data());
+    }
+    if (sinks && sinks.count()) {
+      need(sinks.type() == Type::float32 && sinks.plain() && sinks.axes() == 2 &&
+               sinks.length(-2) == heads,
+           "sinks are not float32 of (heads, n)");
+      a.sinks = static_cast<const float*>(sinks.data());
+      a.num_sinks = sinks.length(-1);
+    }
+  }
+
+  void window(PyObject* left, PyObject* right) {
+    a.left = left == Py_None ? FAR : std::min(FAR, whole(left));
+    a.right = right == Py_None ? FAR : std::min(FAR, whole(right));
+    need(a.left >= 0 && a.right >= 0, "a side of the window is below 0");
+  }
+
+  bool empty() const {
+    if (a.rows == 0 || a.kv_heads * a.group == 0) return true;
+    return std::all_of(a.length, a.length + a.rows, [](int64_t length) { return length == 0; });
+  }
+};
+
+void need_unit_step(std::initializer_list<const Array*> arrays) {
+  for (const Array* array : arrays)
+    need(array->length(-1) < 2 || array->step(-1) == 1, "the last axis does not stand together");
+}
+
+void need_one_type(const Array& query, const Array& key, const Array& value, const Array& out) {
+  need(is_working_float(query.type()) && key.type() == query.type() &&
+           value.type() == query.type() && out.type() == query.type(),
+       "query, key, value and out are not of one working type");
+}
+
+// What attention and its summary are both asked, in this order, from `body` on.
+enum {
+  BODY, QUERY, KEY, VALUE, OUT, LSE, MASK, BIAS, SLOPES, SINKS, OFFSET, QUERY_LENGTHS, KEY_LENGTHS,
+  LEFT, RIGHT, SOFTCAP, SCALE, THREADS, COMMON
+};
+
+struct Common {
+  const Array query, key, value, out, lse, mask, bias, slopes, sinks;
+  Problem problem;
+  int64_t length, keys;
+
+  explicit Common(PyObject* const* args)
+      : query(args[QUERY]), key(args[KEY]), value(args[VALUE]), out(args[OUT], true),
+        lse(args[LSE], true), mask(args[MASK]), bias(args[BIAS]), slopes(args[SLOPES]),
+        sinks(args[SINKS]) {
+    need(query && key && value && out && lse, "an array is missing");
+    need_one_type(query, key, value, out);
+    need_unit_step({&query, &key, &value, &out});
+    Attention& a = problem.a;
+    length = query.length(-2);
+    keys = key.length(-2);
+    int64_t heads = query.length(-3);
+    a.size = query.length(-1);
+    a.value_size = value.length(-1);
+    a.kv_heads = key.length(-3);
+    a.group = heads / std::max<int64_t>(a.kv_heads, 1);
+    need(query.axes() >= 2 && a.group * a.kv_heads == heads, "heads do not divide");
+    need(key.length(-1) == a.size && value.length(-2) == keys && value.length(-3) == a.kv_heads,
+         "query, key and value do not fit");
+    need(out.length(-2) == length && out.length(-1) == a.value_size && out.length(-3) == heads &&
+             out.axes() == query.axes(),
+         "out does not fit");
+    need(lse.type() == Type::float64 && lse.axes() == query.axes() && lse.length(-1) == 1 &&
+             lse.length(-2) == length && lse.length(-3) == heads,
+         "lse is not float64 of (..., heads, length, 1)");
+    for (int axis = -out.axes(); axis < -3; ++axis)
+      need(out.length(axis) == query.length(axis) && lse.length(axis) == query.length(axis),
+           "the result's leading dimensions are not those of query");
+
+    std::vector<int64_t> begins = starts(query, query, 3);
+    a.rows = int64_t(begins.size());
+    a.query = problem.cells(query, query, a.group, length, a.size);
+    a.out = problem.cells(out, query, a.group, length, a.value_size);
+    a.lse = problem.cells(lse, query, a.group, length, 1);
+    a.key = problem.cells(key, query, 1, keys, a.size);
+    a.value = problem.cells(value, query, 1, keys, a.value_size);
+    a.mask = problem.cells(mask, query, a.group, length, keys);
+    a.bias = problem.cells(bias, query, a.group, length, keys);
+    need(!mask || mask.type() != Type::integer, "a mask of integers");
+    need(!bias || (bias.type() != Type::integer && bias.type() != Type::boolean), "bias is no float");
+    a.length = problem.keep(std::vector<int64_t>(size_t(a.rows), length));
+    a.keys = problem.keep(std::vector<int64_t>(size_t(a.rows), keys));
+    a.query_length =
+        args[QUERY_LENGTHS] == Py_None ? a.length : problem.per_row(args[QUERY_LENGTHS], 0, length);
+    a.key_length =
+        args[KEY_LENGTHS] == Py_None ? a.keys : problem.per_row(args[KEY_LENGTHS], 0, keys);
+    a.offset = problem.per_row(args[OFFSET], -FAR, FAR);
+    problem.per_head(slopes, sinks);
+    problem.window(args[LEFT], args[RIGHT]);
+    a.softcap = args[SOFTCAP] == Py_None ? 0 : real(args[SOFTCAP]);
+    a.scale = real(args[SCALE]);
+  }
+};
+
+template <class Work>
+PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, const Work& work) {
+  try {
+    if (count != expected) {
+      PyErr_Format(PyExc_TypeError, "%zd arguments are wanted and %zd given", expected, count);
+      return nullptr;
+    }
+    return work();
+  } catch (const Raised&) {
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::invalid_argument& error) {
+    PyErr_Format(PyExc_ValueError, "kernel: %s", error.what());
+  } catch (const std::exception& error) {
+    PyErr_Format(PyExc_RuntimeError, "kernel: %s", error.what());
+  }
+  return nullptr;
+}
+
+PyObject* none() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, COMMON + 1, [&] {
+    const Body& body = body_of(args[BODY]);
+    int threads = number_of_threads(args[THREADS]);
+    Common common(args);
+    Attention& a = common.problem.a;
+    Array weights(args[COMMON], true);
+    if (weights) {
+      need(weights.type() == Type::float32 && weights.axes() == common.query.axes() &&
+               weights.length(-1) == common.keys && weights.length(-2) == common.length &&
+               weights.length(-3) == a.kv_heads * a.group,
+           "weights are not float32 of (..., heads, length, keys)");
+      for (int axis = -weights.axes(); axis < -3; ++axis)
+        need(weights.length(axis) == common.query.length(axis), "weights do not fit");
+      need_unit_step({&weights});
+      a.weights = common.problem.cells(weights, common.query, a.group, common.length, common.keys);
+    }
+    if (!common.problem.empty()) {
+      Unlocked unlocked;
+      body.attend(a, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 16, [&] {
+    const Body& body = body_of(args[0]);
+    const Array query(args[1]), key(args[2]), value(args[3]), out(args[4], true), lse(args[5], true);
+    const Array query_starts(args[6]), key_starts(args[7]), slopes(args[8]), sinks(args[9]);
+    int threads = number_of_threads(args[15]);
+    need(query && key && value && out && lse && query_starts && key_starts, "an array is missing");
+    need_one_type(query, key, value, out);
+    need_unit_step({&query, &key, &value, &out});
+    Problem problem;
+    Attention& a = problem.a;
+    int64_t heads = query.length(-2);
+    a.size = query.length(-1);
+    a.value_size = value.length(-1);
+    a.kv_heads = key.length(-2);
+    a.group = heads / std::max<int64_t>(a.kv_heads, 1);
+    need(query.axes() == 3 && key.axes() == 3 && value.axes() == 3 && out.axes() == 3 &&
+             lse.axes() == 3,
+         "packed rows are (total, heads, size)");
+    need(a.group * a.kv_heads == heads && key.length(-1) == a.size &&
+             value.length(-2) == a.kv_heads && value.length(-3) == key.length(-3),
+         "query, key and value do not fit");
+    need(out.length(-3) == query.length(-3) && out.length(-2) == heads &&
+             out.length(-1) == a.value_size,
+         "out does not fit");
+    need(lse.type() == Type::float64 && lse.length(-3) == query.length(-3) &&
+             lse.length(-2) == heads && lse.length(-1) == 1,
+         "lse is not float64 of (total, heads, 1)");
+
+    a.rows = query_starts.count() - 1;
+    need(query_starts.axes() == 1 && key_starts.axes() == 1 && a.rows >= 0 &&
+             key_starts.count() == a.rows + 1,
+         "starts do not fit");
+    // where sequences begin, and how long they are
+    auto cut = [&](const Array& given, int64_t total) {
+      need(given.type() == Type::integer && given.plain(), "starts are not int64");
+      auto* first = static_cast<const int64_t*>(given.data());
+      std::vector<int64_t> lengths(static_cast<size_t>(a.rows));
+      for (int64_t b = 0; b < a.rows; ++b) {
+        need(first[b] >= 0 && first[b] <= first[b + 1] && first[b + 1] <= total, "starts are wrong");
+        lengths[size_t(b)] = first[b + 1] - first[b];
+      }
+      return problem.keep(std::move(lengths));
+    };
+    a.length = a.query_length = cut(query_starts, query.length(-3));
+    a.keys = a.key_length = cut(key_starts, key.length(-3));
+    auto cells = [&](const Array& array, const Array& at, int64_t group) {
+      Cells c;
+      c.data = array.data();
+      c.type = array.type();
+      std::vector<int64_t> rows(static_cast<size_t>(a.rows));
+      for (int64_t b = 0; b < a.rows; ++b)
+        rows[size_t(b)] = static_cast<const int64_t*>(at.data())[b] * array.step(-3);
+      c.rows = problem.keep(std::move(rows));
+      c.head = array.step(-2) * group;
+      c.group = group == a.group ? array.step(-2) : 0;
+      c.i = array.step(-3);
+      c.j = array.step(-1);
+      return c;
+    };
+    a.query = cells(query, query_starts, a.group);
+    a.out = cells(out, query_starts, a.group);
+    a.lse = cells(lse, query_starts, a.group);
+    a.key = cells(key, key_starts, 1);
+    a.value = cells(value, key_starts, 1);
+    problem.per_head(slopes, sinks);
+    a.offset = problem.per_row(args[10], -FAR, FAR);
+    problem.window(args[11], args[12]);
+    a.softcap = args[13] == Py_None ? 0 : real(args[13]);
+    a.scale = real(args[14]);
+    if (!problem.empty()) {
+      Unlocked unlocked;
+      body.attend(a, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, COMMON + 3, [&] {
+    const Body& body = body_of(args[BODY]);
+    int threads = number_of_threads(args[THREADS]);
+    Common common(args);
+    Attention& a = common.problem.a;
+    const Array indices(args[COMMON], true), weights(args[COMMON + 1], true);
+    const Array received(args[COMMON + 2], true);
+    need(indices && weights && received, "an array is missing");
+    int64_t heads = a.kv_heads * a.group;
+    a.top_k = indices.length(-1);
+    need(a.top_k >= 1 && weights.length(-1) == a.top_k, "ranks do not fit");
+    need(indices.type() == Type::integer && weights.type() == Type::float32 &&
+             received.type() == Type::float64,
+         "a summary is int64, float32 and float64");
+    for (const Array* array : {&indices, &weights, &received}) {
+      need(array->axes() == common.query.axes() && array->length(-3) == heads,
+           "a summary does not fit");
+      for (int axis = -array->axes(); axis < -3; ++axis)
+        need(array->length(axis) == common.query.length(axis), "a summary does not fit");
+    }
+    need(indices.length(-2) == common.length && weights.length(-2) == common.length &&
+             received.length(-2) == 1 && received.length(-1) == common.keys,
+         "a summary does not fit");
+    need_unit_step({&indices, &weights});
+    Problem& problem = common.problem;
+    a.top_indices = problem.cells(indices, common.query, a.group, common.length, a.top_k);
+    a.top_weights = problem.cells(weights, common.query, a.group, common.length, a.top_k);
+    a.received = problem.cells(received, common.query, a.group, 1, common.keys);
+    if (!problem.empty()) {
+      Unlocked unlocked;
+      body.attend(a, threads);
+      body.summarize(a, threads);
+    }
+    return none();
+  });
+}
+
+// ---- the module ---------------------------------------------------------------------------------
+
+PyObject* bodies(PyObject*, PyObject*) {
+  PyObject* names = PyList_New(0);
+  for (const Body* body : qkv::bodies()) {
+    PyObject* entry =
+        names ? Py_BuildValue("(sO)", body->name, body->bfloat16 ? Py_True : Py_False) : nullptr;
+    if (!entry || PyList_Append(names, entry) != 0) {
+      Py_XDECREF(entry);
+      Py_XDECREF(names);
+      return nullptr;
+    }
+    Py_DECREF(entry);
+  }
+  return names;
+}
+
+template <class Function>
+PyCFunction function(Function f) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
+}
+
+PyMethodDef methods[] = {
+    {"bodies", bodies, METH_NOARGS, "Name, and whether bfloat16 is multiplied as it is; best first."},
+    {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
+    {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
+    {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef_Slot slots[] = {{0, nullptr}};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "The native kernel.", 0, methods, slots,
+    nullptr,               nullptr,   nullptr,
+};
+
+}  // namespace
+
+extern "C" PyMODINIT_FUNC PyInit__kernel() { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,179 @@
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace qkv {
+namespace {
+
+constexpr auto PATIENCE = std::chrono::microseconds(60);  // waiting awake, before going to sleep
+
+// The cores that a thread may run on: workers take over those of whoever called.
+struct Cores {
+#if defined(__linux__)
+  cpu_set_t set;
+  Cores() {
+    if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
+  }
+  void adopt(const Cores& other) {
+    if (CPU_EQUAL(&set, &other.set) || CPU_COUNT(&other.set) == 0) return;
+    if (sched_setaffinity(0, sizeof other.set, &other.set) == 0) set = other.set;
+  }
+#else
+  void adopt(const Cores&) {}
+#endif
+};
+
+struct Job {
+  const std::function<void(int)>& work;
+  int room;  // how many more may join
+  const Cores cores{};
+  int joined = 1;  // the caller is worker 0
+  std::atomic<int> active{0};
+  std::exception_ptr error{};
+  Job* next = nullptr;
+};
+
+// True as soon as `ready` is; false if it is not for as long as it pays to stay awake.
+template <class Ready>
+bool soon(const Ready& ready) {
+  auto end = std::chrono::steady_clock::now() + PATIENCE;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+#if defined(__x86_64__) || defined(__i386__)
+      _mm_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return ready();
+}
+
+// Never destroyed: its threads may still sleep in it when the process ends.
+class Pool {
+ public:
+  void run(int threads, const std::function<void(int)>& work) {
+    Job job{work, threads - 1};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (size_ < threads - 1 && start_worker()) ++size_;
+      job.next = jobs_;
+      jobs_ = &job;
+      open_.fetch_add(1, std::memory_order_release);
+      for (int i = 0; i < job.room && i < asleep_; ++i) wake_.notify_one();
+    }
+    attempt(job, 0);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      close(job);
+    }
+    soon([&] { return job.active.load(std::memory_order_acquire) == 0; });
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return job.active.load() == 0; });
+    lock.unlock();
+    if (job.error) std::rethrow_exception(job.error);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  Job* jobs_ = nullptr;       // those that workers may join, the newest first
+  std::atomic<int> open_{0};  // how many those are
+  int size_ = 0, asleep_ = 0;
+
+  bool start_worker() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+    bool started = true;
+    try {
+      std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      started = false;  // the work is done by fewer
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return started;
+  }
+
+  void serve() {
+    Cores own;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      while (Job* job = jobs_) {
+        int worker = job->joined++;
+        job->active.fetch_add(1);
+        if (--job->room == 0) close(*job);
+        lock.unlock();
+        own.adopt(job->cores);
+        attempt(*job, worker);
+        lock.lock();
+        // the caller looks at `active` under the lock before it leaves, and the job with it
+        if (job->active.fetch_sub(1) == 1) done_.notify_all();
+      }
+      lock.unlock();
+      soon([this] { return open_.load(std::memory_order_acquire) > 0; });
+      lock.lock();
+      if (jobs_) continue;
+      ++asleep_;
+      wake_.wait(lock, [this] { return jobs_ != nullptr; });
+      --asleep_;
+    }
+  }
+
+  void close(Job& job) {  // nobody joins any more
+    for (Job** at = &jobs_; *at; at = &(*at)->next) {
+      if (*at != &job) continue;
+      *at = job.next;
+      open_.fetch_sub(1, std::memory_order_relaxed);
+      return;
+    }
+  }
+
+  void attempt(Job& job, int worker) {
+    try {
+      job.work(worker);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!job.error) job.error = std::current_exception();
+      close(job);
+    }
+  }
+};
+
+std::atomic<Pool*> the_pool{nullptr};
+
+Pool& pool() {
+  Pool* found = the_pool.load(std::memory_order_acquire);
+  if (found) return *found;
+  // A child process has none of its parent's threads and perhaps a locked lock: it starts anew.
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_relaxed); });
+  (void)registered;
+  Pool* made = new Pool;
+  if (the_pool.compare_exchange_strong(found, made, std::memory_order_acq_rel)) return *made;
+  delete made;  // another caller was quicker
+  return *found;
+}
+
+}  // namespace
+
+void on_threads(int threads, const std::function<void(int worker)>& work) {
+  if (threads <= 1) return work(0);
+  pool().run(threads, work);
+}
+
+}  // namespace qkv

@@ -1,0 +1,81 @@
+"""The native kernel (native/module.cpp). Python checks; this only refuses to leave a buffer.
+
+Arrays have a last axis that stands together (masks and biases need not) and whole, native-endian
+elements; bfloat16 comes as its bits, uint16. Leading axes broadcast to those of query. `body`
+counts in `bodies()`.
+"""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+def bodies() -> list[tuple[str, bool]]:
+    """Those that this machine can run, the best first: name, and whether it has BF16 products."""
+
+def attend(
+    body: int,
+    query: Array,  # (..., Hq, L, d)
+    key: Array,  # (..., Hkv, S, d)
+    value: Array,  # (..., Hkv, S, dv)
+    out: Array,  # (..., Hq, L, dv)
+    lse: Array,  # (..., Hq, L, 1) float64
+    mask: Array | None,  # (..., Hq, L, S), any axis of length 1; bool or float
+    bias: Array | None,  # the same, float
+    slopes: Array | None,  # (Hq,) float32
+    sinks: Array | None,  # (Hq, n) float32
+    offset: int | Array,  # one, or int64 for each row
+    query_lengths: int | Array | None,
+    key_lengths: int | Array | None,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+    weights: Array | None,  # (..., Hq, L, S) float32, zeros
+    /,
+) -> None: ...
+def summarize(
+    body: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array,
+    mask: Array | None,
+    bias: Array | None,
+    slopes: Array | None,
+    sinks: Array | None,
+    offset: int | Array,
+    query_lengths: int | Array | None,
+    key_lengths: int | Array | None,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+    top_indices: Array,  # (..., Hq, L, top_k) int64
+    top_weights: Array,  # (..., Hq, L, top_k) float32
+    received: Array,  # (..., Hq, 1, S) float64, zeros
+    /,
+) -> None: ...
+def attend_packed(
+    body: int,
+    query: Array,  # (total, Hq, d)
+    key: Array,  # (total, Hkv, d)
+    value: Array,  # (total, Hkv, dv)
+    out: Array,  # (total, Hq, dv)
+    lse: Array,  # (total, Hq, 1) float64
+    query_starts: Array,  # (B + 1,) int64
+    key_starts: Array,
+    slopes: Array | None,
+    sinks: Array | None,
+    offset: int | Array,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+    /,
+) -> None: ...
