@@ -1,0 +1,103 @@
+"""2,000 settings of all arguments together, always the same, at the promised accuracy."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+
+from . import exact
+from .cases import Case
+from .drawn import draw
+from .loops import Loops
+from .support import accumulator, assert_near, assert_out, assert_weights, tolerances
+from .test_summary import assert_summary
+
+COUNT, AT_ONCE = 2000, 50
+
+
+@pytest.mark.parametrize("start", range(0, COUNT, AT_ONCE))
+def test_random_settings(start: int) -> None:
+    for seed in range(start, start + AT_ONCE):
+        case = draw(seed)
+        before = _bytes(case)
+        try:
+            _agree(case, seed)
+        except Exception as error:
+            error.add_note(_described(case, seed))
+            raise
+        same = _bytes(case) == before
+        assert same, f"an input was written to: {_described(case, seed)}"
+
+
+def _agree(case: Case, seed: int) -> None:
+    """One call, in one of the ways of calling."""
+    expected = exact.attention(*case.arrays, **case.options)
+    dtype = case.arrays[0].dtype.newbyteorder("=")
+    ways: list[dict[str, Any]] = [
+        {"return_lse": True},
+        {"return_lse": True},
+        {"return_lse": True, "out": _room(expected.out.shape, dtype)},
+        {"return_weights": True, "return_lse": True},
+        {"top_k": 1 + seed % 11},
+    ]
+    way = ways[seed % len(ways)]
+    with warnings.catch_warnings():
+        # visible infinities may draw NumPy's warnings
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if "top_k" in way:
+            given = qkv.summarize_attention(*case.arrays, **case.options, **way)
+            out, lse = given.out, given.lse
+        else:
+            given = qkv.attention(*case.arrays, **case.options, **way)
+            out, lse = given[0], given[-1]
+    certain = expected.loops
+    assert out.shape == certain.out.shape
+    assert lse.shape == certain.lse.shape
+    assert_out(_settled(out, certain.out, expected.out), certain, dtype)
+    _assert_lse(_settled(lse, certain.lse, expected.rows), certain, dtype)
+    if "return_weights" in way:
+        weights = _settled(given[1], certain.weights, expected.rows[..., None])
+        assert_weights(weights, certain, dtype)
+    if "out" in way:
+        assert out is way["out"]
+        edges = np.delete(out.base, np.s_[1:-1], axis=-1)
+        assert (edges == 7).all(), "something beside out was written to"
+    if "top_k" in way and (expected.rows == exact.NEAR).all():
+        assert_summary(given, certain, dtype, way["top_k"])
+
+
+def _assert_lse(lse: Any, expected: Loops, dtype: np.dtype) -> None:
+    """As promised, and the rounding of the largest score on top, as out and weights have it.
+
+    A score near 0 may be what is left of products near 1e4.
+    """
+    assert lse.dtype == accumulator(dtype)
+    rounding = np.finfo(lse.dtype).eps * expected.largest_score
+    size = np.where(np.isfinite(expected.lse), np.maximum(1, np.abs(expected.lse)), 1)
+    assert_near(lse, expected.lse, tolerances(expected, dtype)[2] * size + rounding, "lse")
+
+
+def _settled(actual: Any, expected: Any, certainty: Any) -> Any:
+    return exact.settled(actual, expected, certainty).astype(actual.dtype)
+
+
+def _room(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array to write to, inside of another."""
+    return np.full((*shape[:-1], shape[-1] + 2), 7, dtype)[..., 1:-1]
+
+
+def _bytes(case: Case) -> list[bytes]:
+    return [x.tobytes() for x in (*case.arrays, *case.options.values()) if hasattr(x, "tobytes")]
+
+
+def _described(case: Case, seed: int) -> str:
+    """What it takes to say which setting it was: `draw(seed)` makes it again."""
+
+    def show(x: Any) -> str:
+        return f"{x.dtype}{x.shape}" if isinstance(x, np.ndarray) else repr(x)
+
+    given = ", ".join(f"{name}={show(x)}" for name, x in case.options.items())
+    return f"draw({seed}): {', '.join(map(show, case.arrays))}; {given}"
