@@ -73,11 +73,15 @@ inline double score_of(const Attention& a, const Place& p, int64_t j) {
 // Weights of one query in double precision, and its log-sum-exp.
 class CarefulRow {
  public:
+  void need(int64_t keys) {
+    weights_.need(size_t(keys) + 1);
+    visible_.need(size_t(keys) + 1);
+  }
+
   void compute(const Attention& a, const Place& p) {
     range_ = keys_of(a, p.row, p.i);
     int64_t count = range_.end - range_.begin;
-    weights_.need(size_t(count) + 1);
-    visible_.need(size_t(count) + 1);
+    need(count);
     double top = -HUGE_VAL;
     any_ = false;
     const float* sinks = a.sinks + (p.head * a.group + p.group) * a.num_sinks;
@@ -87,8 +91,7 @@ class CarefulRow {
       if (!visible_[k]) continue;
       any_ = true;
       double s = weights_[k] = score_of(a, p, range_.begin + k);
-      if (s > top || s != s) top = s;
-      if (top != top) break;  // NaN: nothing else can come of the row
+      if (s > top || s != s) top = s;  // NaN stays: nothing is above it
     }
     if (top == -HUGE_VAL) top = 0;
     double total = 0;
@@ -98,7 +101,7 @@ class CarefulRow {
         if (visible_[k]) total += weights_[k] = std::exp(weights_[k] - top);
     lse_ = top != top ? top : top + std::log(total);
     for (int64_t k = 0; k < count; ++k)
-      weights_[k] = top != top ? top : visible_[k] ? weights_[k] / total : 0;
+      weights_[k] = !visible_[k] ? 0 : top != top ? top : weights_[k] / total;
   }
 
   double lse() const { return lse_; }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -14,6 +15,7 @@
 
 #define QKV_UNROLL _Pragma("GCC unroll 32")
 #define QKV_INLINE inline __attribute__((always_inline))
+#define QKV_LAMBDA __attribute__((always_inline))
 
 namespace qkv {
 namespace QKV_BODY {
@@ -75,20 +77,50 @@ QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
 
 QKV_INLINE Floats select(Ints where, Floats yes, Floats no) { return where ? yes : no; }
 
-// The larger of two; NaN where `b` is NaN, else where a is NaN: b.
-QKV_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-
-QKV_INLINE float largest(Floats v) {
-  float top = v[0];
-  for (int k = 1; k < WIDTH; ++k) top = v[k] > top ? v[k] : top;
-  return top;
+// The larger of two; b where either is NaN.
+QKV_INLINE Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
 }
+
+// Lane l of the result is lane l ^ DISTANCE.
+template <int DISTANCE, int... LANE>
+QKV_INLINE Floats swapped(Floats v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE ^ DISTANCE)...);
+}
+using Lanes = std::make_integer_sequence<int, WIDTH>;
+
+template <int DISTANCE = WIDTH / 2>
+QKV_INLINE float largest(Floats v) {
+  v = larger(v, swapped<DISTANCE>(v, Lanes{}));
+  if constexpr (DISTANCE > 1) return largest<DISTANCE / 2>(v);
+  return v[0];
+}
+template <int DISTANCE = WIDTH / 2>
 QKV_INLINE float sum(Floats v) {
-  float parts[WIDTH];
-  store(parts, v);
-  for (int half = WIDTH / 2; half; half /= 2)
-    for (int k = 0; k < half; ++k) parts[k] += parts[k + half];
-  return parts[0];
+  v += swapped<DISTANCE>(v, Lanes{});
+  if constexpr (DISTANCE > 1) return sum<DISTANCE / 2>(v);
+  return v[0];
+}
+
+// WIDTH vectors as a matrix: rows become columns.
+template <int DISTANCE, int... LANE>
+QKV_INLINE void exchange(Floats& a, Floats& b, std::integer_sequence<int, LANE...>) {
+  Floats low = __builtin_shufflevector(a, b, (LANE & DISTANCE ? WIDTH + LANE - DISTANCE : LANE)...);
+  b = __builtin_shufflevector(a, b, (LANE & DISTANCE ? WIDTH + LANE : LANE + DISTANCE)...);
+  a = low;
+}
+template <int DISTANCE = WIDTH / 2>
+QKV_INLINE void transpose(Floats (&v)[WIDTH]) {
+  QKV_UNROLL
+  for (int k = 0; k < WIDTH; ++k)
+    if (!(k & DISTANCE)) exchange<DISTANCE>(v[k], v[k + DISTANCE], Lanes{});
+  if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(v);
 }
 
 // 2**x for x <= 127, within 1.7e-7 of it; exactly 0 below -126, NaN for NaN.
@@ -97,7 +129,7 @@ QKV_INLINE float sum(Floats v) {
 QKV_INLINE Floats exp2(Floats x) {
   x = larger(splat(-127.0f), x);
 #if defined(__AVX512F__)
-  Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 8);  // nearest, no exception
+  Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // nearest, no exception
   Floats f = x - n;
 #else
   const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: rounds, and leaves n + 127 in the bits
@@ -111,11 +143,32 @@ QKV_INLINE Floats exp2(Floats x) {
   p = p * f + 0x1.62e42ap-1f;
   p = p * f + 1.0f;
 #if defined(__AVX512F__)
-  p = (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+  p = (Floats)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
   return p;
 #else
   return p * as_floats(as_ints(shifted) << 23);
 #endif
+}
+
+// tanh(x), within 4e-7 of it relatively, and never beyond 1; NaN for NaN.
+//
+// x * P(x**2) / Q(x**2), fitted on [0, 9.02] (least squares, reweighted); float32 is 1 from there.
+QKV_INLINE Floats tanh(Floats x) {
+  Floats bounded = larger(splat(-9.02f), x);
+  bounded = -larger(splat(-9.02f), -bounded);
+  Floats square = bounded * bounded;
+  Floats p = splat(0x1.c9a494p-27f);
+  p = p * square + 0x1.5955b0p-16f;
+  p = p * square + 0x1.c9f880p-9f;
+  p = p * square + 0x1.120446p-3f;
+  p = p * square + 1.0f;
+  Floats q = splat(0x1.a0b8eap-21f);
+  q = q * square + 0x1.58420cp-12f;
+  q = q * square + 0x1.a7df38p-6f;
+  q = q * square + 0x1.de576cp-2f;
+  q = q * square + 1.0f;
+  Floats y = larger(splat(-1.0f), bounded * p / q);
+  return -larger(splat(-1.0f), -y);
 }
 
 // Halves, by their bits.
@@ -130,7 +183,7 @@ QKV_INLINE Floats from_bfloat16(Halves bits) {
 }
 QKV_INLINE Floats from_float16(Halves bits) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps((__m256i)bits);
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
 #else
   Words wide = __builtin_convertvector(bits, Words);
   Words sign = (wide & 0x8000) << 16;

@@ -1,0 +1,185 @@
+// Keys and values of one head, laid out as the register tile reads them.
+//
+// Keys: panels of PANEL keys, transposed: [panel][d][PANEL]. Values: blocks of BLOCK keys, each cut
+// into panels of PANEL columns: [block][column panel][key][PANEL]. With `Pair`, two bfloat16 that
+// lie beside each other in depth (d for keys, the keys themselves for values) share one number.
+#pragma once
+
+#include "careful.h"
+#include "tile.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+constexpr int BLOCK = 256;       // keys of a block: what one pass of the running softmax takes in
+constexpr int MAX_SIZE = 256;    // d
+constexpr int STEP = BLOCK + 16; // between rows of a tile: not a power of two, for the cache's sake
+
+inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// Up to WIDTH numbers of an array of some float type, as floats; `count` may be more.
+QKV_INLINE Floats load_floats(const Cells& from, int64_t at, int64_t count) {
+  if (from.type == Type::float32) {
+    const float* x = static_cast<const float*>(from.data) + at;
+    return count >= WIDTH ? load(x) : load_some(x, count);
+  }
+  const uint16_t* x = static_cast<const uint16_t*>(from.data) + at;
+  Halves bits{};
+  if (count >= WIDTH)
+    bits = load_as<Halves>(x);
+  else
+    for (int k = 0; k < WIDTH; ++k) bits[k] = k < count ? x[k] : 0;
+  return from.type == Type::float16 ? from_float16(bits) : from_bfloat16(bits);
+}
+
+// The same in the 32 bits that `Product` multiplies, where depth runs along the row; `at` and
+// `count` are in numbers of the array.
+template <class Product>
+QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
+  if constexpr (Product::DEPTH == 1) {
+    return load_floats(from, at, count);
+  } else {
+    const uint16_t* x = static_cast<const uint16_t*>(from.data) + at;
+    if (count >= 2 * WIDTH) return load_as<Floats>(x);
+    uint16_t bits[2 * WIDTH];
+    for (int k = 0; k < 2 * WIDTH; ++k) bits[k] = k < count ? x[k] : 0;
+    return load_as<Floats>(bits);
+  }
+}
+
+// Depth in numbers of 32 bits.
+template <class Product>
+constexpr int64_t depth_of(int64_t size) {
+  return (size + Product::DEPTH - 1) / Product::DEPTH;
+}
+
+// `count` numbers (at most MAX_SIZE) of an array as they stand, in what `Product` multiplies.
+template <class Product>
+inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) {
+  constexpr int NUMBERS = WIDTH * Product::DEPTH;
+  for (int64_t c = 0; c < count; c += NUMBERS, to += WIDTH)
+    store(to, load_depth<Product>(from, at + c, count - c));
+}
+
+struct Packed {
+  Buffer<float> keys, values;
+  Buffer<uint8_t> unsound;         // per key: its value holds infinity or NaN, packed as 0
+  Buffer<uint8_t> unsound_blocks;  // per block: some value of it does
+  int64_t first = 0;               // the block that the buffers begin with
+  int64_t end = 0;                 // the key behind the last one
+};
+
+template <class Product>
+inline void need_room(Packed& head, int64_t blocks, int64_t size, int64_t value_size) {
+  head.keys.need(size_t(blocks * BLOCK * depth_of<Product>(size)));
+  head.values.need(size_t(blocks * BLOCK / Product::DEPTH * rounded_up(value_size, PANEL)));
+  head.unsound.need(size_t(blocks * BLOCK));
+  head.unsound_blocks.need(size_t(blocks));
+}
+
+// Where a block's keys and values begin.
+template <class Product>
+QKV_INLINE float* keys_at(const Packed& head, int64_t size, int64_t block) {
+  return head.keys.data() + (block - head.first) * BLOCK * depth_of<Product>(size);
+}
+template <class Product>
+QKV_INLINE float* values_at(const Packed& head, int64_t value_size, int64_t block) {
+  return head.values.data() +
+         (block - head.first) * (BLOCK / Product::DEPTH) * rounded_up(value_size, PANEL);
+}
+
+// Keys first ... first + count - 1 into panels.
+template <class Product>
+inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count, float* to) {
+  constexpr int NUMBERS = WIDTH * Product::DEPTH;
+  int64_t depth = depth_of<Product>(size);
+  for (int64_t k = 0; k < count; k += WIDTH) {
+    float* panel = to + k / PANEL * PANEL * depth + k % PANEL;
+    for (int64_t c = 0; c < size; c += NUMBERS) {
+      Floats rows[WIDTH];
+      QKV_UNROLL
+      for (int r = 0; r < WIDTH; ++r)
+        rows[r] = k + r < count ? load_depth<Product>(key, at + (k + r) * key.i + c, size - c)
+                                : Floats{};
+      transpose(rows);
+      int64_t steps = depth - c / Product::DEPTH;
+      QKV_UNROLL
+      for (int r = 0; r < WIDTH; ++r)
+        if (r < steps) store(panel + (c / Product::DEPTH + r) * PANEL, rows[r]);
+    }
+  }
+  if (count % PANEL && count % PANEL <= WIDTH) {  // the other half of the last panel
+    float* panel = to + count / PANEL * PANEL * depth + WIDTH;
+    for (int64_t k = 0; k < depth; ++k) store(panel + k * PANEL, Floats{});
+  }
+}
+
+QKV_INLINE bool all_zero(Floats v) {
+  Ints differs = v != Floats{};
+  int32_t any = 0;
+  QKV_UNROLL
+  for (int k = 0; k < WIDTH; ++k) any |= differs[k];
+  return any == 0;
+}
+
+// Values of `count` keys into panels of columns; false if some number is infinite or NaN.
+template <class Product>
+inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to) {
+  Floats trace{};  // NaN where a number was infinite or NaN
+  int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
+  for (int64_t k = 0; k < steps; ++k) {
+    for (int64_t c = 0; c < size; c += WIDTH) {
+      float* cell = to + (c / PANEL * steps + k) * PANEL + c % PANEL;
+      int64_t row = at + k * Product::DEPTH * value.i + c;
+      if constexpr (Product::DEPTH == 1) {
+        Floats x = load_floats(value, row, size - c);
+        trace += x * 0.0f;
+        store(cell, x);
+      } else {
+        Floats x = load_floats(value, row, size - c);
+        Floats y = 2 * k + 1 < count ? load_floats(value, row + value.i, size - c) : Floats{};
+        trace += (x + y) * 0.0f;
+        store(cell, (Floats)(((Words)x >> 16) | (Words)y));
+      }
+    }
+    if (int64_t c = rounded_up(size, WIDTH); c % PANEL)
+      store(to + (c / PANEL * steps + k) * PANEL + WIDTH, Floats{});
+  }
+  return all_zero(trace);
+}
+
+// After `pack_values` said false: note the keys concerned and put 0 in place of such numbers.
+template <class Product>
+inline void clean_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to,
+                         uint8_t* unsound) {
+  int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
+  for (int64_t k = 0; k < count; ++k) {
+    unsound[k] = 0;
+    for (int64_t c = 0; c < size; ++c) {
+      if (std::isfinite(number_at(value.data, value.type, at + k * value.i + c))) continue;
+      unsound[k] = 1;
+      float* cell = to + (c / PANEL * steps + k / Product::DEPTH) * PANEL + c % PANEL;
+      std::memset(reinterpret_cast<char*>(cell) + k % Product::DEPTH * 2, 0, 4 / Product::DEPTH);
+    }
+  }
+}
+
+// One block of a head's keys and values.
+template <class Product>
+inline void pack_block(const Attention& a, int64_t row, int64_t kv_head, int64_t block,
+                       int64_t end, Packed& head) {
+  int64_t begin = block * BLOCK, count = at_most(BLOCK, end - begin);
+  Place p{row, kv_head, 0, 0};
+  pack_keys<Product>(a.key, cell(a.key, p, 0) + begin * a.key.i, a.size, count,
+                     keys_at<Product>(head, a.size, block));
+  int64_t at = cell(a.value, p, 0) + begin * a.value.i;
+  float* values = values_at<Product>(head, a.value_size, block);
+  bool sound = pack_values<Product>(a.value, at, a.value_size, count, values);
+  head.unsound_blocks[block - head.first] = !sound;
+  if (!sound)
+    clean_values<Product>(a.value, at, a.value_size, count, values,
+                          &head.unsound[(block - head.first) * BLOCK]);
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv

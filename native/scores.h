@@ -1,0 +1,113 @@
+// What happens to a row of scores between the products and the softmax: scale, softcap, bias,
+// ALiBi, masks. Afterwards scores count in powers of 2, and what is hidden is -infinity.
+#pragma once
+
+#include "pack.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+// Where bias and masks that do not stand as floats (or bytes) in a row are brought into one.
+struct RowScratch {
+  alignas(64) float numbers[STEP];
+  alignas(64) uint8_t bytes[STEP];
+};
+
+// Whether scores are products times one positive factor and nothing else, but for what lengths,
+// causality and window hide.
+inline bool is_plain(const Attention& a) {
+  double factor = a.scale * double(LOG2_E);
+  return !(a.softcap > 0) && !a.bias && !a.mask && !a.slopes && factor > 1e-30 && factor < 1e30;
+}
+
+// `count` numbers of a row of cells as floats, `valid` of which there are.
+inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
+                               float* scratch) {
+  if (cells.type == Type::float32 && cells.j == 1 && valid >= count)
+    return static_cast<const float*>(cells.data) + at;
+  if (valid > count) valid = count;
+  if (cells.j == 1 && cells.type != Type::float64) {
+    for (int64_t k = 0; k < count; k += WIDTH)
+      store(scratch + k, load_floats(cells, at + k, at_least(0, valid - k)));
+  } else if (cells.j == 0) {
+    float x = float(narrowed(number_at(cells.data, cells.type, at)));
+    for (int64_t k = 0; k < count; ++k) scratch[k] = x;
+  } else {
+    for (int64_t k = 0; k < count; ++k)
+      scratch[k] =
+          k < valid ? float(narrowed(number_at(cells.data, cells.type, at + k * cells.j))) : 0;
+  }
+  return scratch;
+}
+
+// The same for booleans.
+inline const uint8_t* bytes_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
+                               uint8_t* scratch) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(cells.data) + at;
+  if (cells.j == 1 && valid >= count) return bytes;
+  for (int64_t k = 0; k < count; ++k) scratch[k] = k < valid ? bytes[k * cells.j] : 0;
+  return scratch;
+}
+
+// Columns begin ... end (multiples of WIDTH) that are not in `seen` become -infinity.
+inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) {
+  for (int64_t c = begin; c < end; c += WIDTH) {
+    if (c >= seen.begin && c + WIDTH <= seen.end) continue;
+    Ints column = lanes() + int32_t(c);
+    Ints inside = (column >= int32_t(seen.begin)) & (column < int32_t(seen.end));
+    store(scores + c, select(inside, load(scores + c), splat(-INF)));
+  }
+}
+
+inline void add_numbers(float* scores, const float* numbers, int64_t begin, int64_t end) {
+  for (int64_t c = begin; c < end; c += WIDTH) {
+    Floats s = load(scores + c), x = load(numbers + c - begin);
+    Ints hidden = (x == splat(-INF)) | (s == splat(-INF));
+    store(scores + c, select(hidden, splat(-INF), s + x * LOG2_E));
+  }
+}
+
+// Finish the products of one query with columns begin ... end of a block of keys; `p.i` is the
+// query, `first` the key of column 0, `seen` the columns that its range of keys leaves.
+inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_t begin,
+                       int64_t end, Range seen, float* scores, RowScratch& scratch) {
+  int64_t count = end - begin, valid = a.keys[p.row] - first - begin;
+  if (a.softcap > 0 && a.softcap < 1e20) {
+    Floats inner = splat(float(a.scale / a.softcap)), outer = splat(float(a.softcap) * LOG2_E);
+    for (int64_t c = begin; c < end; c += WIDTH)
+      store(scores + c, tanh(load(scores + c) * inner) * outer);
+  } else {
+    Floats factor = splat(float(a.scale * double(LOG2_E)));
+    for (int64_t c = begin; c < end; c += WIDTH) store(scores + c, load(scores + c) * factor);
+  }
+  if (a.bias) {
+    int64_t at = cell(a.bias, p, first + begin);
+    add_numbers(scores, numbers_of(a.bias, at, count, valid, scratch.numbers), begin, end);
+  }
+  if (a.slopes) {
+    Floats slope = splat(a.slopes[p.head * a.group + p.group] * LOG2_E);
+    int64_t away = p.i + a.offset[p.row] - first;  // of column 0
+    bool exact = away < (1 << 23) && away > -(1 << 23);
+    for (int64_t c = begin; c < end; c += WIDTH) {
+      Floats distance = to_floats((exact ? int32_t(away - c) : 0) - lanes());
+      if (!exact) distance += float(away - c);
+      distance = (Floats)((Ints)distance & 0x7fffffff);
+      store(scores + c, load(scores + c) - slope * distance);
+    }
+  }
+  if (a.mask && a.mask.type != Type::boolean) {
+    int64_t at = cell(a.mask, p, first + begin);
+    add_numbers(scores, numbers_of(a.mask, at, count, valid, scratch.numbers), begin, end);
+  } else if (a.mask) {
+    int64_t at = cell(a.mask, p, first + begin);
+    const uint8_t* may = bytes_of(a.mask, at, count, valid, scratch.bytes);
+    for (int64_t c = begin; c < end; c += WIDTH) {
+      Ints allowed = __builtin_convertvector(load_as<Bytes>(may + c - begin), Ints) != 0;
+      store(scores + c, select(allowed, load(scores + c), splat(-INF)));
+    }
+  }
+  hide_outside(scores, begin, end, seen);
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv

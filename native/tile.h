@@ -1,0 +1,51 @@
+// The register tile: a few rows times one panel of columns, summed over a depth.
+//
+// Rows come as numbers to broadcast, at a distance known at compile time; a panel comes as PANEL
+// numbers for each step of the depth. A tile of 14 x 32 keeps 28 vectors of sums in AVX-512's 32
+// registers, so that one load of the panel serves 14 rows.
+#pragma once
+
+#include "simd.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+// What is multiplied: 32 bits hold one float, or two bfloat16 that lie beside each other in depth.
+struct Single {
+  static constexpr int DEPTH = 1;  // numbers in 32 bits
+  static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+struct Pair {
+  static constexpr int DEPTH = 2;
+  static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#endif
+
+// Sums over `depth` of rows[i * STEP + k] * panel[k * PANEL + column]; each row's two vectors go to
+// `put(i, first, second)`.
+template <class Product, int ROWS, int STEP, class Put>
+QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t depth, Put put) {
+  Floats sums[ROWS][2];
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) sums[i][0] = sums[i][1] = Floats{};
+  for (int64_t k = 0; k < depth; ++k) {
+    Floats left = load(panel), right = load(panel + WIDTH);
+    QKV_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      Floats x = splat(rows[i * STEP]);
+      sums[i][0] = Product::add_product(sums[i][0], x, left);
+      sums[i][1] = Product::add_product(sums[i][1], x, right);
+    }
+    panel += PANEL;
+    rows += 1;
+  }
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) put(i, sums[i][0], sums[i][1]);
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
