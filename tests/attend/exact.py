@@ -173,7 +173,7 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 
 
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
-    """`actual`, but `expected` where it is free: what comes out is compared as if all were certain."""
+    """`actual`, but `expected` where it is free: compare what comes out as if all were certain."""
     actual = np.asarray(actual).astype(np.float64)
     free = (
         (certainty == ANYTHING)
