@@ -18,11 +18,14 @@ FLOORS = [
     {"layers"},
     {"models"},
     {"learn", "see"},
-    {"check"},
+    {"check", "measure"},
     {"scale", "cli"},
 ]
 # Rooms that may import less than everything below them.
-ONLY = {"check": {"arrays", "attend", "extras", "files"}}
+ONLY = {
+    "check": {"arrays", "attend", "extras", "files"},
+    "measure": {"arrays", "attend", "backend"},
+}
 # The commands are declared with decorators; nothing imports them but the `qkv` script.
 AT_THE_TOP = {"cli": {"click"}}
 

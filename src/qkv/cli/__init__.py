@@ -6,6 +6,7 @@ from importlib import import_module
 
 import click
 
+from qkv.cli.bench import bench
 from qkv.cli.common import Program, debug_option
 from qkv.cli.compare import compare
 from qkv.cli.encode import encode
@@ -30,5 +31,5 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (walk, show, compare, encode, info):
+for verb in (walk, show, compare, encode, bench, info):
     main.add_command(verb)

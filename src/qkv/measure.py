@@ -1,0 +1,345 @@
+"""Measuring on the spot: calls timed in turn, verified first, beside what the machine gives."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.attend import attention, trace_attention
+from qkv.backend import backend, get_num_threads, run_all
+
+Call = Callable[[], Any]
+
+ROUNDS = 9  # of the calls in turn, at least: the medians of fewer say little
+LEAST = 2e-3  # seconds that a turn takes at least: shorter calls are repeated in it
+SHORT = 0.02  # seconds: a call that takes less is warmed up anew in each turn
+
+
+def in_turn(
+    calls: Mapping[str, Call],
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = 1.0,
+    pause: float = 0.0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Time several calls in turn: the first round of each, then the second of each, and so on.
+
+    What slows the machine for a while then slows all of them alike.
+
+    Args:
+        calls: what is called, by name.
+        rounds: how often each has its turn, at least.
+        seconds: more rounds are made until all of them have taken so long, up to 51.
+        pause: seconds to wait before each turn, so that no other call's threads still spin.
+        advance: told 1 after each round (and once for the first, which is not counted).
+
+    Returns:
+        For each name the seconds of its turns, a turn of many short calls as their mean.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        once = {}
+        for name, call in calls.items():
+            call()
+            once[name] = _seconds(call)
+        advance(1)
+        wanted = seconds / max(1e-9, sum(once.values()))
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(max(rounds, min(51, int(wanted)))):
+            for name, call in calls.items():
+                if pause:
+                    time.sleep(pause)
+                if once[name] < SHORT:
+                    _seconds(call, times=_in_a_turn(once[name]))
+                times[name].append(_seconds(call, times=_in_a_turn(once[name])))
+            gc.collect(0)
+            advance(1)
+        return times
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _in_a_turn(once: float) -> int:
+    return max(1, min(1000, math.ceil(LEAST / max(once, 1e-9))))
+
+
+def _seconds(call: Call, times: int = 1) -> float:
+    begin = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begin) / times
+
+
+def sample(length: int, most: int = 256) -> list[slice]:
+    """Which of `length` queries to verify: all, or about `most` of them in eight even blocks.
+
+    >>> sample(100)
+    [slice(0, 100, None)]
+    >>> sample(1000, most=16)[:2], sample(1000, most=16)[-1]
+    ([slice(0, 2, None), slice(142, 144, None)], slice(998, 1000, None))
+    """
+    if length <= most:
+        return [slice(0, length)]
+    size = most // 8
+    starts = np.linspace(0, length - size, 8).astype(int).tolist()
+    return [slice(start, start + size) for start in starts]
+
+
+def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **options: Any) -> Array:
+    """The formula in float64 for some of the queries, `(..., Hq, of all rows, dv)`.
+
+    Args:
+        query: `(..., Hq, L, d)`, and key and value as for `qkv.attention`.
+        key: `(..., Hkv, S, d)`.
+        value: `(..., Hkv, S, dv)`.
+        rows: which queries.
+        options: those of `qkv.attention`; masks and biases with an axis of L queries, and
+            `q_offset` a number.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
+    first = options.pop("q_offset", 0)
+    found = []
+    for part in rows:
+        cut = {
+            name: x[..., part, :] if name in ("attn_mask", "bias") and x.shape[-2] > 1 else x
+            for name, x in options.items()
+        }
+        trace = trace_attention(q[..., part, :], k, v, q_offset=first + part.start, **cut)
+        found.append(trace["out"])
+    return np.concatenate(found, axis=-2)
+
+
+def largest_error(found: Array, truth: Array, rows: Iterable[slice]) -> float:
+    """How far `found (..., L, dv)` is from the truth of `rows`; NaN if a number is not finite."""
+    if not np.isfinite(np.asarray(found, np.float32)).all():
+        return math.nan
+    parts = np.concatenate([found[..., part, :] for part in rows], axis=-2)
+    return float(np.abs(parts.astype(np.float64) - truth).max())
+
+
+def allowed_error(query: Array, key: Array, value: Array) -> float:
+    """What `qkv.attention` promises at most; scores are bounded by the vectors' lengths."""
+    longest = [float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1).max())) for x in (query, key)]
+    score = longest[0] * longest[1] / math.sqrt(query.shape[-1])
+    rounding = {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(value.dtype.name, 0.0)
+    top = float(np.abs(np.asarray(value, np.float64)).max())
+    return (2e-6 + 2.0**-23 * score + rounding) * top
+
+
+def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
+    """Attention as tutorials write it in NumPy: every score at once."""
+    group = query.shape[-3] // key.shape[-3]
+    if group > 1:
+        key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
+    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1]).astype(query.dtype)
+    if is_causal:
+        hidden = np.triu(np.ones(scores.shape[-2:], bool), k=1)
+        scores = np.where(hidden, -np.inf, scores).astype(query.dtype)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    context: Array = weights @ value
+    return context
+
+
+def operations(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> float:
+    """Floating-point operations of the two products, `2 (d + dv)` for each visible pair."""
+    length, keys = query.shape[-2], key.shape[-2]
+    pairs = length * (length + 1) / 2 if is_causal else length * keys
+    texts = math.prod(query.shape[:-2])
+    return texts * pairs * 2.0 * (query.shape[-1] + value.shape[-1])
+
+
+# What the machine gives
+
+
+def multiply_adds(dtype: str = "float32") -> float:
+    """Floating-point operations a second that can be had at most, on the threads that we may use.
+
+    From multiply-adds in registers, where there is a kernel to make them; else NumPy's best at a
+    product of two large matrices. For `"bfloat16"` those of the BF16 instructions, if any.
+    """
+    size = 768
+    matrix = np.ones((size, size), np.float32)
+    out = np.empty_like(matrix)
+    best = min(_seconds(lambda: np.matmul(matrix, matrix, out=out)) for _ in range(5))
+    return 2 * size**3 / best
+
+
+def read_rate() -> float:
+    """Bytes a second that can be read from a large array, on the threads that we may use."""
+    numbers = np.ones(1 << 25, np.float32)  # more than most caches hold
+    pieces = [(piece,) for piece in np.split(numbers, 256)]
+    best = min(_seconds(lambda: run_all(np.max, pieces)) for _ in range(3))
+    return numbers.nbytes / best
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement depends on: processor, cores, system, versions, backend, threads."""
+    name, flags = processor()
+    return {
+        "processor": name,
+        "flags": flags,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "backend": backend(),
+        "threads": get_num_threads(),
+    }
+
+
+def processor() -> tuple[str, list[str]]:
+    """Its name and the instruction sets that matter here, as far as the system tells."""
+    about: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                about.setdefault(name.strip(), value.strip())
+    except OSError:
+        return platform.processor() or platform.machine(), []
+    known = ("fma", "f16c", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+    there = about.get("flags", about.get("Features", "")).split()
+    model = about.get("model name", platform.machine())
+    family = [about[key] for key in ("cpu family", "model") if key in about]
+    if family:
+        model += f" (family {', model '.join(family)})"
+    return model, [flag for flag in known if flag in there]
+
+
+# The short version: `qkv bench`
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work that `qkv bench` measures."""
+
+    name: str
+    shape: tuple[int, int, int, int, int, int]  # B, Hq, Hkv, L, S, d
+    is_causal: bool = False
+    dtype: str = "float32"
+    bound: str = "multiply_adds"  # the limit that it runs into
+
+    def inputs(self) -> tuple[Array, Array, Array]:
+        """Seeded query, key and value."""
+        batch, heads, kv_heads, length, keys, size = self.shape
+        return random_inputs(
+            (batch, heads, length, size), (batch, kv_heads, keys, size), self.dtype
+        )
+
+
+TASKS = (
+    Task("128 tokens", (1, 12, 12, 128, 128, 64)),
+    Task("512 tokens", (1, 12, 12, 512, 512, 64)),
+    Task("2,048 tokens", (1, 12, 12, 2048, 2048, 64)),
+    Task("1,024, causal", (1, 12, 12, 1024, 1024, 64), is_causal=True),
+    Task("1,024, bfloat16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
+    Task("1 after 8,191", (1, 32, 8, 1, 8192, 128), bound="read_rate"),
+)
+
+
+def random_inputs(
+    query: tuple[int, ...], key: tuple[int, ...], dtype: str = "float32", seed: int = 0
+) -> tuple[Array, Array, Array]:
+    """Query, key and value of these shapes, standard normal, the same each time."""
+    rng = np.random.default_rng(seed)
+    kind: Any = dtype
+    if dtype == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        kind = bfloat16
+    first, *others = (rng.standard_normal(shape, np.float32) for shape in (query, key, key))
+    q, k, v = (x.astype(kind, copy=False) for x in (first, *others))
+    return q, k, v
+
+
+def survey(
+    tasks: Iterable[Task] = TASKS,
+    *,
+    rounds: int = ROUNDS,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Measure each task, ours beside plain NumPy, each verified against float64 first.
+
+    `advance` is told 1 after each round, of which a task has at least `rounds + 1`. A task's dict
+    has its fields, `qkv` and `numpy` with `seconds` (the median) and `error` (the largest),
+    `times_faster`, and for ours the `share` of the `limit` (a second) that bounds the work.
+
+    Raises:
+        ArithmeticError: our result is further from the truth than promised.
+    """
+    return [measured(task, rounds=rounds, advance=advance) for task in tasks]
+
+
+def measured(
+    task: Task, *, rounds: int = ROUNDS, advance: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """One task of `survey`."""
+    q, k, v = task.inputs()
+    causal = {"is_causal": task.is_causal}
+    wide = [x.astype(np.float32, copy=False) for x in (q, k, v)]  # plain NumPy has no halves
+    calls: dict[str, Call] = {
+        "qkv": lambda: attention(q, k, v, **causal),
+        "numpy": lambda: plain_attention(*wide, **causal),
+    }
+    rows = sample(q.shape[-2])
+    truth = exact(q, k, v, rows, **causal)
+    errors = {name: largest_error(call(), truth, rows) for name, call in calls.items()}
+    allowed = allowed_error(q, k, v)
+    if not errors["qkv"] <= allowed:
+        raise ArithmeticError(f"{task.name}: off by {errors['qkv']:.1e}, allowed is {allowed:.1e}")
+
+    limits: list[float] = []
+
+    def probe() -> None:
+        limits.append(multiply_adds(task.dtype) if task.bound == "multiply_adds" else read_rate())
+
+    times = in_turn(
+        {**calls, "limit": probe}, rounds=rounds, seconds=0.3, pause=0.01, advance=advance
+    )
+    limit = statistics.median(limits)
+    work = operations(q, k, v, **causal) if task.bound == "multiply_adds" else k.nbytes + v.nbytes
+    ours, plain = (statistics.median(times[name]) for name in calls)
+    return {
+        "name": task.name,
+        "shape": list(task.shape),
+        "is_causal": task.is_causal,
+        "dtype": task.dtype,
+        "qkv": {"seconds": ours, "error": errors["qkv"]},
+        "numpy": {"seconds": plain, "error": errors["numpy"]},
+        "times_faster": plain / ours,
+        "bound": task.bound,
+        "limit": limit,
+        "share": work / ours / limit,
+    }
+
+
+def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """What `survey` found, as words: a heading, then a line for each task."""
+    lines: list[tuple[str, ...]] = [
+        ("work", "qkv", "error", "NumPy", "error", "faster", "share", "of")
+    ]
+    for row in results:
+        both = [
+            text
+            for name in ("qkv", "numpy")
+            for text in (f"{row[name]['seconds'] * 1e3:.3g} ms", f"{row[name]['error']:.0e}")
+        ]
+        unit = "GB/s" if row["bound"] == "read_rate" else "GFLOP/s"
+        limit = f"{row['limit'] / 1e9:,.0f} {unit}"
+        faster = f"{row['times_faster']:.1f}x"
+        lines.append((row["name"], *both, faster, f"{row['share']:.0%}", limit))
+    return lines
