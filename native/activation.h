@@ -1,0 +1,70 @@
+// The activations of a linear layer, on several vectors at a time so that none waits for another.
+#pragma once
+
+#include "simd.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+// The smaller of two; NaN where `b` is NaN.
+QKV_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+
+// x * Phi(x), Phi the normal distribution's (1 + erf(x / sqrt(2))) / 2, within 1.1e-7 of it.
+//
+// Phi(x) = 1/2 + x * R(x * x), R a polynomial around the middle of 0 ... LAST**2, fitted so that x *
+// R is nearest (least squares, reweighted; each coefficient rounded before the next was fitted).
+// Beyond LAST Phi is 0 or 1 within half a unit, and exactly so: there x * R rounds to 1/2.
+template <int N>
+QKV_INLINE void gelu(Floats (&x)[N]) {
+  constexpr float LAST = 0x1.533246p+2f, MIDDLE = 0x1.c170a4p+3f;
+  constexpr float R[15] = {
+      0x1.cbe3dap-66f, -0x1.0eda8ep-60f, 0x1.ca6a34p-57f, -0x1.31cf46p-52f, 0x1.7a98dep-47f,
+      -0x1.348fc8p-42f, 0x1.9a0182p-38f, -0x1.0d38b4p-33f, 0x1.52efbep-29f, -0x1.8d8f00p-25f,
+      0x1.ba95b0p-21f, -0x1.df7952p-17f, 0x1.05df2cp-12f, -0x1.366284p-8f, 0x1.11301ep-3f};
+  Floats near[N], u[N], r[N];
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    near[n] = smaller(splat(LAST), larger(splat(-LAST), x[n]));
+    u[n] = near[n] * near[n] - MIDDLE;
+    r[n] = u[n] * R[0] + R[1];
+  }
+  QKV_UNROLL for (int k = 2; k < 15; ++k) {
+    QKV_UNROLL for (int n = 0; n < N; ++n) r[n] = r[n] * u[n] + R[k];
+  }
+  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] *= larger(splat(0), near[n] * r[n] + 0.5f);
+}
+
+// x / (1 + 2**(-rate * x)).
+QKV_INLINE Floats times_sigmoid(Floats x, Floats exponent) {
+  return x / (exp2(smaller(splat(126), exponent)) + 1);
+}
+
+template <int N>
+QKV_INLINE void silu(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] = times_sigmoid(x[n], x[n] * -LOG2_E);
+}
+
+// (1 + tanh(t)) / 2 is the sigmoid of 2 t.
+template <int N>
+QKV_INLINE void gelu_tanh(Floats (&x)[N]) {
+  constexpr float ROOT = 0.79788456080286535588f;  // sqrt(2 / pi)
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    Floats t = x[n] * (x[n] * x[n] * (ROOT * 0.044715f) + ROOT);
+    x[n] = times_sigmoid(x[n], t * (-2 * LOG2_E));
+  }
+}
+
+template <int N>
+QKV_INLINE void relu(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] = larger(splat(0), x[n]);
+}
+
+template <Activation A, int N>
+QKV_INLINE void activate(Floats (&x)[N]) {
+  if constexpr (A == Activation::gelu) gelu(x);
+  if constexpr (A == Activation::gelu_tanh) gelu_tanh(x);
+  if constexpr (A == Activation::silu) silu(x);
+  if constexpr (A == Activation::relu) relu(x);
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv

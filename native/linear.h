@@ -1,0 +1,307 @@
+// x @ W + bias with an activation, a gate and a residual, on weights that were packed before.
+//
+// Packed weights stand in panels of PANEL columns: [panel][k][PANEL], zeros behind the last column.
+// A register tile is TILE rows of x by one panel: its sums stay in registers over all of k, so each
+// number of y is one chain of multiply-adds, the same however rows and panels are shared out.
+// The rows of x are copied to a buffer with a fixed step, from where they are broadcast.
+#pragma once
+
+#include <atomic>
+#include <type_traits>
+
+#include "activation.h"
+#include "buffer.h"
+#include "problem.h"
+#include "threads.h"
+#include "tile.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+// Halves by their bits, told apart.
+struct Float16 {
+  uint16_t bits;
+};
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+QKV_INLINE Floats take(const float* from) { return load(from); }
+QKV_INLINE Floats take(const Float16* from) { return from_float16(load_as<Halves>(from)); }
+QKV_INLINE Floats take(const Bfloat16* from) { return from_bfloat16(load_as<Halves>(from)); }
+
+QKV_INLINE void put(float* to, Floats v) { store(to, v); }
+QKV_INLINE void put(Float16* to, Floats v) {
+#if defined(__AVX512F__)
+  __m256i bits = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &bits, sizeof bits);
+#elif defined(__AVX2__)
+  __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &bits, sizeof bits);
+#else
+  for (int k = 0; k < WIDTH; ++k) to[k].bits = to_float16(v[k]);
+#endif
+}
+QKV_INLINE void put(Bfloat16* to, Floats v) {
+  Words bits = (Words)v;
+  Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Words nan = (Words)(v != v);
+  nearest = (nearest & ~nan) | (((bits >> 16) | 0x40) & nan);
+  Halves halves = __builtin_convertvector(nearest, Halves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// The first `count` of a vector's numbers, zeros in place of the rest.
+template <class T>
+QKV_INLINE Floats take_some(const T* from, int64_t count) {
+  if (count >= WIDTH) return take(from);
+  T all[WIDTH] = {};
+  if (count > 0) std::memcpy(static_cast<void*>(all), from, size_t(count) * sizeof(T));
+  return take(all);
+}
+template <class T>
+QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
+  if (count >= WIDTH) return put(to, v);
+  T all[WIDTH];
+  put(all, v);
+  if (count > 0) std::memcpy(static_cast<void*>(to), all, size_t(count) * sizeof(T));
+}
+
+// How a type of numbers is multiplied and how its weights are kept.
+template <class T>
+struct Product {
+  typedef Single Step;
+  typedef T Packed;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Product<Bfloat16> {
+  typedef Pair Step;
+  typedef Bfloat16 Packed;
+};
+#endif
+
+constexpr int64_t X_BLOCK = 384;             // units of a row that stand together in the copy of x
+constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
+constexpr int64_t CHUNK_BYTES = 320 << 10; // of the copy of x: what half of a core's cache holds
+
+inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
+template <class T>
+inline int64_t units_of(int64_t in) {
+  constexpr int depth = Product<T>::Step::DEPTH;
+  return (in + depth - 1) / depth;
+}
+
+// The sums of ROWS rows and one panel. `x` has `blocks` of rows, `block_step` apart.
+template <class Step, int ROWS>
+void multiply(const float* x, int64_t block_step, const float* w, int64_t units, float* sums) {
+  Floats c[ROWS][2];
+  QKV_UNROLL for (int r = 0; r < ROWS; ++r) c[r][0] = c[r][1] = Floats{};
+  for (; units > 0; units -= X_BLOCK, x += block_step) {
+    const float* end = w + (units < X_BLOCK ? units : X_BLOCK) * PANEL;
+    for (const float* here = x; w != end; w += PANEL, ++here) {
+      Floats w0 = load(w), w1 = load(w + WIDTH);
+      QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+        Floats one = splat(here[r * ROW_STEP]);
+        c[r][0] = Step::add_product(c[r][0], one, w0);
+        c[r][1] = Step::add_product(c[r][1], one, w1);
+      }
+    }
+  }
+  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+    store(sums + r * PANEL, c[r][0]);
+    store(sums + r * PANEL + WIDTH, c[r][1]);
+  }
+}
+
+using Multiply = void (*)(const float*, int64_t, const float*, int64_t, float*);
+
+template <class Step, int ROWS = TILE>
+inline Multiply multiply_for(int64_t rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return multiply_for<Step, ROWS - 1>(rows);
+  return multiply<Step, ROWS>;
+}
+
+// From sums to y, ROWS rows of one panel: bias, activation, gate, residual.
+template <class T, Activation A, int ROWS>
+QKV_INLINE void finish_rows(const Linear& p, const float* sums, Floats b0, Floats b1, int64_t row,
+                            int64_t column, int64_t columns) {
+  Floats v[2 * ROWS];
+  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+    v[2 * r] = load(sums + r * PANEL) + b0;
+    v[2 * r + 1] = load(sums + r * PANEL + WIDTH) + b1;
+  }
+  activate<A>(v);
+  if (p.gate) {
+    QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+      const T* gate = static_cast<const T*>(p.gate) + (row + r) * p.gate_step + column;
+      v[2 * r] *= take_some(gate, columns);
+      v[2 * r + 1] *= take_some(gate + WIDTH, columns - WIDTH);
+    }
+  }
+  if (p.residual) {
+    QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+      const T* more = static_cast<const T*>(p.residual) + (row + r) * p.residual_step + column;
+      v[2 * r] += take_some(more, columns);
+      v[2 * r + 1] += take_some(more + WIDTH, columns - WIDTH);
+    }
+  }
+  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+    T* y = static_cast<T*>(p.y) + (row + r) * p.y_step + column;
+    put_some(y, v[2 * r], columns);
+    put_some(y + WIDTH, v[2 * r + 1], columns - WIDTH);
+  }
+}
+
+template <class T, Activation A>
+void finish(const Linear& p, const float* sums, int64_t row, int64_t rows, int64_t panel) {
+  const int64_t column = panel * PANEL, columns = p.out - column;
+  Floats b0{}, b1{};
+  if (p.bias) {
+    b0 = take_some(p.bias + column, columns);
+    b1 = take_some(p.bias + column + WIDTH, columns - WIDTH);
+  }
+  int64_t r = 0;
+  for (; r + 2 <= rows; r += 2)
+    finish_rows<T, A, 2>(p, sums + r * PANEL, b0, b1, row + r, column, columns);
+  if (r < rows) finish_rows<T, A, 1>(p, sums + r * PANEL, b0, b1, row + r, column, columns);
+}
+
+using Finish = void (*)(const Linear&, const float*, int64_t, int64_t, int64_t);
+
+template <class T>
+inline Finish finish_for(Activation activation) {
+  switch (activation) {
+    case Activation::gelu: return finish<T, Activation::gelu>;
+    case Activation::gelu_tanh: return finish<T, Activation::gelu_tanh>;
+    case Activation::silu: return finish<T, Activation::silu>;
+    case Activation::relu: return finish<T, Activation::relu>;
+    default: return finish<T, Activation::none>;
+  }
+}
+
+// `count` numbers of one row as units; zeros fill the last unit.
+inline void copy_units(const float* from, int64_t count, float* to) {
+  std::memcpy(to, from, size_t(count) * sizeof(float));
+}
+template <class T>
+inline void copy_units(const T* from, int64_t count, float* to) {
+  if constexpr (Product<T>::Step::DEPTH == 1) {
+    for (int64_t k = 0; k < count; k += WIDTH)
+      put_some(to + k, take_some(from + k, count - k), count - k);
+  } else {
+    if (count % 2) std::memset(to + count / 2, 0, sizeof(float));
+    std::memcpy(static_cast<void*>(to), from, size_t(count) * sizeof(T));
+  }
+}
+
+template <class T>
+void multiply_all(const Linear& p, int threads) {
+  typedef typename Product<T>::Step Step;
+  constexpr bool widen = sizeof(T) < sizeof(float) && Step::DEPTH == 1;  // weights, to float32
+  const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
+  const int64_t blocks = (units + X_BLOCK - 1) / X_BLOCK;
+
+  // Rows in chunks whose copy stays in a core's cache, panels in groups: enough pieces to share.
+  const int64_t row_bytes = blocks * ROW_STEP * int64_t(sizeof(float));
+  int64_t most = CHUNK_BYTES / row_bytes / TILE * TILE;
+  if (most < TILE) most = TILE;
+  const int64_t chunks = (p.rows + most - 1) / most;
+  int64_t groups = 1;
+  while (groups < panels && chunks * groups < 16 * threads) groups *= 2;
+  if (groups > panels) groups = panels;
+  const Finish finish_tile = finish_for<T>(p.activation);
+
+  std::atomic<int64_t> next{0};
+  on_threads(threads, [&](int) {
+    Buffer<float> copy, wide;
+    alignas(64) float sums[TILE * PANEL];
+    int64_t held = -1;  // the chunk that is in the copy
+    for (int64_t task; (task = next++) < chunks * groups;) {
+      const int64_t chunk = task / groups, group = task % groups;
+      const int64_t first = p.rows * chunk / chunks, rows = p.rows * (chunk + 1) / chunks - first;
+      const int64_t block_step = rows * ROW_STEP;
+      if (held != chunk) {
+        copy.need(size_t(blocks * block_step));
+        for (int64_t r = 0; r < rows; ++r) {
+          const T* from = static_cast<const T*>(p.x) + (first + r) * p.x_step;
+          for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t done = b * X_BLOCK * Step::DEPTH, rest = p.in - done;
+            copy_units(from + done, rest < X_BLOCK * Step::DEPTH ? rest : X_BLOCK * Step::DEPTH,
+                       copy.data() + b * block_step + r * ROW_STEP);
+          }
+        }
+        held = chunk;
+      }
+      const int64_t tiles = (rows + TILE - 1) / TILE;
+      for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
+        const float* w;
+        if constexpr (widen) {
+          wide.need(size_t(units * PANEL));
+          const T* from = static_cast<const T*>(p.packed) + panel * units * PANEL;
+          for (int64_t k = 0; k < units * PANEL; k += WIDTH) store(wide.data() + k, take(from + k));
+          w = wide.data();
+        } else {
+          w = static_cast<const float*>(p.packed) + panel * units * PANEL;
+        }
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          const int64_t at = rows * tile / tiles, count = rows * (tile + 1) / tiles - at;
+          multiply_for<Step>(count)(copy.data() + at * ROW_STEP, block_step, w, units, sums);
+          finish_tile(p, sums, first + at, count, panel);
+        }
+      }
+    }
+  });
+}
+
+template <class T>
+void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out, T* packed,
+              int threads) {
+  constexpr int depth = Product<T>::Step::DEPTH;
+  const int64_t units = units_of<T>(in), panels = panels_of(out);
+  std::atomic<int64_t> next{0};
+  on_threads(threads, [&](int) {
+    for (int64_t panel; (panel = next++) < panels;) {
+      const int64_t column = panel * PANEL;
+      const int64_t columns = out - column < PANEL ? out - column : PANEL;
+      const T* from = weight + column * out_step;
+      T* to = packed + panel * units * depth * PANEL;
+      for (int64_t unit = 0; unit < units; ++unit, to += depth * PANEL) {
+        for (int d = 0; d < depth; ++d) {
+          const int64_t k = unit * depth + d;
+          const int64_t real = k < in ? columns : 0;
+          for (int64_t c = 0; c < real; ++c) to[c * depth + d] = from[k * in_step + c * out_step];
+          for (int64_t c = real; c < PANEL; ++c) to[c * depth + d] = T{};
+        }
+      }
+    }
+  });
+}
+
+inline size_t packed_bytes(int64_t in, int64_t out, Type type) {
+  const int64_t units = type == Type::bfloat16 ? units_of<Bfloat16>(in) * Product<Bfloat16>::Step::DEPTH
+                                               : in;
+  return size_t(units) * size_t(panels_of(out) * PANEL) * (type == Type::float32 ? 4 : 2);
+}
+
+inline void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
+                 Type type, void* packed, int threads) {
+  auto run = [&](auto zero) {
+    typedef decltype(zero) T;
+    pack_all(static_cast<const T*>(weight), in_step, out_step, in, out, static_cast<T*>(packed),
+             threads);
+  };
+  if (type == Type::float16) return run(Float16{});
+  if (type == Type::bfloat16) return run(Bfloat16{});
+  run(0.0f);
+}
+
+inline void linear(const Linear& p, int threads) {
+  if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
+  if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
+  multiply_all<float>(p, threads);
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
