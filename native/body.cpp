@@ -36,9 +36,9 @@ const Body body = {
     nullptr,      nullptr,  nullptr,
 #endif
 #if __has_include("rates.h")
-    multiply_adds,
+    multiply_adds, read_rate,
 #else
-    nullptr,
+    nullptr, nullptr,
 #endif
 };
 
