@@ -54,7 +54,7 @@ inline double narrowed(double x) {
 }
 
 inline double score_of(const Attention& a, const Place& p, int64_t j) {
-  int64_t q = cell(a.query, p, 0), k = cell(a.key, p, j);
+  int64_t q = cell(a.query, p, 0), k = cell(a.key, {p.row, p.head, p.group, j}, 0);
   double s = 0;
   for (int64_t c = 0; c < a.size; ++c)
     s += number_at(a.query.data, a.query.type, q + c) * number_at(a.key.data, a.key.type, k + c);
@@ -117,7 +117,8 @@ class CarefulRow {
     if (lse_ != lse_) return lse_;
     for (int64_t j = range_.begin; j < range_.end; ++j)
       if (visible(j))
-        mean += weight(j) * number_at(a.value.data, a.value.type, cell(a.value, p, j) + column);
+        mean += weight(j) * number_at(a.value.data, a.value.type,
+                                      cell(a.value, {p.row, p.head, p.group, j}, column));
     return mean;
   }
 
