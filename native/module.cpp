@@ -479,6 +479,35 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// ---- what the machine gives ---------------------------------------------------------------------
+
+PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 3, [&] {
+    const Body& body = body_of(args[0]);
+    int bfloat16 = PyObject_IsTrue(args[1]), threads = number_of_threads(args[2]);
+    if (bfloat16 < 0) throw Raised();
+    double rate;
+    {
+      Unlocked unlocked;
+      rate = body.multiply_adds(bfloat16 ? Type::bfloat16 : Type::float32, threads);
+    }
+    return PyFloat_FromDouble(rate);
+  });
+}
+
+PyObject* read_rate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 2, [&] {
+    const Body& body = body_of(args[0]);
+    int threads = number_of_threads(args[1]);
+    double rate;
+    {
+      Unlocked unlocked;
+      rate = body.read_rate(threads);
+    }
+    return PyFloat_FromDouble(rate);
+  });
+}
+
 // ---- the module ---------------------------------------------------------------------------------
 
 PyObject* bodies(PyObject*, PyObject*) {
@@ -506,6 +535,8 @@ PyMethodDef methods[] = {
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
+    {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
+    {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -79,3 +79,8 @@ def attend_packed(
     threads: int,
     /,
 ) -> None: ...
+def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
+    """Floating-point operations a second in registers at most, measured: see native/rates.h."""
+
+def read_rate(body: int, threads: int, /) -> float:
+    """Bytes a second read from a large array at most, measured."""
