@@ -17,7 +17,16 @@ from qkv.arrays import Array, whole_number
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-BACKENDS = ("numpy",)
+try:
+    from qkv import _kernel
+except ImportError:  # not built here, or not for this machine
+    _kernel = None  # type: ignore[assignment]
+kernel = _kernel
+
+BODIES = (
+    {} if kernel is None else {f"native-{name}": i for i, (name, _) in enumerate(kernel.bodies())}
+)
+BACKENDS = (*BODIES, "numpy")  # those that this machine can run, the best first
 
 _threads: int | None = None
 _lock = threading.Lock()
@@ -26,18 +35,27 @@ _pool_size = 0
 
 
 def backend() -> str:
-    """The name of what computes here, today always `"numpy"`.
+    """The name of what computes here: the best body of the native kernel, or `"numpy"`.
 
-    The environment variable `QKV_BACKEND` picks one; a ValueError names those there are when it
-    asks for one that is not here.
+    `"native-avx512"`, `"native-avx2"` and `"native-portable"` are the kernel's bodies; which there
+    are depends on the machine and the compiler. float64 is computed by NumPy in any case. The
+    environment variable `QKV_BACKEND` picks one; a ValueError names those there are when it asks
+    for one that is not here.
 
-    >>> backend()
-    'numpy'
+    >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
+    True
     """
     wanted = os.environ.get("QKV_BACKEND", "")
-    if wanted and wanted not in BACKENDS:
+    if not wanted:
+        return BACKENDS[0]
+    if wanted not in BACKENDS:
         raise ValueError(f"QKV_BACKEND={wanted} is not available here: choose {_listed(BACKENDS)}")
-    return wanted or BACKENDS[0]
+    return wanted
+
+
+def body() -> int | None:
+    """The kernel's body that computes here, for the first argument of its functions; or None."""
+    return BODIES.get(backend())
 
 
 def get_num_threads() -> int:

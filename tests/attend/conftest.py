@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-BACKENDS = ["numpy"]
+from qkv.backend import BACKENDS
 
 
 @pytest.fixture(params=BACKENDS, scope="session", autouse=True)

@@ -9,9 +9,10 @@ import numpy as np
 from qkv.arrays import Array, check_out
 from qkv.attend.call import Call, check_call, narrow
 from qkv.attend.formula import formula
+from qkv.attend.native import plain_attention
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import answer
-from qkv.backend import one_blas_thread
+from qkv.backend import body, one_blas_thread
 from qkv.trace import Trace
 
 
@@ -82,6 +83,14 @@ def attention(
     >>> (weights @ words == out).all()
     np.True_
     """
+    chosen = body()
+    rules = (attn_mask, q_offset, window, bias, alibi_slopes, softcap, sinks)
+    rest = (query_lengths, key_lengths, out)
+    if chosen is not None and not return_weights and all(x is None for x in rules + rest):
+        plain = plain_attention(chosen, query, key, value, is_causal, scale)
+        if plain is not None:
+            context, lse = plain
+            return (context, lse.astype(np.float32)) if return_lse else context
     call = check_call(
         query,
         key,
@@ -103,12 +112,8 @@ def attention(
         rows = (q_offset, query_lengths, key_lengths)
         shape = call.result(np.empty((*call.shape, 0))).shape[:-1] + call.value.shape[-1:]
         check_out(out, shape, call.dtype, (*given, *rows), call="attention")
-    found, *extra = answer(call, weights=return_weights, lse=return_lse)
-    if out is None:
-        out = found
-    else:
-        out[...] = found
-    return (out, *extra) if extra else out
+    found = answer(call, weights=return_weights, lse=return_lse, out=out)
+    return found if len(found) > 1 else found[0]
 
 
 def trace_attention(

@@ -8,23 +8,32 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import tiled
+from qkv.attend import native, tiled
 from qkv.attend.call import Call
-from qkv.backend import backend, run_all
+from qkv.backend import body, run_all
 
 
 class Solved(NamedTuple):
     """What a call comes to, heads still grouped: `(*lead, Hkv, G, L, ...)`."""
 
-    context: Array
+    context: Array  # of the type that was asked for, or of that the work is done in
     lse: Array  # float64, whatever the type the work is done in
     weights: Array | None
 
 
-def answer(call: Call, *, weights: bool = False, lse: bool = False) -> tuple[Array, ...]:
-    """What the caller of `call` wants: out, and with it weights and log-sum-exp where asked for."""
-    [solved] = solve([call], weights=weights)
+def answer(
+    call: Call, *, weights: bool = False, lse: bool = False, out: Array | None = None
+) -> tuple[Array, ...]:
+    """What the caller of `call` wants: out, and with it weights and log-sum-exp where asked for.
+
+    The result is written to `out` where it is given, and that is the array that comes back.
+    """
+    [solved] = solve([call], weights=weights, out=out)
     found = [call.result(solved.context, call.dtype)]
+    if out is not None:
+        if not np.may_share_memory(out, solved.context):
+            out[...] = found[0]
+        found = [out]
     if solved.weights is not None:
         found.append(call.result(solved.weights))
     if lse:
@@ -32,17 +41,27 @@ def answer(call: Call, *, weights: bool = False, lse: bool = False) -> tuple[Arr
     return tuple(found)
 
 
-def solve(calls: Sequence[Call], *, weights: bool = False) -> list[Solved]:
-    """Compute checked calls side by side."""
-    backend()  # an error here if QKV_BACKEND asks for what is not there
+def solve(
+    calls: Sequence[Call], *, weights: bool = False, out: Array | None = None
+) -> list[Solved]:
+    """Compute checked calls: by the kernel one by one, by NumPy side by side.
+
+    `out`, where it is given, may be used for the context of a single call.
+    """
+    chosen = body()  # an error here if QKV_BACKEND asks for what is not there
     solved, cases = [], []
-    for call in map(Call.widened, calls):
-        kind = call.query.dtype
-        context = np.empty((*call.shape, call.value.shape[-1]), kind)
+    for call in calls:
         lse = np.empty(call.shape, np.float64)
-        shown = np.zeros((*call.shape, call.keys), kind) if weights else None
-        cut = tiled.parts(call, call.keys if weights else tiled.KEYS)
-        cases += [(call, part, context, lse, shown) for part in cut]
+        shown = np.zeros((*call.shape, call.keys), call.kind) if weights else None
+        if chosen is not None and native.takes(call):
+            context = native.place_for(call, out)
+            native.attend(chosen, call, context, lse, shown)
+        else:
+            context = np.empty((*call.shape, call.value.shape[-1]), call.kind)
+            cut = tiled.parts(call, call.keys if weights else tiled.KEYS)
+            wide = call.widened()
+            cases += [(wide, part, context, lse, shown) for part in cut]
         solved.append(Solved(context, lse, shown))
-    run_all(tiled.attend, cases)
+    if cases:
+        run_all(tiled.attend, cases)
     return solved

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.attend import tiled
+from qkv.attend import native, tiled
 from qkv.attend.call import Call, check_call
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
-from qkv.backend import run_all
+from qkv.backend import body, run_all
 
 SHARES = 8  # partial sums of what each key received: a fixed number, joined in order
 
@@ -65,10 +65,28 @@ def summarize_attention(
 
 def summarize_call(call: Call, kept: int) -> AttentionSummary:
     """The summary of a checked call."""
-    call = call.widened()
-    [(context, lse, _)] = solve([call])
     indices = np.full((*call.shape, kept), -1, np.int64)
     weights = np.zeros((*call.shape, kept), call.kind)
+    chosen = body()
+    if chosen is not None and native.takes(call):
+        context = native.place_for(call, None)
+        lse = np.empty(call.shape, np.float64)
+        received = np.zeros((*call.shape[:-1], 1, call.keys))
+        native.summarize(chosen, call, context, lse, indices, weights, received)
+    else:
+        [(context, lse, _)] = solve([call])
+        received = _pass_again(call.widened(), lse, indices, weights)
+    return AttentionSummary(
+        call.result(context, call.dtype),
+        call.result(lse[..., None], call.kind)[..., 0],
+        call.result(indices),
+        call.result(weights),
+        call.result(received, call.kind)[..., 0, :],
+    )
+
+
+def _pass_again(call: Call, lse: Array, indices: Array, weights: Array) -> Array:
+    """Fill in the largest weights; gives what each key received `(*lead, Hkv, G, 1, S)`."""
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
     def share(part: tiled.Part) -> tuple[Any, int]:
@@ -79,14 +97,7 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
         for (_, which), parts in groupby(tiled.parts(call), share)
     ]
     run_all(_summarize, cases)
-    total = received.sum(axis=0)[..., None, :]  # (*lead, Hkv, G, 1, S)
-    return AttentionSummary(
-        call.result(context, call.dtype),
-        call.result(lse[..., None], call.kind)[..., 0],
-        call.result(indices),
-        call.result(weights),
-        call.result(total, call.kind)[..., 0, :],
-    )
+    return np.asarray(received.sum(axis=0)[..., None, :])
 
 
 def _summarize(

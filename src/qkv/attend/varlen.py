@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type
+from qkv.attend import native
 from qkv.attend.call import check_call, check_heads, check_types
 from qkv.attend.solve import solve
 from qkv.attend.visibility import check_offset, check_per_row, check_window
+from qkv.backend import body
 
 
 def varlen_attention(
@@ -82,26 +84,29 @@ def varlen_attention(
     )
     offsets = _offsets(call, q_offset, lengths, key_lengths, needed=ranged)
 
+    options: dict[str, Any] = {
+        "is_causal": is_causal,
+        "window": window,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sinks": sinks,
+        "scale": scale,
+    }
+    whole = check_call(*(np.swapaxes(x, 0, 1) for x in arrays), q_offset=0, call=call, **options)
+    chosen = body()
+    if chosen is not None and native.takes(whole):
+        out, lse = native.attend_packed(chosen, whole, q, k, v, starts, key_starts, offsets)
+        return (out, lse.astype(whole.kind)) if return_lse else out
+
     calls, places = [], []
     for first, last in _runs(lengths, key_lengths):
         rows = slice(starts[first], starts[last])
         keys = slice(key_starts[first], key_starts[last])
-        calls.append(
-            check_call(
-                *(
-                    _as_batch(array[part], last - first)
-                    for array, part in ((q, rows), (k, keys), (v, keys))
-                ),
-                is_causal=is_causal,
-                q_offset=offsets[first:last],
-                window=window,
-                softcap=softcap,
-                alibi_slopes=alibi_slopes,
-                sinks=sinks,
-                scale=scale,
-                call=call,
-            )
+        batch = (
+            _as_batch(array[part], last - first)
+            for array, part in ((q, rows), (k, keys), (v, keys))
         )
+        calls.append(check_call(*batch, q_offset=offsets[first:last], call=call, **options))
         places.append(rows)
     out = np.empty((len(q), heads, v.shape[2]), dtype)
     lse = np.empty((len(q), heads), compute_type(dtype))

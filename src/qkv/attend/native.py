@@ -1,0 +1,215 @@
+"""From a checked call to the native kernel: arrays handed over where they stand."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, native
+from qkv.attend.call import Call
+from qkv.attend.heads import ungroup_queries
+from qkv.backend import get_num_threads, kernel
+
+
+def takes(call: Call) -> bool:
+    """Whether the kernel computes in the type of this call."""
+    return handed_as(call.dtype) is not None
+
+
+def place_for(call: Call, out: Array | None) -> Array:
+    """Memory for the result of a call `(*lead, Hkv, G, L, dv)`: that of `out` where it will do."""
+    shape = (*call.shape, call.value.shape[-1])
+    if out is None or not _stands(out):
+        return np.empty(shape, call.dtype)
+    kv_heads, group, *_ = shape[-4:]
+    heads = out[(None,) * (len(shape) - 1 - out.ndim)]  # (*lead, Hq, L, dv)
+    return heads.reshape(*heads.shape[:-3], kv_heads, group, *heads.shape[-2:])
+
+
+def attend(body: int, call: Call, out: Array, lse: Array, weights: Array | None = None) -> None:
+    """Compute a call of float32 or halves into arrays of the layout and type that it asks for.
+
+    `out (*lead, Hkv, G, L, dv)`, `lse (*lead, Hkv, G, L)` float64, `weights (*lead, Hkv, G, L, S)`
+    float32, which must hold zeros. Heads must be apart by one step, as `group_queries` leaves them.
+    """
+    shown = None if weights is None else ungroup_queries(weights)
+    kernel.attend(*_asked(body, call, out, lse, shown))
+
+
+def summarize(
+    body: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
+) -> None:
+    """The same, with the largest weights of each query and what each key received.
+
+    `indices` and `weights (*lead, Hkv, G, L, top_k)`, int64 and float32; `received (*lead, Hkv, G,
+    1, S)`, float64, which must hold zeros.
+    """
+    summary = (ungroup_queries(x) for x in (indices, weights, received))
+    kernel.summarize(*_asked(body, call, out, lse, *summary))
+
+
+def attend_packed(
+    body: int,
+    call: Call,
+    query: Array,
+    key: Array,
+    value: Array,
+    starts: Array,
+    key_starts: Array,
+    offsets: Array,
+) -> tuple[Array, Array]:
+    """Attention within packed sequences: `out (total, Hq, dv)`, `lse (total, Hq)` float64.
+
+    `call` is any call with the same rules and heads; arrays are `(total, heads, size)`.
+    """
+    out = np.empty((*query.shape[:2], value.shape[2]), call.dtype)
+    lse = np.empty((*query.shape[:2], 1), np.float64)
+    seen = call.visibility
+    slopes, sinks = _per_head(call)
+    kernel.attend_packed(
+        body,
+        _handed(_standing(query)),
+        _handed(_standing(key)),
+        _handed(_standing(value)),
+        _handed(out),
+        lse,
+        np.ascontiguousarray(starts),
+        np.ascontiguousarray(key_starts),
+        slopes,
+        sinks,
+        np.ascontiguousarray(offsets),
+        seen.left,
+        seen.right,
+        call.softcap,
+        call.scale,
+        get_num_threads(),
+    )
+    return out, lse[..., 0]
+
+
+def plain_attention(
+    body: int, query: Any, key: Any, value: Any, is_causal: bool, scale: float | None
+) -> tuple[Array, Array] | None:
+    """Out and log-sum-exp of arrays that can be handed over as they are; None where they cannot.
+
+    This is for calls so small that checking costs more than computing. Nothing is refused here:
+    whatever is not plain goes the long way, which has the errors.
+    """
+    if not (
+        type(query) is type(key) is type(value) is np.ndarray
+        and query.ndim == key.ndim == value.ndim >= 2
+        and query.shape[:-3] == key.shape[:-3]
+        and key.shape[:-1] == value.shape[:-1]
+        and 0 < query.shape[-1] == key.shape[-1]
+        and (query.ndim == 2 or (key.shape[-3] and query.shape[-3] % key.shape[-3] == 0))
+        and (is_causal is False or (is_causal is True and query.shape[-2] == key.shape[-2]))
+        and (scale is None or (type(scale) is float and math.isfinite(scale)))
+        and query.dtype == key.dtype == value.dtype
+        and handed_as(query.dtype) is not None
+        and _stands(query)
+        and _stands(key)
+        and _stands(value)
+    ):
+        return None
+    rows = query.shape[:-1]
+    out, lse = np.empty((*rows, value.shape[-1]), query.dtype), np.empty((*rows, 1), np.float64)
+    kernel.attend(
+        body,
+        _handed(query),
+        _handed(key),
+        _handed(value),
+        _handed(out),
+        lse,
+        None,  # mask, bias, slopes, sinks
+        None,
+        None,
+        None,
+        0,  # offset, lengths
+        None,
+        None,
+        None,  # window
+        0 if is_causal else None,
+        None,  # softcap
+        1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        get_num_threads(),
+        None,  # weights
+    )
+    return out, lse[..., 0]
+
+
+@functools.cache
+def handed_as(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The type that the kernel takes numbers of `dtype` for, None where it does not take them."""
+    if dtype in (np.float16, np.float32) and dtype.isnative:
+        return dtype
+    return np.dtype(np.uint16) if dtype.name == "bfloat16" and dtype.isnative else None
+
+
+def _asked(body: int, call: Call, out: Array, lse: Array, *more: Array | None) -> Any:
+    """The arguments of the kernel's functions, in their order."""
+    seen = call.visibility
+    mask = call.mask if seen.given is None else seen.given
+    cells = (None if x is None else ungroup_queries(_addressed(x)) for x in (mask, call.bias))
+    rows = (
+        None if x is None else np.ascontiguousarray(x)
+        for x in (seen.offset, seen.query_lengths, seen.key_lengths)
+    )
+    return (
+        body,
+        _handed(ungroup_queries(_standing(call.query))),
+        _handed(_standing(call.key)[..., 0, :, :]),
+        _handed(_standing(call.value)[..., 0, :, :]),
+        _handed(ungroup_queries(out)),
+        ungroup_queries(lse[..., None]),
+        *(x if x is None or x.dtype.name != "bfloat16" else x.view(np.uint16) for x in cells),
+        *_per_head(call),
+        *rows,
+        seen.left,
+        seen.right,
+        call.softcap,
+        call.scale,
+        get_num_threads(),
+        *more,
+    )
+
+
+def _per_head(call: Call) -> tuple[Array | None, Array | None]:
+    """Slopes `(Hq,)` and sinks `(Hq, n)`, float32."""
+    slopes = None if call.slopes is None else np.ascontiguousarray(call.slopes.ravel())
+    if call.sinks is None:
+        return slopes, None
+    return slopes, np.ascontiguousarray(call.sinks.reshape(-1, call.sinks.shape[-1]))
+
+
+def _handed(array: Array) -> Array:
+    """The same numbers under the type that the kernel takes them for."""
+    handed = handed_as(array.dtype)
+    return array if handed is array.dtype or handed is None else array.view(handed)
+
+
+def _stands(array: Array) -> bool:
+    """Whether its elements are whole, and those of the last axis stand together."""
+    return array.flags.aligned and array.strides[-1] == array.itemsize
+
+
+def _standing(array: Array) -> Array:
+    """The same where it stands so that the kernel can read it, otherwise a copy."""
+    return array if _stands(array) and array.dtype.isnative else _copy(array, whole=1)
+
+
+def _addressed(array: Array) -> Array:
+    """The same with whole, native-endian elements, at any steps."""
+    return array if array.flags.aligned and array.dtype.isnative else _copy(array, whole=0)
+
+
+def _copy(array: Array, *, whole: int) -> Array:
+    """A copy in this machine's byte order that repeats what is repeated in the original.
+
+    Of the last `whole` axes each element is copied.
+    """
+    steps = array.strides[: array.ndim - whole]
+    once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
+    return np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)
