@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention, trace_attention
-from qkv.backend import backend, get_num_threads, run_all
+from qkv.backend import backend, body, get_num_threads, kernel, run_all
 
 Call = Callable[[], Any]
 
@@ -136,7 +136,7 @@ def allowed_error(query: Array, key: Array, value: Array) -> float:
     score = longest[0] * longest[1] / math.sqrt(query.shape[-1])
     rounding = {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(value.dtype.name, 0.0)
     top = float(np.abs(np.asarray(value, np.float64)).max())
-    return (2e-6 + 2.0**-23 * score + rounding) * top
+    return float((2e-6 + 2.0**-23 * score + rounding) * top)
 
 
 def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
@@ -171,6 +171,8 @@ def multiply_adds(dtype: str = "float32") -> float:
     From multiply-adds in registers, where there is a kernel to make them; else NumPy's best at a
     product of two large matrices. For `"bfloat16"` those of the BF16 instructions, if any.
     """
+    if kernel is not None:
+        return kernel.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())
     size = 768
     matrix = np.ones((size, size), np.float32)
     out = np.empty_like(matrix)
@@ -180,10 +182,12 @@ def multiply_adds(dtype: str = "float32") -> float:
 
 def read_rate() -> float:
     """Bytes a second that can be read from a large array, on the threads that we may use."""
+    if kernel is not None:
+        return kernel.read_rate(body() or 0, get_num_threads())
     numbers = np.ones(1 << 25, np.float32)  # more than most caches hold
     pieces = [(piece,) for piece in np.split(numbers, 256)]
     best = min(_seconds(lambda: run_all(np.max, pieces)) for _ in range(3))
-    return numbers.nbytes / best
+    return float(numbers.nbytes / best)
 
 
 def machine() -> dict[str, Any]:
@@ -289,14 +293,15 @@ def measured(
 ) -> dict[str, Any]:
     """One task of `survey`."""
     q, k, v = task.inputs()
-    causal = {"is_causal": task.is_causal}
-    wide = [x.astype(np.float32, copy=False) for x in (q, k, v)]  # plain NumPy has no halves
+    causal = task.is_causal
+    # plain NumPy has no halves
+    wide_q, wide_k, wide_v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     calls: dict[str, Call] = {
-        "qkv": lambda: attention(q, k, v, **causal),
-        "numpy": lambda: plain_attention(*wide, **causal),
+        "qkv": lambda: attention(q, k, v, is_causal=causal),
+        "numpy": lambda: plain_attention(wide_q, wide_k, wide_v, is_causal=causal),
     }
     rows = sample(q.shape[-2])
-    truth = exact(q, k, v, rows, **causal)
+    truth = exact(q, k, v, rows, is_causal=causal)
     errors = {name: largest_error(call(), truth, rows) for name, call in calls.items()}
     allowed = allowed_error(q, k, v)
     if not errors["qkv"] <= allowed:
@@ -311,7 +316,11 @@ def measured(
         {**calls, "limit": probe}, rounds=rounds, seconds=0.3, pause=0.01, advance=advance
     )
     limit = statistics.median(limits)
-    work = operations(q, k, v, **causal) if task.bound == "multiply_adds" else k.nbytes + v.nbytes
+    work = (
+        operations(q, k, v, is_causal=causal)
+        if task.bound == "multiply_adds"
+        else k.nbytes + v.nbytes
+    )
     ours, plain = (statistics.median(times[name]) for name in calls)
     return {
         "name": task.name,

@@ -1,0 +1,176 @@
+"""Measure every claim that the documentation makes: `make bench`, or `python -m benchmarks`."""
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import in_unit, measure, report, wanted
+from qkv.measure import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+CLAIMS = (
+    "prefill",
+    "short",
+    "decode",
+    "window",
+    "arguments",
+    "varlen",
+    "bfloat16",
+    "summary",
+    "linear",
+    "overhead",
+    "numpy_path",
+    "growth",
+)
+PEERS = ("qkv", "numpy", "torch", "onnxruntime", "openvino")
+QUICK = 8  # what lengths are divided by, to see that everything works
+
+
+def main() -> None:
+    """Run the claims asked for, print what they come to, and keep it as JSON."""
+    arguments = parsed()
+    if arguments.child:
+        child(arguments)
+        return
+    claims = [claim for claim in CLAIMS if claim in (arguments.claims or CLAIMS)]
+    counts = [arguments.threads] if arguments.threads else [1, 2]
+    begin = time.monotonic()
+    found: dict[str, Any] = {claim: {"title": title(claim), "rows": []} for claim in claims}
+    failed = False
+    for threads in counts:
+        together = [claim for claim in claims if claim != "growth" or threads == counts[-1]]
+        for environment, group in groupby(together, key=environment_of):
+            part, code = run(list(group), threads, environment, arguments.quick)
+            failed |= code != 0
+            for claim, one in part.items():
+                found[claim]["rows"] += one.pop("rows", [])
+                found[claim] |= one
+    about = machine()
+    del about["threads"]
+    result = {
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "seconds": round(time.monotonic() - begin),
+        "machine": about,
+        "versions": {name: version(name) for name in PEERS},
+        "claims": found,
+    }
+    full = claims == list(CLAIMS) and counts == [1, 2] and not arguments.quick and not failed
+    path = Path(arguments.json or RESULTS / f"{'full' if full else 'part'}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(*conclusion(found), sep="\n")
+    print(f"{result['seconds']} s; written to {path}")
+    sys.exit(failed)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("claims", nargs="*", help=f"which; default: all of {', '.join(CLAIMS)}")
+    parser.add_argument("--threads", type=int, help="of each library; default: 1, then 2")
+    parser.add_argument("--quick", action="store_true", help="an eighth of each length, 3 turns")
+    parser.add_argument("--json", help="where to write what was found")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    for claim in set(arguments.claims) - set(CLAIMS):
+        parser.error(f"there is no claim {claim}: choose among {', '.join(CLAIMS)}")
+    return arguments
+
+
+def module(claim: str) -> Any:
+    """The file of a claim."""
+    return importlib.import_module(f"benchmarks.{claim}")
+
+
+def title(claim: str) -> str:
+    """What it says."""
+    return module(claim).__doc__.strip()
+
+
+def environment_of(claim: str) -> dict[str, str]:
+    """Variables that have to be set before its process begins."""
+    return getattr(module(claim), "ENVIRONMENT", {})
+
+
+def run(
+    claims: list[str], threads: int, environment: dict[str, str], quick: bool
+) -> tuple[dict[str, Any], int]:
+    """Measure claims in a new process, where every library has this number of threads."""
+    counts = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL", "QKV")}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "benchmarks", *claims, "--threads", str(threads)]
+        command += ["--child", str(path), *["--quick"] * quick]
+        code = subprocess.run(
+            command, env=os.environ | counts | environment, cwd=ROOT, check=False
+        ).returncode
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found, code
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """Measure claims in this process; what is found is kept claim by claim."""
+    shrink = QUICK if arguments.quick else 1
+    options = {"rounds": 3, "seconds": 0.0} if arguments.quick else {}
+    found: dict[str, Any] = {}
+    wrong = False
+    for claim in arguments.claims:
+        begin = time.monotonic()
+        print(f"\n{claim}: {title(claim)}", flush=True)
+        if claim == "growth":
+            found[claim] = {"curves": module(claim).curves(shrink), "threads": arguments.threads}
+        else:
+            rows = found.setdefault(claim, {"rows": []})["rows"]
+            for row in module(claim).rows(shrink):
+                try:
+                    rows.append(measure(row, arguments.threads, **options))
+                    print(*report(rows[-1]), sep="\n", flush=True)
+                except ArithmeticError as error:
+                    wrong = True
+                    print(f"  WRONG, so not timed: {error}", flush=True)
+                del row
+                gc.collect()  # sessions of other libraries keep threads and memory
+        print(f"  ({time.monotonic() - begin:.0f} s)", flush=True)
+        Path(arguments.child).write_text(json.dumps(found), encoding="utf-8")
+    sys.exit(wrong)
+
+
+def conclusion(found: dict[str, Any]) -> list[str]:
+    """How many goals were met, and which were not."""
+    goals = [
+        (f"{claim} {row['name']}, {row['threads']} threads: {goal['text']}", goal)
+        for claim, one in found.items()
+        for row in one["rows"]
+        for goal in row["goals"]
+        if goal["met"] is not None
+    ]
+    missed = [
+        f"  missed: {name} {in_unit(goal['value'], goal['unit'])} ({wanted(goal)})"
+        for name, goal in goals
+        if not goal["met"]
+    ]
+    return ["", f"{len(goals) - len(missed)} of {len(goals)} goals met", *missed]
+
+
+def version(package: str) -> str | None:
+    """That of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""A claim as rows: ways to do one piece of work, verified, timed in turn, held against goals."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from qkv.measure import (
+    ROUNDS,
+    allowed_error,
+    exact,
+    in_turn,
+    largest_error,
+    multiply_adds,
+    read_rate,
+    sample,
+)
+
+LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # what a peer may be off by before it counts as wrong
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do the work: what is timed, and how far its result is from the truth."""
+
+    call: Callable[[], Any]
+    error: Callable[[Any], float]
+    allowed: float = LOOSE["float32"]
+    operations: float = 0  # floating-point, in multiplications and additions
+    reads: float = 0  # bytes that have to be read at least
+    dtype: str = "float32"  # whose multiply-add rate is the limit
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A number that follows from the measurements, and what it should be."""
+
+    text: str
+    value: Callable[[dict[str, Any]], float]
+    unit: str = "x"
+    least: float | None = None
+    most: float | None = None
+    aim: float | None = None
+
+    def judged(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What came out; `value` is None where a peer that it needs was not there."""
+        try:
+            value = self.value(row)
+        except (KeyError, ValueError):
+            value = None
+        downward = self.most is not None
+        bound = self.most if downward else self.least
+
+        def reached(goal: float | None) -> bool | None:
+            if goal is None or value is None:
+                return None
+            return value <= goal if downward else value >= goal
+
+        return {
+            "text": self.text,
+            "unit": self.unit,
+            "value": value,
+            "least": self.least,
+            "most": self.most,
+            "aim": self.aim,
+            "met": reached(bound),
+            "aim_met": reached(self.aim),
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table of goals."""
+
+    name: str
+    ways: dict[str, Way | None]  # None: its library is not installed
+    goals: tuple[Goal, ...] = ()
+    memory: dict[str, Callable[[], float]] = field(default_factory=dict)  # bytes above the inputs
+
+
+# Goals
+
+
+def seconds(row: dict[str, Any], way: str) -> float:
+    """The median time of a way; of several joined by "|", the shortest that is there."""
+    there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
+    return min(there)
+
+
+def faster(than: str, least: float | None, aim: float | None = None, way: str = "qkv") -> Goal:
+    """At least so many times as fast as a peer, or as the fastest of peers joined by "|"."""
+    name = than.partition("|")[0]
+    text = f"beside {name}" if way == "qkv" else f"{way}, beside {name}"
+    return Goal(text, lambda row: seconds(row, than) / seconds(row, way), least=least, aim=aim)
+
+
+def share_of_peak(least: float, aim: float | None = None, way: str = "qkv") -> Goal:
+    """At least this share of the multiply-adds that the machine gives."""
+    return Goal("share of peak", lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
+
+
+def share_of_reading(least: float, way: str = "qkv") -> Goal:
+    """At least this share of the bytes a second that the machine reads."""
+    return Goal("share of the read rate", lambda row: row["ways"][way]["share"], "%", least=least)
+
+
+def within(most: float, way: str, of: str = "qkv") -> Goal:
+    """At most so many times the time of another way."""
+    return Goal(
+        f"time of {way}, beside {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
+    )
+
+
+def at_most(most: float, way: str = "qkv") -> Goal:
+    """At most so many seconds."""
+    return Goal("one call", lambda row: seconds(row, way), "s", most=most)
+
+
+def no_less_exact(than: str, way: str = "qkv") -> Goal:
+    """An error that is no larger than a peer's."""
+
+    def ratio(row: dict[str, Any]) -> float:
+        return row["ways"][way]["error"] / row["ways"][than]["error"]
+
+    return Goal(f"error beside {than}", ratio, most=1.0)
+
+
+def memory_at_most(most: float, way: str) -> Goal:
+    """At most so many bytes above the inputs."""
+    return Goal("memory above the inputs", lambda row: row["memory"][way], "B", most=most)
+
+
+def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
+    """So many times less memory above the inputs than a peer."""
+    return Goal(
+        f"less memory than {than}",
+        lambda row: row["memory"][than] / row["memory"][way],
+        least=least,
+    )
+
+
+# Measuring
+
+
+def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
+    """The truth of one attention call, as a maker of the `error` of each of its ways."""
+    rows = sample(query.shape[-2], most)
+    truth = exact(query, key, value, rows, **options)
+
+    def error(to_array=np.asarray):
+        return lambda result: largest_error(to_array(result), truth, rows)
+
+    return error
+
+
+def ours(query, key, value) -> float:
+    """What our own call may be off by: its promise."""
+    return allowed_error(query, key, value)
+
+
+def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
+    """Verify each way of a row, then time them in turn, with the limits that bound them.
+
+    Raises:
+        ArithmeticError: a way gives what it should not; nothing of its row is timed.
+    """
+    ways = {name: way for name, way in row.ways.items() if way is not None}
+    errors = {}
+    for name, way in ways.items():
+        errors[name] = way.error(way.call())
+        if not errors[name] <= way.allowed:
+            raise ArithmeticError(
+                f"{row.name}: {name} is off by {errors[name]:.1e}, allowed is {way.allowed:.1e}"
+            )
+    probes: dict[str, list[float]] = {}
+
+    def probe(name: str, rate: Callable[[], float]) -> Callable[[], None]:
+        probes[name] = []
+        return lambda: probes[name].append(rate())
+
+    calls = {name: way.call for name, way in ways.items()}
+    limited = {way.dtype for way in ways.values() if way.operations}
+    limits = {name: probe(name, lambda name=name: multiply_adds(name)) for name in sorted(limited)}
+    if any(way.reads for way in ways.values()):
+        limits["reading"] = probe("reading", read_rate)
+    times = in_turn(
+        {**calls, **{f"limit of {name}": call for name, call in limits.items()}},
+        rounds=rounds,
+        seconds=seconds,
+        pause=0.03 if threads > 1 else 0.005,
+    )
+    rates = {name: statistics.median(found) for name, found in probes.items()}
+    measured: dict[str, Any] = {
+        "name": row.name,
+        "threads": threads,
+        "limits": rates,
+        "ways": {},
+        "memory": {name: ask() for name, ask in row.memory.items()},
+        "missing": [name for name, way in row.ways.items() if way is None],
+    }
+    for name, way in ways.items():
+        median = statistics.median(times[name])
+        one = {
+            "seconds": median,
+            "fastest": min(times[name]),
+            "turns": len(times[name]),
+            "error": errors[name],
+        }
+        work, limit = (
+            (way.operations, rates[way.dtype])
+            if way.operations
+            else (way.reads, rates["reading"])
+            if way.reads
+            else (0, 1)
+        )
+        if work:
+            one |= {"rate": work / median, "share": work / median / limit}
+        measured["ways"][name] = one
+    measured["goals"] = [goal.judged(measured) for goal in row.goals]
+    return measured
+
+
+# Words
+
+
+def in_unit(value: float, unit: str) -> str:
+    """A goal's number as it is read."""
+    if unit == "%":
+        return f"{value:.1%}"
+    if unit == "s":
+        return time_in_words(value)
+    if unit == "B":
+        return f"{value / 1e6:,.0f} MB"
+    return f"{value:.2f}x"
+
+
+def time_in_words(value: float) -> str:
+    """Seconds in three figures."""
+    units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
+    factor, unit = next((one for one in units if value * one[0] >= 1), units[-1])
+    figures = value * factor
+    return f"{figures:.0f} {unit}" if figures >= 100 else f"{figures:.3g} {unit}"
+
+
+def verdict(goal: dict[str, Any]) -> str:
+    """Whether a goal was met, in words."""
+    if goal["value"] is None:
+        return "not measured"
+    words = [] if goal["met"] is None else ["met" if goal["met"] else "MISSED"]
+    if goal["aim"] is not None:
+        words.append("aim met" if goal["aim_met"] else "short of the aim")
+    return ", ".join(words)
+
+
+def wanted(goal: dict[str, Any]) -> str:
+    """What a goal asks for, in words."""
+    bounds = [
+        f"{word} {in_unit(goal[key], goal['unit'])}"
+        for key, word in (("least", "at least"), ("most", "at most"), ("aim", "aim"))
+        if goal[key] is not None
+    ]
+    return ", ".join(bounds)
+
+
+def rate_in_words(name: str, rate: float) -> str:
+    """A limit or a rate that was reached."""
+    return f"{rate / 1e9:,.1f} {'GB/s' if name == 'reading' else 'GFLOP/s'}"
+
+
+def report(row: dict[str, Any]) -> Iterable[str]:
+    """A measured row as lines for the terminal."""
+    limits = ", ".join(
+        f"{name} {rate_in_words(name, rate)}" for name, rate in row["limits"].items()
+    )
+    yield f"{row['name']}, {row['threads']} thread{'s' * (row['threads'] > 1)}" + (
+        f"  (limits: {limits})" if limits else ""
+    )
+    for name, way in row["ways"].items():
+        line = f"  {name:32} {time_in_words(way['seconds']):>9}  error {way['error']:.0e}"
+        if "share" in way:
+            line += f"  {way['rate'] / 1e9:8,.1f} G/s {way['share']:7.1%}"
+        yield line
+    for name, size in row["memory"].items():
+        yield f"  {name:32} {size / 1e6:,.0f} MB above the inputs"
+    for name in row["missing"]:
+        yield f"  {name:32} not installed"
+    for goal in row["goals"]:
+        value = "" if goal["value"] is None else in_unit(goal["value"], goal["unit"])
+        yield f"  > {goal['text']:30} {value:>9}  ({wanted(goal)}) {verdict(goal)}"

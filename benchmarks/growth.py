@@ -1,0 +1,47 @@
+"""Time and memory at 1k, 2k, ... 64k tokens of one head, each call in a process of its own."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import measured_alone
+
+LONGEST = 65536
+WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
+MOST_SECONDS = 20.0
+MOST_BYTES = 6e9
+FLOOR = 4e6  # bytes: below it a process's own comings and goings are what is seen
+
+
+def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
+    """For each way its points, as far as it goes before the next would take too much."""
+    found = {}
+    for way in WAYS:
+        if way == "torch" and not find_spec("torch"):
+            continue
+        points: list[dict[str, float]] = []
+        length = 1024 // shrink
+        while length <= LONGEST // shrink and not next_is_too_much(points):
+            points.append({"length": length, **measured_alone(way, (1, 1, length, 64))})
+            length *= 2
+        found[way] = points
+    return found
+
+
+def next_is_too_much(points: list[dict[str, float]]) -> bool:
+    """Whether twice the length would take over 20 s or 6 GB, if growth goes on as before."""
+    for name, most in (("seconds", MOST_SECONDS), ("bytes", MOST_BYTES)):
+        last = [point[name] for point in points[-2:]]
+        if len(last) == 2 and last[1] * max(1.0, last[1] / max(last[0], 1e-9)) > most:
+            return True
+    return False
+
+
+def exponent(points: list[dict[str, Any]], name: str) -> float | None:
+    """The slope of the last four points, log against log; None where there is nothing to see."""
+    seen = [(p["length"], p[name]) for p in points if name == "seconds" or p[name] > FLOOR][-4:]
+    if len(seen) < 2:
+        return None
+    lengths, values = np.log(np.array(seen, float)).T
+    return float(np.polyfit(lengths, values, 1)[0])

@@ -1,0 +1,86 @@
+"""Time and memory of one call in a process of its own: `python -m benchmarks.memory <json>`."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 1.0  # seconds: shorter calls are timed again
+
+
+def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
+    """The median `seconds` of a call, and the `bytes` that it took at most above its inputs."""
+    command = [sys.executable, "-m", "benchmarks.memory", json.dumps([way, shape])]
+    environment = os.environ | ({"QKV_BACKEND": "numpy"} if way == "qkv on NumPy" else {})
+    answer = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, text=True, env=environment, cwd=ROOT
+    )
+    return json.loads(answer.stdout)
+
+
+def call_of(way: str, shape: tuple[int, ...]):
+    """What is measured, its inputs made: a call without arguments."""
+    import qkv
+    from benchmarks.peers import torch_attention
+    from qkv.measure import plain_attention, random_inputs
+
+    q, k, v = random_inputs(shape, shape)
+    if way == "torch":
+        return torch_attention(q, k, v)[0]
+    return {
+        "qkv": lambda: qkv.attention(q, k, v),
+        "qkv, window (512, 0)": lambda: qkv.attention(q, k, v, window=(512, 0)),
+        "qkv on NumPy": lambda: qkv.attention(q, k, v),
+        "summary": lambda: qkv.summarize_attention(q, k, v),
+        "numpy": lambda: plain_attention(q, k, v),
+    }[way]
+
+
+def resident() -> tuple[int, int]:
+    """Bytes in memory now, and at most since `forget_the_peak`."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            status = dict(line.split(":", 1) for line in file)
+        return tuple(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    except OSError:  # not Linux: the most since the process began, in bytes on macOS
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most, most
+
+
+def forget_the_peak() -> None:
+    """Count the most memory from here on, where the system can."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
+
+
+def main() -> None:
+    """Measure what the command line names and print it."""
+    way, shape = json.loads(sys.argv[1])
+    batch, heads, length, size = shape
+    call_of(way, (batch, heads, min(length, 256), size))()  # what is loaded once does not count
+    call = call_of(way, tuple(shape))
+    forget_the_peak()
+    before, _ = resident()
+    times = [seconds(call)]
+    _, most = resident()
+    while len(times) < 9 and sum(times) < PATIENCE:
+        times.append(seconds(call))
+    print(json.dumps({"seconds": statistics.median(times), "bytes": max(0, most - before)}))
+
+
+def seconds(call) -> float:
+    """How long one call takes."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()

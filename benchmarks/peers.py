@@ -1,0 +1,273 @@
+"""The same work as other libraries do it, each in the configuration that is its fastest."""
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+# What is timed, and how its result becomes (B, H, L, dv) in NumPy; None: not installed.
+Peer = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
+
+
+def needs(library: str):
+    """Leave a peer out where its library is missing."""
+
+    def wrap(make: Callable[..., Peer]) -> Callable[..., Peer | None]:
+        @functools.wraps(make)
+        def made(*args, **options):
+            return make(*args, **options) if find_spec(library) else None
+
+        return made
+
+    return wrap
+
+
+def threads() -> int:
+    """How many threads a peer may use in this process."""
+    return int(os.environ.get("QKV_NUM_THREADS", "1"))
+
+
+# torch
+
+
+@functools.cache
+def torch():
+    """The library, told its threads, without gradients."""
+    import torch
+
+    torch.set_num_threads(threads())
+    torch.set_grad_enabled(False)
+    return torch
+
+
+def tensors(*arrays: np.ndarray, dtype: str = "float32"):
+    """Arrays as torch has them; bfloat16 rounds to it."""
+    kind = getattr(torch(), dtype)
+    return [torch().from_numpy(np.asarray(x, np.float32)).to(kind) for x in arrays]
+
+
+def from_torch(tensor) -> np.ndarray:
+    """Any tensor as float32."""
+    return tensor.float().numpy()
+
+
+@needs("torch")
+def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+    tq, tk, tv = tensors(q, k, v, dtype=dtype)
+    if mask is not None:
+        options["attn_mask"] = torch().from_numpy(mask)
+    attend = torch().nn.functional.scaled_dot_product_attention
+    return lambda: attend(tq, tk, tv, **options), from_torch
+
+
+@needs("torch")
+def torch_folded(q, k, v) -> Peer:
+    """One query of grouped heads seen as several queries of one head: K and V are read once."""
+    tq, tk, tv = tensors(q, k, v)
+    batch, heads, _, size = q.shape
+    folded = (batch, k.shape[1], heads // k.shape[1], size)
+    attend = torch().nn.functional.scaled_dot_product_attention
+    return lambda: attend(tq.view(folded), tk, tv).view(q.shape), from_torch
+
+
+@needs("torch")
+def torch_softcap(q, k, v, softcap) -> Peer:
+    """Written out, as torch has no argument for it."""
+    tq, tk, tv = tensors(q, k, v)
+    scale = 1 / math.sqrt(q.shape[-1])
+
+    def call():
+        scores = tq @ tk.transpose(-1, -2) * scale
+        return (softcap * (scores / softcap).tanh()).softmax(-1) @ tv
+
+    return call, from_torch
+
+
+@needs("torch")
+def torch_linear(x, weight, bias, dtype="float32") -> Peer:
+    """`gelu(linear(x))`; torch keeps its weights (out, in)."""
+    tx, tw, tb = tensors(x, np.ascontiguousarray(weight.T), bias, dtype=dtype)
+    F = torch().nn.functional
+    return lambda: F.gelu(F.linear(tx, tw, tb)), from_torch
+
+
+# onnxruntime
+
+
+def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ...]], shared=()):
+    """A model of one node with everything bound: a call without arguments, and its results.
+
+    `shared` names a result and the input whose memory it is.
+    """
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int32): TensorProto.INT32}
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "attention",
+        [info(name, kinds[x.dtype], x.shape) for name, x in feeds.items()],
+        [info(name, TensorProto.FLOAT, shape) for name, shape in results.items()],
+    )
+    opset = 24 if node.domain == "" else 21
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads()
+    run = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    binding = run.io_binding()
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(x) for name, x in feeds.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    shared = dict(shared)
+    outputs = {}
+    for name, shape in results.items():
+        outputs[name] = (
+            values[shared[name]]
+            if name in shared
+            else onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32)
+        )
+        binding.bind_ortvalue_output(name, outputs[name])
+
+    def call(keep=values):  # bound memory has to outlive the session
+        run.run_with_iobinding(binding)
+        return outputs
+
+    return call
+
+
+def rows_of(x: np.ndarray) -> np.ndarray:
+    """`(B, H, L, d)` as `(B, L, H * d)`, which is what onnxruntime's own operators take."""
+    batch, heads, length, size = x.shape
+    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(batch, length, heads * size)
+
+
+def heads_of(out: str, heads: int):
+    """And back."""
+
+    def read(outputs) -> np.ndarray:
+        x = outputs[out].numpy()
+        return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+    return read
+
+
+@needs("onnxruntime")
+def ort_multi_head(q, k, v, causal=False) -> Peer:
+    """com.microsoft MultiHeadAttention, the fused operator of exported encoders."""
+    from onnx import helper
+
+    node = helper.make_node(
+        "MultiHeadAttention",
+        ["q", "k", "v"],
+        ["out"],
+        domain="com.microsoft",
+        num_heads=q.shape[1],
+        unidirectional=int(causal),
+    )
+    feeds = {"q": rows_of(q), "k": rows_of(k), "v": rows_of(v)}
+    return session(node, feeds, {"out": feeds["q"].shape}), heads_of("out", q.shape[1])
+
+
+@needs("onnxruntime")
+def ort_attention(q, k, v, causal=False) -> Peer:
+    """Attention of the ONNX standard, opset 24."""
+    from onnx import helper
+
+    node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
+    call = session(node, {"q": q, "k": k, "v": v}, {"out": (*q.shape[:3], v.shape[3])})
+    return call, lambda outputs: outputs["out"].numpy()
+
+
+@needs("onnxruntime")
+def ort_grouped(q, k, v, window=None) -> Peer:
+    """com.microsoft GroupQueryAttention, causal: a whole text, or one token after a cache."""
+    from onnx import helper
+
+    batch, heads, length, size = q.shape
+    kv_heads, keys = k.shape[1:3]
+    decoding = length < keys
+    feeds = {
+        "q": rows_of(q),
+        "k": rows_of(k[:, :, -length:]),
+        "v": rows_of(v[:, :, -length:]),
+        "before": np.full(batch, keys - 1, np.int32),
+        "total": np.array([keys], np.int32),
+    }
+    past = ["", ""]
+    if decoding:
+        past = ["past_k", "past_v"]
+        feeds |= {"past_k": k.copy(), "past_v": v.copy()}
+    node = helper.make_node(
+        "GroupQueryAttention",
+        ["q", "k", "v", *past, "before", "total"],
+        ["out", "present_k", "present_v"],
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        **({} if window is None else {"local_window_size": window}),
+    )
+    cache = (batch, kv_heads, keys, size)
+    results = {"out": feeds["q"].shape, "present_k": cache, "present_v": cache}
+    shared = {"present_k": "past_k", "present_v": "past_v"} if decoding else {}
+    return session(node, feeds, results, shared), heads_of("out", heads)
+
+
+# OpenVINO
+
+
+@needs("openvino")
+def openvino_attention(q, k, v, causal=False, dtype="float32") -> Peer:
+    """Its SDPA operator; bfloat16 goes in and comes out where that is asked for."""
+    import openvino
+    from openvino import opset13
+
+    kind = {"float32": openvino.Type.f32, "bfloat16": openvino.Type.bf16}[dtype]
+    parameters = [opset13.parameter(list(x.shape), kind) for x in (q, k, v)]
+    attend = opset13.scaled_dot_product_attention(*parameters, causal=causal)
+    model = openvino.Model([opset13.result(attend)], parameters)
+    options = {
+        "INFERENCE_NUM_THREADS": threads(),
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype],
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+    }
+    request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+    for number, x in enumerate((q, k, v)):
+        if dtype == "float32":
+            tensor = openvino.Tensor(np.ascontiguousarray(x), shared_memory=True)
+        else:
+            tensor = openvino.Tensor(kind, list(x.shape))
+            tensor.data.view(np.uint16)[...] = bits(x)
+        request.set_input_tensor(number, tensor)
+
+    def read(_) -> np.ndarray:
+        out = request.get_output_tensor(0).data
+        if dtype == "float32":
+            return out
+        return (np.ascontiguousarray(out).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+    return request.infer, read
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """bfloat16 numbers by their bits."""
+    import ml_dtypes
+
+    return np.asarray(x, ml_dtypes.bfloat16).view(np.uint16)
+
+
+@needs("openvino")
+def openvino_folded(q, k, v) -> Peer:
+    """As `torch_folded`: its operator knows no grouped heads."""
+    batch, heads, _, size = q.shape
+    call, read = openvino_attention(q.reshape(batch, k.shape[1], heads // k.shape[1], size), k, v)
+    return call, lambda result: read(result).reshape(q.shape)

@@ -1,0 +1,42 @@
+"""Seeing attention at 32,768 tokens: the largest weights of each query, in linear memory."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Row, Way, beside, memory_at_most, ours, within
+from benchmarks.memory import measured_alone
+from qkv.measure import operations, random_inputs, sample
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """One head."""
+    yield row((1, 1, 32768 // shrink, 64))
+
+
+def row(shape) -> Row:
+    """`summarize_attention` beside the plain call."""
+    q, k, v = random_inputs(shape, shape)
+    error, work = beside(q, k, v), operations(q, k, v)
+    few = sample(shape[2], 64)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    best = np.concatenate(
+        [
+            -np.sort(-qkv.trace_attention(wide[0][..., part, :], *wide[1:])["pattern"])[..., :8]
+            for part in few
+        ],
+        axis=-2,
+    )
+
+    def summary_error(found) -> float:
+        shown = np.concatenate([found.top_weights[..., part, :] for part in few], axis=-2)
+        return max(error()(found.out), float(np.abs(shown - best).max()))
+
+    ways = {
+        "qkv": Way(lambda: qkv.attention(q, k, v), error(), ours(q, k, v), work),
+        "summary": Way(lambda: qkv.summarize_attention(q, k, v), summary_error, ours(q, k, v)),
+    }
+    alone = {"summary": lambda: measured_alone("summary", shape)["bytes"]}
+    goals = (within(2.2, "summary"), memory_at_most(150e6, "summary"))
+    return Row(f"{shape}", ways, goals, alone)

@@ -1,0 +1,60 @@
+"""Texts of different lengths, packed, beside torch on the padded batch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Row, Way, faster, ours
+from benchmarks.peers import torch_attention
+from qkv.measure import exact, largest_error, random_inputs
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """64 texts of 8 to 512 tokens."""
+    yield row(64 // shrink, 8, 512 // shrink)
+
+
+def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64) -> Row:
+    """Lengths evenly spread, in random order."""
+    lengths = np.linspace(shortest, longest, texts).astype(int)
+    np.random.default_rng(1).shuffle(lengths)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    packed = (int(starts[-1]), heads, size)
+    q, k, v = random_inputs(packed, packed)
+
+    def text(x: np.ndarray, number: int) -> np.ndarray:  # (H, L, d)
+        return x[starts[number] : starts[number + 1]].swapaxes(0, 1)
+
+    chosen = range(0, texts, max(1, texts // 8))
+    everything = {i: [slice(0, int(lengths[i]))] for i in chosen}
+    truths = {i: exact(text(q, i), text(k, i), text(v, i), everything[i]) for i in chosen}
+
+    def error(of_text):
+        return lambda out: max(
+            largest_error(of_text(out, i), truth, everything[i]) for i, truth in truths.items()
+        )
+
+    padded = [np.zeros((texts, heads, longest, size), np.float32) for _ in range(3)]
+    for i in range(texts):
+        for whole, part in zip(padded, (q, k, v), strict=True):
+            whole[i, :, : lengths[i]] = text(part, i)
+    mask = (np.arange(longest) < lengths[:, None])[:, None, None]  # (B, 1, 1, S)
+    torch = torch_attention(*padded, mask=mask)
+    work = 4.0 * heads * size * float((lengths.astype(float) ** 2).sum())
+    ways = {
+        "qkv": Way(
+            lambda: qkv.varlen_attention(q, k, v, starts, starts),
+            error(text),
+            ours(q, k, v),
+            work,
+        ),
+        "torch": torch
+        and Way(
+            torch[0],
+            error(lambda out, i: torch[1](out)[i, :, : lengths[i]]),
+            operations=work,
+        ),
+    }
+    name = f"{texts} texts of {shortest} to {longest} tokens, {heads} heads of {size}"
+    return Row(name, ways, (faster("torch", 1.5),))
