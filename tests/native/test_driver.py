@@ -1,0 +1,274 @@
+"""Every body of the kernel on cases that the float64 formula wrote, built in four ways.
+
+With sanitizers, for another processor under an emulator, and as it ships. `make native` runs it.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from attend.cases import Case
+from attend.drawn import BFLOAT16, F16, F32, draw
+from attend.support import numbers
+
+from . import writer
+
+SOURCE = Path(__file__).resolve().parents[2] / "native"
+TYPES = [F32, F16, BFLOAT16]
+LENGTHS = [1, 2, 5, 16, 17, 40, 130]
+KEYS = [0, 1, 7, 33, 256, 257, 300, 600]
+DRAWN = 360
+
+ARM = {
+    "CMAKE_SYSTEM_NAME": "Linux",
+    "CMAKE_SYSTEM_PROCESSOR": "aarch64",
+    "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++",
+    "CMAKE_EXE_LINKER_FLAGS": "-static",
+    "QKV_BODIES": "portable",
+}
+SANITIZED = "-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize="
+# How each driver is built, which tools that takes, and whether it is so slow that it runs a part.
+BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
+    "as it ships": ({}, [], False),
+    "address and undefined": (
+        {
+            "CMAKE_BUILD_TYPE": "None",
+            "CMAKE_CXX_FLAGS": SANITIZED + "address,undefined",
+            "QKV_BODIES": "avx512bf16;avx2;portable",
+        },
+        [],
+        False,
+    ),
+    "thread": (
+        {
+            "CMAKE_BUILD_TYPE": "None",
+            "CMAKE_CXX_FLAGS": SANITIZED + "thread",
+            "QKV_BODIES": "avx2;portable",  # threads share work alike on all of them
+        },
+        [],
+        True,
+    ),
+    "arm64": (ARM, ["aarch64-linux-gnu-g++", "qemu-aarch64"], True),
+}
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Where the case files are: all cases, or a part of them for what is slow."""
+    folder = tmp_path_factory.mktemp("cases")
+    made: list[bytes] = []
+
+    def file(part: bool) -> Path:
+        path = folder / ("part" if part else "all")
+        if not made:
+            made.extend([*sizes(), *drawn(), *packed(), *linear()])
+        if not path.exists():
+            path.write_bytes(b"".join(made[::3] if part else made))
+        return path
+
+    return file
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_cases(build: str, cases: Callable[[bool], Path], tmp_path: Path) -> None:
+    options, tools, part = BUILDS[build]
+    for tool in ["cmake", *tools]:
+        if not shutil.which(tool):
+            missing = f"{tool} is not installed"
+            assert not os.environ.get("CI"), missing
+            pytest.skip(missing)
+    driver = _built(options, tmp_path)
+    command = [str(driver), str(cases(part))]
+    if build == "arm64" and platform.machine() != "aarch64":
+        command = ["qemu-aarch64", *command]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(result.stdout.splitlines()[-1] if result.stdout else "")
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[:6000]
+
+
+def test_a_wrong_answer_is_noticed(cases: Callable[[bool], Path], tmp_path: Path) -> None:
+    driver = _built({}, tmp_path)
+    query, key, value = (numbers((1, 2, 5, 8), seed) for seed in range(3))
+    whole = writer.attention_case("spoiled", Case((query, key, value), {}), weights=True, top_k=2)
+    right = np.frombuffer(whole, np.uint8)
+    wrong = right.copy()
+    out = writer.exact.attention(query, key, value).loops.out
+    at = whole.index(out.tobytes())
+    wrong[at : at + 8] = np.frombuffer(np.float64(out.flat[0] + 1e-5).tobytes(), np.uint8)
+    for content, code, said in ((right, 0, "0 failures"), (wrong, 1, "out at row 0, head 0")):
+        path = tmp_path / "case"
+        path.write_bytes(content.tobytes())
+        result = subprocess.run([driver, path], capture_output=True, text=True, check=False)
+        assert result.returncode == code
+        assert said in result.stdout
+
+
+_drivers: dict[str, Path] = {}
+
+
+def _built(options: dict[str, str], folder: Path) -> Path:
+    """The driver, built with these CMake options."""
+    key = repr(options)
+    if key not in _drivers:
+        given = {"QKV_DRIVER": "ON", "QKV_MODULE": "OFF"} | options
+        defined = [f"-D{name}={value}" for name, value in given.items()]
+        for command in (
+            ["cmake", "-S", SOURCE, "-B", folder, *defined],
+            ["cmake", "--build", folder, "--target", "driver", "--parallel", "2"],
+        ):
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-6000:]
+        _drivers[key] = folder / "driver"
+    return _drivers[key]
+
+
+def sizes() -> list[bytes]:
+    """Every length of queries with every length of keys, in turn with sizes and types."""
+    found = []
+    options: list[dict[str, Any]] = [
+        {},
+        {"is_causal": True, "q_offset": "end"},
+        {"window": (40, 3), "q_offset": "end"},
+        {"softcap": 20.0},
+        {"sinks": numbers((4, 2), 5)},
+    ]
+    sizes = [(64, 64), (1, 256), (128, 128), (33, 7), (256, 1), (16, 16), (95, 65)]
+    number = 0
+    for L in LENGTHS:
+        for S in KEYS:
+            number += 1
+            d, dv = sizes[number % len(sizes)]
+            dtype = TYPES[number % len(TYPES)]
+            kv_heads = (4, 2, 1)[number % 3 if L * S < 5000 else 2]
+            heads = 4 if L * S < 20_000 else 1
+            chosen = options[number % len(options)]
+            if "sinks" in chosen:
+                chosen = {"sinks": chosen["sinks"][:heads]}
+            arrays = (
+                numbers((1, heads, L, d), number, dtype),
+                numbers((1, min(heads, kv_heads), S, d), number + 1, dtype),
+                numbers((1, min(heads, kv_heads), S, dv), number + 2, dtype),
+            )
+            name = f"{dtype} L={L} S={S} d={d} dv={dv} {', '.join(chosen)}"
+            found.append(writer.attention_case(name, Case(arrays, chosen)))
+    return found
+
+
+def drawn() -> list[bytes]:
+    """Everything at random, as tests/attend has it; a part with weights, a part with summaries."""
+    found = []
+    for seed in range(DRAWN):
+        case = draw(seed, types=(F32, F32, F16, BFLOAT16), cells=30_000)
+        ways: list[dict[str, Any]] = [
+            {},
+            {"trim": True},
+            {"weights": True},
+            {"top_k": 1 + seed % 9},
+        ]
+        way = ways[seed % 4]
+        found.append(writer.attention_case(f"draw({seed})", case, **way, gap=seed % 3))
+    return found
+
+
+def packed() -> list[bytes]:
+    """Sequences one behind the other, some of them empty."""
+    found = []
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(0, (4, 30, 90)[seed % 3], rng.integers(1, 9))
+        key_lengths = lengths if seed % 2 else rng.integers(0, 90, len(lengths))
+        kv_heads, group, d = rng.integers(1, 3), rng.integers(1, 4), int(rng.integers(1, 80))
+        dtype = TYPES[seed % 3]
+        arrays = [
+            numbers((sum(counts), heads, d), seed + k, dtype)
+            for k, (counts, heads) in enumerate(
+                [(lengths, kv_heads * group), (key_lengths, kv_heads), (key_lengths, kv_heads)]
+            )
+        ]
+        options: dict[str, Any] = {}
+        if seed % 4 > 1:
+            options = {"is_causal": True, "q_offset": "end"}
+        if seed % 5 == 0:
+            options |= {"window": (11, 4), "softcap": 9.0, "q_offset": "start"}
+        if seed % 7 == 0:
+            options |= {"sinks": numbers(kv_heads * group, 9)}
+        found.append(writer.packed_case(f"packed {seed}", arrays, lengths, key_lengths, **options))
+    return found
+
+
+def linear() -> list[bytes]:
+    """x @ W + b with all that may be folded in."""
+    found = []
+    for seed in range(90):
+        rng = np.random.default_rng(seed)
+        rows = int(rng.choice([0, 1, 2, 5, 13, 14, 15, 29, 64, 100]))
+        columns, out = (int(n) for n in rng.choice([1, 2, 3, 15, 16, 31, 33, 64, 65, 384, 400], 2))
+        dtype = TYPES[seed % 3]
+        gap = int(rng.integers(0, 3))
+        activation = writer.ACTIVATIONS[seed % 5]
+
+        def some(wanted: bool, more: int, shape: tuple[int, int], dtype: Any = dtype) -> Any:
+            if not wanted:
+                return None
+            larger = np.full((shape[0], shape[1] + more), np.nan, dtype)
+            larger[:, : shape[1]] = rng.standard_normal(shape)  # noqa: B023
+            return larger[:, : shape[1]]
+
+        x = some(True, gap, (rows, columns))
+        weight = rng.standard_normal((columns, out)).astype(dtype)
+        if rng.random() < 0.4:  # as torch has it: (out, in)
+            weight = np.ascontiguousarray(weight.T).T
+        bias = rng.standard_normal(out).astype(np.float32) if rng.random() < 0.6 else None
+        gate = some(rng.random() < 0.3, gap, (rows, out))
+        residual = some(rng.random() < 0.4, 2 * gap, (rows, out))
+        x64, weight64 = x.astype(np.float64), weight.astype(np.float64)
+        total = x64 @ weight64
+        size = np.abs(x64) @ np.abs(weight64)
+        if bias is not None:
+            total, size = total + bias, size + np.abs(bias)
+        expected = ACTIVATE[activation](total)
+        allowed = 1.2 * 2e-6 * (size + 1)  # no activation is steeper than 1.2
+        if gate is not None:
+            factor = gate.astype(np.float64)
+            expected, allowed = expected * factor, allowed * np.abs(factor)
+        if residual is not None:
+            expected = expected + residual.astype(np.float64)
+        allowed = allowed + writer.linear_rounding(dtype) * np.abs(expected) + 1e-6
+        name = f"linear {seed}: {dtype} ({rows}, {columns}) @ ({columns}, {out}) {activation}"
+        found.append(
+            writer.linear_case(
+                name,
+                x,
+                weight,
+                bias=bias,
+                activation=activation,
+                gate=gate,
+                residual=residual,
+                expected=expected,
+                allowed=allowed,
+                gap=gap,
+            )
+        )
+    return found
+
+
+def _erf(x: Any) -> Any:
+    import math
+
+    return np.vectorize(math.erf, otypes=[float])(x)
+
+
+ACTIVATE: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda x: x,
+    "gelu": lambda x: x / 2 * (1 + _erf(x / np.sqrt(2))),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+}

@@ -1,0 +1,308 @@
+"""Case files for native/driver.cpp: what a body is asked, and what the float64 formula makes of it.
+
+The order of fields is that of the constructors there.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attend import exact
+from attend.cases import Case
+from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
+
+from qkv.attend.call import Call, check_call
+
+TYPES = {
+    np.dtype(bool): 0,
+    np.dtype(np.float16): 1,
+    BFLOAT16: 2,
+    np.dtype(np.float32): 3,
+    np.dtype(np.float64): 4,
+    np.dtype(np.int64): 5,
+}
+ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu")
+FAR = 2**60
+
+
+def whole(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def real(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+def block(data: Any = b"", dtype: Any = None) -> bytes:
+    if not isinstance(data, bytes):
+        data = np.ascontiguousarray(data, dtype).tobytes()
+    return whole(len(data)) + data
+
+
+def heading(kind: int, name: str) -> bytes:
+    return whole(kind, len(name.encode())) + name.encode()
+
+
+class Placed:
+    """An array over (row, key head, group, i, j), with the steps that the kernel is to take."""
+
+    def __init__(self, array: Array, axes: Sequence[int | None], rows: Any, lengths: Any) -> None:
+        """`axes` says which of the array's are the last four, None for one that is not there.
+
+        `rows` is where each row begins, in elements, and `lengths` (4) what may be read of each:
+        numbers, or one for each row.
+        """
+        self.array = array
+        self.rows = np.asarray(rows, np.int64)
+        self.steps = [
+            0 if axis is None or array.shape[axis] == 1 else array.strides[axis] // array.itemsize
+            for axis in axes
+        ]
+        self.lengths = [np.broadcast_to(x, self.rows.shape) for x in lengths]
+
+    def pack(self) -> bytes:
+        first, last = self.rows.copy(), self.rows.copy()
+        for step, length in zip(self.steps, self.lengths, strict=True):
+            away = (length - 1) * step
+            first += np.minimum(away, 0)
+            last += np.maximum(away, 0)
+        read = np.logical_and.reduce([length > 0 for length in self.lengths])
+        low, high = (first[read].min(), last[read].max() + 1) if read.any() else (0, 0)
+        size = self.array.itemsize
+        address = self.array.ctypes.data + int(low) * size
+        memory = ctypes.string_at(address, int(high - low) * size) if high > low else b""
+        return (
+            whole(TYPES[self.array.dtype])
+            + block(memory)
+            + whole(-int(low))
+            + block(self.rows)
+            + whole(*self.steps)
+        )
+
+
+NONE = whole(-1)
+
+
+def _rows(array: Array, inner: int) -> Array:
+    """Where each place among the axes in front of the last `inner` begins, in elements."""
+    begins = np.zeros(array.shape[: array.ndim - inner], np.int64)
+    for axis, length in enumerate(begins.shape):
+        along = np.arange(length) * (array.strides[axis] // array.itemsize)
+        begins += along.reshape([-1 if k == axis else 1 for k in range(begins.ndim)])
+    return begins.reshape(-1)
+
+
+def _native(array: Array) -> Array:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _unit(array: Array) -> Array:
+    """Query, key and value reach a body with the last axis in one piece."""
+    array = _native(array)
+    if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        return np.ascontiguousarray(array)
+    return array
+
+
+def _room(shape: tuple[int, ...], dtype: Any, gap: int, fill: Any = 7) -> Array:
+    """An array to write to, `gap` elements behind each row of it."""
+    return np.full((*shape[:-1], shape[-1] + gap), fill, dtype)[..., : shape[-1]]
+
+
+def attention_case(
+    name: str,
+    case: Case,
+    *,
+    weights: bool = False,
+    top_k: int = 0,
+    trim: bool = False,
+    gap: int = 0,
+) -> bytes:
+    """One call; `trim` ends the arrays where the padding begins."""
+    judged = exact.attention(*case.arrays, **case.options)
+    options = {name: x for name, x in case.options.items() if x is not None}
+    call = check_call(*case.arrays, **options)
+    *_, kv_heads, group, L, d = call.query.shape
+    S, dv = call.value.shape[-2:]
+    rows = int(np.prod(call.lead))
+    seen = call.visibility
+    real_queries = L if seen.query_lengths is None else seen.query_lengths.reshape(-1)
+    real_keys = S if seen.key_lengths is None else seen.key_lengths.reshape(-1)
+
+    def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
+        return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()
+
+    query, key, value = (_unit(x) for x in (call.query, call.key, call.value))
+    keys_read, queries_read = (real_keys, real_queries) if trim else (S, L)
+    out, lse, given_weights = (
+        _room((*call.shape, dv), call.dtype, gap),
+        _room((*call.shape, 1), np.float64, 0),
+        _room((*call.shape, S), np.float32, gap, 0) if weights else None,
+    )
+    arrays = [
+        placed(query, (kv_heads, group, queries_read, d)),
+        placed(key, (kv_heads, 1, keys_read, d)),
+        placed(value, (kv_heads, 1, keys_read, dv)),
+        *(
+            placed(None if x is None else _native(x), (kv_heads, group, L, S))
+            for x in (call.mask if seen.given is None else seen.given, call.bias)
+        ),
+        placed(out, (kv_heads, group, L, dv)),
+        placed(lse, (kv_heads, group, L, 1)),
+        placed(given_weights, (kv_heads, group, L, S)),
+        *_summary(call, top_k, placed),
+    ]
+    per_row = [
+        np.broadcast_to(x, rows) for x in (L, S, real_queries, real_keys, seen.offset.reshape(-1))
+    ]
+    cells = None
+    if weights or top_k:
+        cells = (judged.loops.weights, judged.loops.visible)
+    return _attention(name, call, per_row, top_k, arrays, [judged], cells)
+
+
+def _summary(call: Call, top_k: int, placed: Any) -> list[bytes]:
+    if not top_k:
+        return [NONE] * 3
+    *_, kv_heads, group, L = call.shape
+    ranks = (*call.shape, top_k)
+    received = np.zeros((*call.shape[:-1], 1, call.keys))
+    return [
+        placed(np.full(ranks, -1, np.int64), (kv_heads, group, L, top_k)),
+        placed(np.zeros(ranks, np.float32), (kv_heads, group, L, top_k)),
+        placed(received, (kv_heads, group, 1, call.keys)),
+    ]
+
+
+def packed_case(
+    name: str, arrays: Sequence[Array], lengths: Array, key_lengths: Array, **options: Any
+) -> bytes:
+    """Sequences packed one behind the other: arrays of (total, heads, size)."""
+    query, key, value = arrays
+    starts, key_starts = (
+        np.concatenate([[0], np.cumsum(x)]).astype(np.int64) for x in (lengths, key_lengths)
+    )
+    offset = options.pop("q_offset", None)
+    offset = key_lengths - lengths if isinstance(offset, str) else np.zeros_like(lengths)
+    judged = []
+    for row, (at, key_at) in enumerate(zip(starts[:-1], key_starts[:-1], strict=True)):
+        q = query[at : at + lengths[row]]
+        k, v = (x[key_at : key_at + key_lengths[row]] for x in (key, value))
+        one = (x.swapaxes(0, 1) for x in (q, k, v))
+        judged.append(exact.attention(*one, q_offset=int(offset[row]), **options))
+    heads, kv_heads = query.shape[1], key.shape[1]
+    group = heads // kv_heads
+    call = check_call(*(x.swapaxes(0, 1) for x in arrays), q_offset=0, **options)
+
+    def placed(x: Array, begins: Array, grouped: bool, counts: Array) -> bytes:
+        rows = begins[:-1] * (x.strides[0] // x.itemsize)
+        if grouped:
+            x = x.reshape(len(x), kv_heads, group, -1)
+            return Placed(x, (1, 2, 0, 3), rows, (kv_heads, group, counts, x.shape[-1])).pack()
+        return Placed(x, (1, None, 0, 2), rows, (kv_heads, 1, counts, x.shape[-1])).pack()
+
+    out = np.full((len(query), heads, value.shape[-1]), 7, query.dtype)
+    lse = np.full((len(query), heads, 1), 7.0)
+    written = [
+        placed(query, starts, True, lengths),
+        placed(key, key_starts, False, key_lengths),
+        placed(value, key_starts, False, key_lengths),
+        NONE,
+        NONE,
+        placed(out, starts, True, lengths),
+        placed(lse, starts, True, lengths),
+        *[NONE] * 4,
+    ]
+    per_row = [lengths, key_lengths, lengths, key_lengths, offset]
+    return _attention(name, call, per_row, 0, written, judged, None)
+
+
+def _attention(
+    name: str,
+    call: Call,
+    per_row: Sequence[Any],
+    top_k: int,
+    arrays: Sequence[bytes],
+    judged: Sequence[exact.Exact],
+    cells: tuple[Array, Array] | None,
+) -> bytes:
+    kv_heads, group, _, d = call.query.shape[-4:]
+    seen = call.visibility
+    score = max(x.loops.largest_score for x in judged)
+    loosest = judged[0].loops._replace(
+        largest_score=score, largest_value=max(x.loops.largest_value for x in judged)
+    )
+    out, weight, relative = tolerances(loosest, call.dtype)
+    sinks = np.zeros((kv_heads, group, 0)) if call.sinks is None else call.sinks
+
+    def joined(parts: Any, dtype: Any) -> bytes:
+        return block(b"".join(np.ascontiguousarray(x, dtype).tobytes() for x in parts))
+
+    return b"".join(
+        [
+            heading(0, name),
+            whole(len(per_row[0]), kv_heads, group, d, call.value.shape[-1]),
+            *(whole(FAR if side is None else side) for side in (seen.left, seen.right)),
+            whole(sinks.shape[-1], top_k),
+            real(call.softcap or 0.0, call.scale),
+            real(out, weight, relative, float(np.finfo(np.float32).eps) * score),
+            *(block(x, np.int64) for x in per_row),
+            block() if call.slopes is None else block(call.slopes, np.float32),
+            block(sinks, np.float32),
+            *arrays,
+            joined((x.loops.out for x in judged), np.float64),
+            joined((x.out for x in judged), np.uint8),
+            joined((x.loops.lse for x in judged), np.float64),
+            joined((x.rows for x in judged), np.uint8),
+            block() if cells is None else block(cells[0], np.float64),
+            block() if cells is None else block(cells[1], np.uint8),
+        ]
+    )
+
+
+def linear_case(
+    name: str,
+    x: Array,
+    weight: Array,
+    *,
+    bias: Array | None = None,
+    activation: str | None = None,
+    gate: Array | None = None,
+    residual: Array | None = None,
+    expected: Array,
+    allowed: Array,
+    gap: int = 0,
+) -> bytes:
+    """`x (rows, in)`, `weight (in, out)` at any steps, the others `(rows, out)`."""
+
+    def step(array: Array | None, axis: int = 0) -> int:
+        return 0 if array is None else array.strides[axis] // array.itemsize
+
+    def memory(array: Array | None) -> bytes:
+        """From its first element to its last, which also ends the last row."""
+        if array is None or not array.size:
+            return block()
+        count = 1 + sum(
+            (n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True)
+        )
+        return block(ctypes.string_at(array.ctypes.data, count * array.itemsize))
+
+    y = _room((len(x), weight.shape[1]), x.dtype, gap)
+    return b"".join(
+        [
+            heading(1, name),
+            whole(*x.shape, weight.shape[1], step(weight, 0), step(weight, 1)),
+            whole(*(step(array) for array in (x, gate, residual, y))),
+            whole(TYPES[x.dtype], ACTIVATIONS.index(activation)),
+            *(memory(array) for array in (weight, x, bias, gate, residual, y)),
+            block(expected, np.float64),
+            block(allowed, np.float64),
+        ]
+    )
+
+
+def linear_rounding(dtype: np.dtype[Any]) -> float:
+    """Of a result's own type, relative."""
+    return HALF_ROUNDING.get(dtype, 2.0**-24)
