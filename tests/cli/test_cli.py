@@ -142,6 +142,8 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert data["version"] == qkv.__version__
     assert data["numpy"] == np.__version__
     assert data["backend"] == qkv.backend()
+    assert data["backend"] in data["backends"]
+    assert data["backends"][-1] == "numpy"
     assert data["threads"] == qkv.get_num_threads()
     assert data["default_model"] == "minilm"
     assert [(row["name"], row["place"]) for row in data["models"]] == [
@@ -156,6 +158,14 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert "nearest names" in refused(run("info", "--model", "minilmm"), "info")
     monkeypatch.setenv("QKV_BACKEND", "abacus")
     assert "QKV_BACKEND=abacus is not available" in refused(run("info"), "info")
+
+
+def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["qkv.backend"], "kernel", None)
+    told = run("info").stdout
+    assert "kernel was not built" in told
+    assert "QKV_NEED_KERNEL=1 pip install" in told
+    assert json.loads(run("info", "--json").stdout)["bf16_products"] is False
 
 
 # What is written

@@ -10,6 +10,10 @@ import click
 
 from qkv.cli.common import debug_option, json_option, print_json
 
+NO_KERNEL = """\
+the native kernel was not built, so that NumPy computes: it wants a C++17 compiler (GCC 10 or newer,
+or clang) when qkv is installed from its source; QKV_NEED_KERNEL=1 pip install . shows what fails"""
+
 
 @click.command()
 @click.option("--model", metavar="NAME", help="Load this model and say what it is.")
@@ -19,7 +23,7 @@ def info(model: str | None, as_json: bool) -> None:
     """Version, backend, threads, and where models are looked for and found."""
     import numpy as np
 
-    from qkv.backend import backend, get_num_threads
+    from qkv.backend import BACKENDS, backend, get_num_threads, kernel
     from qkv.models import load, places
     from qkv.models.files import DEFAULT
 
@@ -29,6 +33,8 @@ def info(model: str | None, as_json: bool) -> None:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "backend": backend(),
+        "backends": list(BACKENDS),
+        "bf16_products": kernel is not None and any(whole for _, whole in kernel.bodies()),
         "threads": get_num_threads(),
         "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
     }
@@ -49,9 +55,19 @@ def info(model: str | None, as_json: bool) -> None:
         print_json({**about, "models": models})
         return
     for name, value in about.items():
-        click.echo(f"{name.replace('_', ' '):14}{'no limit' if value is None else value}")
+        click.echo(f"{name.replace('_', ' '):14}{_in_words(value)}")
+    if kernel is None:
+        click.echo(NO_KERNEL)
     click.echo("models")
     for name, place, folder in found:
         click.echo(f"  {name}: {place}")
         click.echo(f"      {folder if folder is not None else 'not there'}")
     click.echo("  random: made when asked for, for lessons")
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "no limit" if value is None else str(value)
