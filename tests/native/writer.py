@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from attend import exact
 from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
-
 from qkv.attend.call import Call, check_call
 
 TYPES = {
