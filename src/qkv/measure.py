@@ -158,8 +158,8 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
     """Floating-point operations of the two products, `2 (d + dv)` for each visible pair."""
     length, keys = query.shape[-2], key.shape[-2]
     pairs = length * (length + 1) / 2 if is_causal else length * keys
-    texts = math.prod(query.shape[:-2])
-    return 2.0 * texts * pairs * float(query.shape[-1] + value.shape[-1])
+    sizes = query.shape[-1] + value.shape[-1]
+    return float(math.prod(query.shape[:-2]) * pairs * 2 * sizes)
 
 
 # What the machine gives
