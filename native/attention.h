@@ -54,8 +54,9 @@ struct TileOfBlock {
 inline Range columns_of(const Attention& a, int64_t row, int64_t i, int64_t block) {
   Range keys = keys_of(a, row, i);
   int64_t first = block * BLOCK;
-  int64_t begin = at_least(keys.begin - first, 0), end = at_most(keys.end - first, BLOCK);
-  return {begin, at_least(begin, end)};
+  int64_t begin = at_least(keys.begin - first, 0);
+  int64_t end = at_least(at_most(keys.end - first, BLOCK), 0);
+  return {at_most(begin, end), end};
 }
 
 // The products of a tile's queries with the keys of some columns, as they come out.
@@ -262,8 +263,7 @@ class Room {
 inline Range keys_of_row(const Attention& a, int64_t row) {
   int64_t queries = at_most(a.length[row], a.query_length[row]);
   if (!queries) return {0, 0};
-  Range keys{keys_of(a, row, 0).begin, keys_of(a, row, queries - 1).end};
-  return {keys.begin, at_least(keys.begin, keys.end)};
+  return {keys_of(a, row, 0).begin, keys_of(a, row, queries - 1).end};
 }
 
 inline int64_t blocks_of(Range keys) {

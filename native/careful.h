@@ -33,8 +33,8 @@ inline Range keys_of(const Attention& a, int64_t row, int64_t i) {
   int64_t at = i + a.offset[row];
   int64_t begin = a.left >= FAR ? 0 : at_least(0, at - a.left);
   int64_t end = a.key_length[row];
-  if (a.right < FAR) end = at_most(end, at + a.right + 1);
-  return {begin, at_least(begin, end)};
+  if (a.right < FAR) end = at_least(0, at_most(end, at + a.right + 1));
+  return {at_most(begin, end), end};
 }
 
 // Whether masks let it be seen; `keys_of` has been asked before.

@@ -123,15 +123,16 @@ QKV_INLINE void transpose(Floats (&v)[WIDTH]) {
   if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(v);
 }
 
-// 2**x for x <= 127, within 1.7e-7 of it; exactly 0 below -126, NaN for NaN.
+// 2**x for x <= 127, within 1.7e-7 of it; 0 (or a subnormal number) below -126, NaN for NaN.
 //
 // 2**x = 2**n * 2**f with n whole and |f| <= 1/2; the polynomial is a minimax fit of 2**f (least squares, reweighted).
 QKV_INLINE Floats exp2(Floats x) {
-  x = larger(splat(-127.0f), x);
 #if defined(__AVX512F__)
+  x = larger(splat(-200.0f), x);  // from -infinity, which would turn into NaN
   Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // nearest, no exception
   Floats f = x - n;
 #else
+  x = larger(splat(-127.0f), x);
   const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: rounds, and leaves n + 127 in the bits
   Floats shifted = x + magic;
   Floats f = x - (shifted - magic);
