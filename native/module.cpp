@@ -4,6 +4,7 @@
 // here, cheaply, is that no shape leads outside of a buffer.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -34,7 +35,15 @@ void need(bool fits, const char* reason) {
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() { PyEval_RestoreThread(state_); }
+  ~Unlocked() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      // The interpreter is ending and wants this thread gone, by unwinding its stack (until Python
+      // 3.13). What would be given back there belongs to the interpreter: stay here instead.
+      for (;;) pause();
+    }
+  }
   Unlocked(const Unlocked&) = delete;
 
  private:

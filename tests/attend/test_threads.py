@@ -47,6 +47,9 @@ CALLS: dict[str, Callable[[], object]] = {
         *_big(lead=(), heads=1, L=2100, S=2300), return_lse=True, sinks=[1.0], softcap=5.0
     ),
     "one query": lambda: qkv.attention(*_big(L=1, S=5000), return_lse=True),
+    "decoding": lambda: qkv.attention(
+        *_big(heads=8, kv_heads=2, L=2, S=4000), is_causal=True, q_offset="end", return_lse=True
+    ),
     "lengths": lambda: qkv.attention(
         *_big(), key_lengths=[800, 333], query_lengths=[17, 600], bias=numbers((600, 800), 8)
     ),
@@ -63,7 +66,7 @@ def vars_of(summary: object) -> tuple[np.ndarray, ...]:
 @pytest.mark.parametrize("name", CALLS)
 def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
     results = []
-    for threads in (1, 2, 3):
+    for threads in (1, 2, 3, 8):
         qkv.set_num_threads(threads)
         results.append(CALLS[name]())
         if not isinstance(results[-1], tuple):
