@@ -9,10 +9,10 @@ import numpy as np
 from qkv.arrays import Array, check_out
 from qkv.attend.call import Call, check_call, narrow
 from qkv.attend.formula import formula
-from qkv.attend.native import plain_attention
+from qkv.attend.native import quick_attention
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import answer
-from qkv.backend import body, one_blas_thread
+from qkv.backend import one_blas_thread
 from qkv.trace import Trace
 
 
@@ -83,13 +83,12 @@ def attention(
     >>> (weights @ words == out).all()
     np.True_
     """
-    chosen = body()
     rules = (attn_mask, q_offset, window, bias, alibi_slopes, softcap, sinks)
     rest = (query_lengths, key_lengths, out)
-    if chosen is not None and not return_weights and all(x is None for x in rules + rest):
-        plain = plain_attention(chosen, query, key, value, is_causal, scale)
-        if plain is not None:
-            context, lse = plain
+    if not return_weights and all(x is None for x in rules + rest):
+        quick = quick_attention(query, key, value, is_causal, scale)
+        if quick is not None:
+            context, lse = quick
             return (context, lse.astype(np.float32)) if return_lse else context
     call = check_call(
         query,

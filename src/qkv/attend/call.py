@@ -266,8 +266,8 @@ def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
 def _check_axes(call: str, arrays: dict[str, Array]) -> bool:
     """Whether the arrays are plain 2-D ones, once their axes are known to fit."""
     shapes = {name: array.shape for name, array in arrays.items()}
-    named = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    axes = [len(shape) for shape in shapes.values()]
+    axes = [array.ndim for array in arrays.values()]
+    named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
     if min(axes) < 2:
         raise ValueError(
             f"{call}: {named}: each must be (..., heads, length, size), or all (length, size)"
@@ -296,6 +296,8 @@ def _check_axes(call: str, arrays: dict[str, Array]) -> bool:
 
 def _lead(call: str, query: Array, key: Array, value: Array) -> tuple[int, ...]:
     shapes = [array.shape[:-3] for array in (query, key, value)]
+    if shapes[0] == shapes[1] == shapes[2]:
+        return shapes[0]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

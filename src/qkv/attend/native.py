@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array, native
 from qkv.attend.call import Call
 from qkv.attend.heads import ungroup_queries
-from qkv.backend import get_num_threads, kernel
+from qkv.backend import body, get_num_threads, kernel
 
 
 def takes(call: Call) -> bool:
@@ -29,18 +29,18 @@ def place_for(call: Call, out: Array | None) -> Array:
     return heads.reshape(*heads.shape[:-3], kv_heads, group, *heads.shape[-2:])
 
 
-def attend(body: int, call: Call, out: Array, lse: Array, weights: Array | None = None) -> None:
+def attend(chosen: int, call: Call, out: Array, lse: Array, weights: Array | None = None) -> None:
     """Compute a call of float32 or halves into arrays of the layout and type that it asks for.
 
     `out (*lead, Hkv, G, L, dv)`, `lse (*lead, Hkv, G, L)` float64, `weights (*lead, Hkv, G, L, S)`
     float32, which must hold zeros. Heads must be apart by one step, as `group_queries` leaves them.
     """
     shown = None if weights is None else ungroup_queries(weights)
-    kernel.attend(*_asked(body, call, out, lse, shown))
+    kernel.attend(*_asked(chosen, call, out, lse, shown))
 
 
 def summarize(
-    body: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
+    chosen: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
 ) -> None:
     """The same, with the largest weights of each query and what each key received.
 
@@ -48,11 +48,11 @@ def summarize(
     1, S)`, float64, which must hold zeros.
     """
     summary = (ungroup_queries(x) for x in (indices, weights, received))
-    kernel.summarize(*_asked(body, call, out, lse, *summary))
+    kernel.summarize(*_asked(chosen, call, out, lse, *summary))
 
 
 def attend_packed(
-    body: int,
+    chosen: int,
     call: Call,
     query: Array,
     key: Array,
@@ -70,7 +70,7 @@ def attend_packed(
     seen = call.visibility
     slopes, sinks = _per_head(call)
     kernel.attend_packed(
-        body,
+        chosen,
         _handed(_standing(query)),
         _handed(_standing(key)),
         _handed(_standing(value)),
@@ -90,15 +90,16 @@ def attend_packed(
     return out, lse[..., 0]
 
 
-def plain_attention(
-    body: int, query: Any, key: Any, value: Any, is_causal: bool, scale: float | None
+def quick_attention(
+    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None
 ) -> tuple[Array, Array] | None:
     """Out and log-sum-exp of arrays that can be handed over as they are; None where they cannot.
 
     This is for calls so small that checking costs more than computing. Nothing is refused here:
     whatever is not plain goes the long way, which has the errors.
     """
-    if not (
+    chosen = body()
+    if chosen is None or not (
         type(query) is type(key) is type(value) is np.ndarray
         and query.ndim == key.ndim == value.ndim >= 2
         and query.shape[:-3] == key.shape[:-3]
@@ -117,7 +118,7 @@ def plain_attention(
     rows = query.shape[:-1]
     out, lse = np.empty((*rows, value.shape[-1]), query.dtype), np.empty((*rows, 1), np.float64)
     kernel.attend(
-        body,
+        chosen,
         _handed(query),
         _handed(key),
         _handed(value),
@@ -148,7 +149,7 @@ def handed_as(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return np.dtype(np.uint16) if dtype.name == "bfloat16" and dtype.isnative else None
 
 
-def _asked(body: int, call: Call, out: Array, lse: Array, *more: Array | None) -> Any:
+def _asked(chosen: int, call: Call, out: Array, lse: Array, *more: Array | None) -> Any:
     """The arguments of the kernel's functions, in their order."""
     seen = call.visibility
     mask = call.mask if seen.given is None else seen.given
@@ -158,7 +159,7 @@ def _asked(body: int, call: Call, out: Array, lse: Array, *more: Array | None) -
         for x in (seen.offset, seen.query_lengths, seen.key_lengths)
     )
     return (
-        body,
+        chosen,
         _handed(ungroup_queries(_standing(call.query))),
         _handed(_standing(call.key)[..., 0, :, :]),
         _handed(_standing(call.value)[..., 0, :, :]),

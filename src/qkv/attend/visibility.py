@@ -139,6 +139,8 @@ def check_offset(
         if q_offset not in ("start", "end"):
             raise ValueError(f'{call}: q_offset is {q_offset!r}: write "start", "end" or a number')
         q_offset = 0 if q_offset == "start" else keys - length
+    if type(q_offset) is int:
+        return np.full(lead, max(-FAR, min(FAR, q_offset)), np.int64)
     return np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
 
 
