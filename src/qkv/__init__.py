@@ -37,7 +37,9 @@ from qkv.text import SubwordTokenizer, Tokenized, WordTokenizer
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
-    from qkv.see import compare, head_view, plot_shift, show, walk
+    from qkv.see.headview import head_view
+    from qkv.see.shiftview import plot_shift
+    from qkv.see.views import compare, show, walk
 
 __version__ = "0.1.0"
 
