@@ -57,6 +57,9 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+wheel: ## build a wheel, and one without a compiler; try both where there is none
+	@sh tests/try_wheels.sh $(PYTHON)
+
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf $(KERNEL) native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake

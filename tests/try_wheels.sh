@@ -1,0 +1,42 @@
+#!/bin/sh
+# Two wheels in clean environments without a compiler: one that was built with a compiler runs in the
+# kernel, one that was built without runs in NumPy. Takes the Python to build with.
+set -eu
+python=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+pip="-m pip --quiet --disable-pip-version-check --no-input"
+
+"$python" -m venv "$work/build"
+QKV_NEED_KERNEL=1 "$work/build/bin/python" $pip wheel --no-deps --wheel-dir "$work/with" .
+QKV_NEED_KERNEL= CXX=/nonexistent "$work/build/bin/python" $pip wheel --no-deps --wheel-dir "$work/without" .
+ls "$work/with/"qkv-*-cp311-abi3-*.whl "$work/without/"qkv-*-py3-none-any.whl >/dev/null
+
+for kind in with without; do
+  "$python" -m venv "$work/$kind-env"
+  "$work/$kind-env/bin/python" $pip install "$work/$kind/"*.whl
+  cd "$work"
+  PATH=/nonexistent "$work/$kind-env/bin/python" - "$kind" <<'END'
+import os
+import sys
+
+import numpy as np
+
+import qkv
+from qkv.backend import kernel
+
+native = sys.argv[1] == "with"
+assert qkv.backend().startswith("native-") == native, qkv.backend()
+x = np.arange(12, dtype=np.float32).reshape(3, 4)
+scores = x.astype(float) @ x.T / 2
+weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+expected = weights / weights.sum(axis=1, keepdims=True) @ x
+assert np.allclose(qkv.attention(x, x, x), expected, atol=1e-5)
+size = os.path.getsize(kernel.__file__) / 1e6 if native else 0
+assert size < 3, size
+print(f"built {sys.argv[1]} a compiler: {qkv.backend()}, kernel of {size:.1f} MB")
+END
+  "$work/$kind-env/bin/qkv" info | grep -q 'kernel was not built' && told=yes || told=no
+  test "$told" = "$([ "$kind" = with ] && echo no || echo yes)"
+  cd - >/dev/null
+done
