@@ -233,8 +233,10 @@ def _spoil(rng: np.random.Generator, case: Case) -> None:
     """A NaN or an infinity wherever it falls."""
     spoiler = _one(rng, [np.nan, np.nan, np.inf, -np.inf])
     given = [*case.arrays, *(case.options.get(x) for x in ("attn_mask", "bias", "sinks"))]
-    spoiled = _one(rng, [x for x in given if x is not None and x.dtype != bool and x.size])
-    spoiled.reshape(-1)[rng.integers(spoiled.size)] = spoiler
+    given = [x for x in given if x is not None and x.dtype != bool and x.size]
+    if given:
+        spoiled = _one(rng, given)
+        spoiled.reshape(-1)[rng.integers(spoiled.size)] = spoiler
 
 
 def _laid_out(rng: np.random.Generator, x: Array, cells: bool = False) -> Array:
