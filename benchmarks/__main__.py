@@ -67,11 +67,15 @@ def main() -> None:
         "claims": found,
     }
     full = claims == list(CLAIMS) and counts == [1, 2] and not arguments.quick and not failed
-    path = Path(arguments.json or RESULTS / f"{'full' if full else 'part'}.json")
+    path = Path(arguments.json or RESULTS / ("full.json" if full else "part.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(*conclusion(found), sep="\n")
     print(f"{result['seconds']} s; written to {path}")
+    if full:
+        from benchmarks import page
+
+        page.main()
     sys.exit(failed)
 
 

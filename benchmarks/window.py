@@ -26,7 +26,7 @@ def row(length: int, left: int, heads: int = 4, size: int = 64) -> Row:
     mask = (away >= 0) & (away <= left)
     torch = torch_attention(q, k, v, mask=mask)
     ort = ort_grouped(q, k, v, window=left + 1)
-    long_name = f"qkv, {4 * length} tokens"
+    long_name = "qkv, four times the tokens"
     ways = {
         "qkv": Way(lambda: qkv.attention(q, k, v, **window), error(), ours(q, k, v)),
         long_name: Way(lambda: qkv.attention(*far, **window), beside(*far, **window)(), ours(*far)),

@@ -1,0 +1,341 @@
+"""docs/benchmarks.md and its pictures, made from the last full run: `python -m benchmarks.page`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import (
+    in_unit,
+    rate_in_words,
+    time_in_words,
+    verdict,
+    wanted,
+)
+from benchmarks.growth import exponent
+
+ROOT = Path(__file__).resolve().parents[1]
+FULL = ROOT / "benchmarks" / "results" / "full.json"
+NOTES = ROOT / "benchmarks" / "notes.md"  # what bound a goal that was not reached, and how it shows
+PAGE = ROOT / "docs" / "benchmarks.md"
+IMAGES = ROOT / "docs" / "images"
+
+# Colours that differ for every kind of eye, on white and on black.
+LINES = {
+    "qkv": ("#0b62c4", "#62b0ff", "o", "-"),
+    "qkv, window (512, 0)": ("#00806a", "#2fd0b0", "s", "-"),
+    "qkv on NumPy": ("#7d5bbe", "#bca4f5", "^", "-"),
+    "torch": ("#c2410c", "#ff9a66", "D", "--"),
+    "numpy": ("#555b66", "#b4bac5", "v", "--"),
+}
+LABELS = {"numpy": "plain NumPy"}
+UNITS = {
+    "seconds": ((1, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")),
+}
+
+
+def main() -> None:
+    """Write the page and the pictures."""
+    result = last()
+    PAGE.write_text(page(result, notes()), encoding="utf-8")
+    for dark in (False, True) if result else ():
+        draw(result["claims"]["growth"]["curves"], IMAGES / picture(dark), dark=dark)
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def last() -> dict[str, Any] | None:
+    """The last full run, if one was kept."""
+    return json.loads(FULL.read_text(encoding="utf-8")) if FULL.is_file() else None
+
+
+def notes() -> str:
+    """What is said by hand about the numbers, if anything."""
+    return NOTES.read_text(encoding="utf-8").strip() if NOTES.is_file() else ""
+
+
+def picture(dark: bool) -> str:
+    """The name of a file."""
+    return f"growth-{'dark' if dark else 'light'}.svg"
+
+
+def page(result: dict[str, Any] | None, notes: str) -> str:
+    """The whole page as Markdown."""
+    if result is None:
+        repeat = REPEAT.format(minutes="about ten minutes")
+        return "\n".join([INTRODUCTION, "No full run has been kept yet.\n", HOW, repeat])
+    parts = [
+        INTRODUCTION,
+        "## Where it was measured\n",
+        machine(result),
+        "## What was to be reached\n\n"
+        "A ratio says how many times as fast as the peer `qkv` is. The peak is the rate of\n"
+        "multiply-adds in registers, the read rate that of a large array; both were measured in\n"
+        "the same turns as the work.\n",
+        goals(result),
+    ]
+    if notes:
+        parts += ["## What bounds it\n", notes + "\n"]
+    parts += ["## How it grows\n", growth(result["claims"]["growth"])]
+    parts += ["## Every time, and its error\n", DETAILS]
+    for found in result["claims"].values():
+        if found["rows"]:
+            parts += [f"### {found['title'].removesuffix('.')}\n", details(found["rows"])]
+    parts += [HOW, REPEAT.format(minutes=minutes(result["seconds"]))]
+    return "\n".join(parts)
+
+
+INTRODUCTION = """\
+# Benchmarks
+
+How fast `qkv.attention` is beside the libraries that people use, and beside what the machine gives
+at most. This page is made from one run of `make bench`: no number in its tables was typed by hand.
+
+- Every way was **verified against the formula in float64** before it was timed, on up to 256
+  queries of each head. The largest error stands next to each time.
+- All ways of a row ran **in one process and in turn**: the first round of each, then the second of
+  each, and so on. A time is the median of nine rounds at least. Only ratios between the ways of
+  one row mean something: machines differ, and so do hours.
+- Each peer had the configuration that is its fastest: inputs laid out as it wants them before the
+  clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
+  called as a user would call it, and made its result anew each time.
+"""
+
+DETAILS = """\
+Medians. "Of limit" is the share of the peak, or of the read rate where reading is what bounds the
+work. `onnxruntime` is its `MultiHeadAttention`, `opset 24` the standard's `Attention`, `GQA`
+its `GroupQueryAttention`; `openvino` is its SDPA operator; `numpy` is attention as tutorials write
+it. Shapes are `(B, H, L, d)`, for decoding `(B, Hq over Hkv, L x S, d)`.
+"""
+
+HOW = "## How to repeat it\n"
+
+REPEAT = """\
+```console
+$ make bench
+$ make bench ONLY="prefill decode" THREADS=1
+$ make bench QUICK=1
+```
+
+The first is all of it, {minutes}; the second a part; the third takes an eighth of each
+length, to see that everything runs. `make bench` makes an environment of its own with torch,
+onnxruntime and OpenVINO (1.5 GB), writes what it finds to `benchmarks/results/`, and after a full
+run this page. The folder `benchmarks/` has one file for each claim. Without those libraries,
+`qkv bench` measures a few shapes beside plain NumPy in a quarter of a minute.
+"""
+
+
+def minutes(seconds: float) -> str:
+    """A time in whole minutes."""
+    return f"{max(1, round(seconds / 60))} minutes here"
+
+
+def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
+    """In Markdown; the first columns hold words, the others numbers, which go to the right."""
+    lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def machine(result: dict[str, Any]) -> str:
+    """Processor, system, versions, and the limits on one thread and on all."""
+    about = result["machine"]
+    limits: dict[tuple[str, int], list[float]] = {}
+    for found in result["claims"].values():
+        for row in found["rows"]:
+            for name, rate in row["limits"].items():
+                limits.setdefault((name, row["threads"]), []).append(rate)
+    lines = [
+        ["processor", f"{about['processor']}, {about['cores']} cores"],
+        ["instructions", " ".join(about["flags"])],
+        ["system", f"{about['system']}, Python {about['python']}"],
+        ["versions", ", ".join(f"{name} {v}" for name, v in result["versions"].items() if v)],
+        ["backend", about["backend"]],
+    ]
+    for (name, threads), rates in sorted(limits.items(), key=lambda one: (one[0][0], one[0][1])):
+        what = "read rate" if name == "reading" else f"peak, {name}"
+        middle = sorted(rates)[len(rates) // 2]
+        lines.append([f"{what}, {count(threads)}", rate_in_words(name, middle)])
+    lines.append(["when", result["when"]])
+    return "\n".join(f"| {a} | {b} |" for a, b in [["", ""], ["---", "---"], *lines]) + "\n"
+
+
+def count(threads: int) -> str:
+    """A number of threads in words."""
+    return f"{threads} thread{'s' * (threads != 1)}"
+
+
+def pairs(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Rows by their name, then by their number of threads."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["name"], {})[row["threads"]] = row
+    return found
+
+
+def goals(result: dict[str, Any]) -> str:
+    """Each goal with what came out on each number of threads."""
+    counts = sorted({r["threads"] for c in result["claims"].values() for r in c["rows"]})
+    lines = []
+    for claim, found in result["claims"].items():
+        for name, by_threads in pairs(found["rows"]).items():
+            first = next(iter(by_threads.values()))
+            for number, goal in enumerate(first["goals"]):
+                cells = []
+                for threads in counts:
+                    row = by_threads.get(threads)
+                    one = row["goals"][number] if row else None
+                    cells.append("" if one is None else outcome(one))
+                work = f"{claim}: {name}" if number == 0 else ""
+                lines.append([work, goal["text"], wanted(goal), *cells])
+    return table(["work", "what", "wanted", *map(count, counts)], lines, 3)
+
+
+def outcome(goal: dict[str, Any]) -> str:
+    """What came out, bold where it is not what was wanted."""
+    if goal["value"] is None:
+        return verdict(goal)
+    value = in_unit(goal["value"], goal["unit"])
+    if goal["met"] is False:
+        return f"**{value}, missed**"
+    return f"{value}, aim met" if goal["aim_met"] else value
+
+
+def details(rows: list[dict[str, Any]]) -> str:
+    """The times of a claim."""
+    counts = sorted({row["threads"] for row in rows})
+    heading = ["work", "way"]
+    heading += [f"{name}{count(n)}" for n in counts for name in ("", "of limit, ")]
+    heading.append("error")
+    lines = []
+    for name, by_threads in pairs(rows).items():
+        ways: dict[str, None] = {}
+        for row in by_threads.values():
+            ways |= dict.fromkeys(row["ways"])
+        for number, way in enumerate(ways):
+            cells, error = [], 0.0
+            for threads in counts:
+                one = by_threads.get(threads, {"ways": {}})["ways"].get(way)
+                cells.append("" if one is None else time_in_words(one["seconds"]))
+                cells.append("" if not one or "share" not in one else f"{one['share']:.0%}")
+                error = max(error, one["error"] if one else 0)
+            lines.append(["" if number else name, way, *cells, f"{error:.0e}"])
+        for way in next(iter(by_threads.values()))["memory"]:
+            cells = []
+            for threads in counts:
+                row = by_threads.get(threads)
+                cells += ["" if row is None else in_unit(row["memory"][way], "B"), ""]
+            lines.append(["", f"{way}: memory above the inputs", *cells, ""])
+    empty = [k for k in range(2, len(heading)) if not any(line[k] for line in lines)]
+    keep = [k for k in range(len(heading)) if k not in empty]
+    return table([heading[k] for k in keep], [[line[k] for k in keep] for line in lines], 2)
+
+
+def growth(found: dict[str, Any]) -> str:
+    """The pictures, the exponents, the farthest points."""
+    curves = found["curves"]
+    lines = []
+    for way, points in curves.items():
+        last = points[-1]
+        slopes = [exponent(points, name) for name in ("seconds", "bytes")]
+        lines.append(
+            [
+                LABELS.get(way, way),
+                *("too small to see" if s is None else f"{s:.2f}" for s in slopes),
+                f"{last['length']:,}",
+                time_in_words(last["seconds"]),
+                in_unit(last["bytes"], "B"),
+            ]
+        )
+    images = "\n".join(
+        f"```{{image}} images/{picture(dark)}\n:class: only-{'dark' if dark else 'light'}\n"
+        f":alt: {ALT}\n```\n"
+        for dark in (False, True)
+    )
+    text = (
+        f"One head of size 64, {count(found['threads'])}, each call in a process of its own.\n"
+        "Memory is what a call took at most above its inputs. An exponent is the slope of the\n"
+        "last four points, log against log: 2 where twice the length takes four times as much,\n"
+        "1 where it takes twice. A line ends where its next point would take over 20 s or 6 GB.\n"
+    )
+    heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
+    return "\n".join([text, images, table(heading, lines)])
+
+
+ALT = (
+    "Two log-log plots over the number of tokens, of time and of memory, a line for each way; "
+    "the table below has their exponents and their ends."
+)
+
+
+def in_units(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """A power of ten in the largest unit that leaves it whole."""
+    size, unit = next((one for one in units if value >= one[0] * 0.999), units[-1])
+    return f"{value / size:g} {unit}"
+
+
+def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -> None:
+    """Time and memory over the length, log against log, for a light or a dark page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    paper, ink, faint = (
+        ("#131416", "#e6e9ee", "#3a404b") if dark else ("#ffffff", "#1c2128", "#d6dae0")
+    )
+    settings = {
+        "font.size": 10,
+        "font.family": "DejaVu Sans",
+        "text.color": ink,
+        "axes.labelcolor": ink,
+        "axes.edgecolor": faint,
+        "xtick.color": ink,
+        "ytick.color": ink,
+        "svg.hashsalt": "qkv",  # the same file each time
+    }
+    with plt.rc_context(settings):
+        figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+        for axis, name, least in zip(axes, ("seconds", "bytes"), (0, 1e5), strict=True):
+            for way, points in curves.items():
+                *colours, marker, style = LINES[way]
+                slope = exponent(points, name)
+                label = LABELS.get(way, way)
+                axis.loglog(
+                    [p["length"] for p in points],
+                    [max(p[name], least) for p in points],
+                    color=colours[dark],
+                    marker=marker,
+                    markersize=5,
+                    linestyle=style,
+                    linewidth=1.8,
+                    label=label if slope is None else f"{label}: {slope:.2f}",
+                )
+            lengths = sorted({int(p["length"]) for points in curves.values() for p in points})
+            axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+            axis.minorticks_off()
+            axis.set_xlabel("tokens")
+            units = UNITS[name]
+            axis.yaxis.set_major_formatter(lambda value, _, units=units: in_units(value, units))
+            axis.grid(True, color=faint, linewidth=0.7)
+            axis.set_axisbelow(True)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(
+                title="with its exponent",
+                loc="upper left",
+                alignment="left",
+                fontsize=8.5,
+                title_fontsize=8.5,
+                facecolor=paper,
+                edgecolor="none",
+                framealpha=1,
+            )
+        axes[0].set_title("Time", loc="left", fontsize=11)
+        axes[1].set_title("Memory above the inputs", loc="left", fontsize=11)
+        for axis in axes:  # room for the legend
+            low, high = axis.get_ylim()
+            axis.set_ylim(low, high * (high / low) ** 0.25)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+"""The benchmarks: that what they call right is, and that their sums are; no time is judged."""
+
+import gc
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import qkv.measure
+from benchmarks import __main__ as bench
+from benchmarks import common, growth, memory, page
+from benchmarks.common import Row, Way, measure
+from qkv.backend import backend, kernel
+from qkv.cli import main
+from qkv.measure import (
+    Task,
+    exact,
+    in_turn,
+    largest_error,
+    operations,
+    plain_attention,
+    random_inputs,
+    sample,
+)
+
+SMALL = 32  # what lengths are divided by here
+
+
+def row_of(**seconds: float) -> dict:
+    """A measured row of which only the times are known."""
+    return {"ways": {name: {"seconds": value} for name, value in seconds.items()}}
+
+
+# The claims
+
+
+@pytest.mark.parametrize("claim", [claim for claim in bench.CLAIMS if claim != "growth"])
+def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in bench.environment_of(claim).items():
+        monkeypatch.setenv(name, value)
+    rows = 0
+    for row in bench.module(claim).rows(SMALL):
+        rows += 1
+        ways = {name: way for name, way in row.ways.items() if way is not None}
+        assert next(iter(ways)) == "qkv"
+        for name, way in ways.items():
+            assert way.error(way.call()) <= way.allowed, f"{row.name}: {name}"
+        assert row.goals
+        everything = {
+            "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
+            "memory": dict.fromkeys(row.memory, 8.0),
+        }
+        for goal in row.goals:  # each names ways that are there
+            assert goal.judged(everything)["value"] in (0.5, 1.0, 2.0, 8.0), goal.text
+    assert rows
+
+
+@pytest.mark.parametrize("claim", ["prefill", "decode", "varlen", "bfloat16", "linear", "summary"])
+def test_a_way_that_is_wrong_is_seen(claim: str) -> None:
+    row = next(bench.module(claim).rows(SMALL))
+    for name, way in row.ways.items():
+        if way is None or name == "summary":
+            continue
+        result = np.array(way.call())
+        result.reshape(-1, result.shape[-1])[0] += np.asarray(0.25, result.dtype)
+        assert way.error(result) > way.allowed, name
+
+
+def test_every_file_of_a_claim_is_measured() -> None:
+    assert set(bench.CLAIMS) == {
+        path.stem
+        for path in Path(bench.__file__).parent.glob("*.py")
+        if hasattr(bench.module(path.stem), "rows") or path.stem == "growth"
+    }
+
+
+# Measuring
+
+
+def test_what_is_wrong_is_not_timed() -> None:
+    calls = []
+
+    def call() -> float:
+        calls.append(None)
+        return 1.0
+
+    row = Row("sum", {"qkv": Way(call, lambda result: abs(result - 2.0), allowed=0.5)})
+    with pytest.raises(ArithmeticError, match=r"sum: qkv is off by 1.0e\+00, allowed is 5.0e-01"):
+        measure(row, threads=1)
+    assert len(calls) == 1
+    nothing = Row("nan", {"qkv": Way(call, lambda result: math.nan)})
+    with pytest.raises(ArithmeticError, match="off by nan"):
+        measure(nothing, threads=1)
+
+
+def test_a_row_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "multiply_adds", lambda dtype: {"float32": 4e9}[dtype])
+    monkeypatch.setattr(common, "read_rate", lambda: 2e9)
+    took = {"qkv": 0.5, "peer": 2.0, "reader": 0.25}
+    monkeypatch.setattr(
+        common,
+        "in_turn",
+        lambda calls, **_: {
+            name: [0.9 * took.get(name, call() or 0.0), took.get(name, 0.0), 99.0]
+            for name, call in calls.items()
+        },
+    )
+    row = Row(
+        "work",
+        {
+            "qkv": Way(lambda: 0, lambda _: 1e-7, operations=1e9),
+            "peer": Way(lambda: 0, lambda _: 2e-7, operations=1e9),
+            "reader": Way(lambda: 0, lambda _: 0.0, reads=1e8),
+            "absent": None,
+        },
+        (common.faster("peer", 4.0, 5.0), common.faster("absent", 1.0), common.share_of_peak(0.6)),
+        {"qkv": lambda: 7.0},
+    )
+    found = measure(row, threads=2)
+    assert found["limits"] == {"float32": 4e9, "reading": 2e9}
+    assert found["ways"]["qkv"]["seconds"] == 0.5
+    assert found["ways"]["qkv"]["rate"] == 2e9
+    assert found["ways"]["qkv"]["share"] == 0.5
+    assert found["ways"]["reader"]["share"] == 0.2
+    assert found["ways"]["peer"]["error"] == 2e-7
+    assert found["memory"] == {"qkv": 7.0}
+    assert found["missing"] == ["absent"]
+    first, absent, share = found["goals"]
+    assert (first["value"], first["met"], first["aim_met"]) == (4.0, True, False)
+    assert (absent["value"], absent["met"]) == (None, None)
+    assert (share["value"], share["met"], share["aim_met"]) == (0.5, False, None)
+    lines = "\n".join(common.report(found))
+    assert "work, 2 threads  (limits: float32 4.0 GFLOP/s, reading 2.0 GB/s)" in lines
+    assert "absent                           not installed" in lines
+    assert "4.00x  (at least 4.00x, aim 5.00x) met, short of the aim" in lines
+    assert "50.0%  (at least 60.0%) MISSED" in lines
+    assert "not measured" in lines
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("goal", "row", "value", "met"),
+    [
+        (common.faster("b|c", 2.0), row_of(qkv=2.0, b=9.0, c=4.0), 2.0, True),
+        (common.faster("b|c", 2.5), row_of(qkv=2.0, b=9.0), 4.5, True),
+        (common.faster("b", 2.5, way="a"), row_of(a=2.0, b=4.0, qkv=1.0), 2.0, False),
+        (common.within(1.25, "b"), row_of(qkv=2.0, b=2.5), 1.25, True),
+        (common.within(1.2, "b"), row_of(qkv=2.0, b=2.5), 1.25, False),
+        (common.at_most(20e-6), row_of(qkv=21e-6), 21e-6, False),
+        (common.share_of_reading(0.8), {"ways": {"qkv": {"share": 0.8}}}, 0.8, True),
+        (
+            common.no_less_exact("b"),
+            {"ways": {"qkv": {"error": 1.0}, "b": {"error": 4.0}}},
+            0.25,
+            True,
+        ),
+        (common.memory_at_most(10.0, "qkv"), {"memory": {"qkv": 11.0}}, 11.0, False),
+        (common.less_memory("b", 10.0), {"memory": {"qkv": 3.0, "b": 30.0}}, 10.0, True),
+    ],
+)
+def test_goals_by_hand(goal, row, value, met) -> None:
+    judged = goal.judged(row)
+    assert judged["value"] == pytest.approx(value, rel=1e-12)
+    assert judged["met"] is met
+
+
+def test_calls_take_turns() -> None:
+    order, told = [], []
+    gc.enable()
+    times = in_turn(
+        {name: lambda name=name: order.append(name) for name in "abc"},
+        rounds=3,
+        seconds=0,
+        advance=told.append,
+    )
+    assert gc.isenabled()
+    assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 3)
+    runs = [name for k, name in enumerate(order) if k == 0 or order[k - 1] != name]
+    assert runs == list("abc") * 4  # once to see how long they take, and three rounds
+    assert told == [1] * 4
+    assert all(0 < one < 1 for found in times.values() for one in found)
+
+
+def test_long_calls_are_called_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qkv.measure, "SHORT", 0.0)
+    monkeypatch.setattr(qkv.measure, "LEAST", 0.0)
+    calls = []
+    in_turn({"a": lambda: calls.append(None)}, rounds=5, seconds=0)
+    assert len(calls) == 6
+
+
+def test_garbage_is_collected_again_after_an_error() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        in_turn({"a": fail})
+    assert gc.isenabled()
+
+
+# What is true, and how far from it
+
+
+@pytest.mark.parametrize("length", [1, 7, 256, 257, 1000, 4096])
+def test_a_sample_is_of_distinct_queries_first_and_last_among_them(length: int) -> None:
+    chosen = [i for part in sample(length) for i in range(length)[part]]
+    assert chosen == sorted(set(chosen))
+    assert chosen[0] == 0
+    assert chosen[-1] == length - 1
+    assert len(chosen) == min(length, 256)
+
+
+def by_hand(q, k, v, visible) -> np.ndarray:
+    """One head in plain loops."""
+    out = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = [j for j in range(len(k)) if visible(i, j)]
+        weights = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1])) for j in keys]
+        for j, weight in zip(keys, weights, strict=True):
+            out[i] += v[j] * (weight / sum(weights))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("options", "visible"),
+    [
+        ({}, lambda i, j: True),
+        ({"is_causal": True}, lambda i, j: j <= i),
+        ({"window": (3, 0)}, lambda i, j: i - 3 <= j <= i),
+    ],
+)
+def test_the_truth_of_some_queries(options, visible) -> None:
+    q, k, v = random_inputs((1, 2, 20, 4), (1, 1, 20, 4))
+    rows = [slice(0, 3), slice(11, 20)]
+    found = exact(q, k, v, rows, **options)
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    for head in range(2):
+        whole = by_hand(wide[0][0, head], wide[1][0, 0], wide[2][0, 0], visible)
+        expected = np.concatenate([whole[part] for part in rows])
+        np.testing.assert_allclose(found[0, head], expected, rtol=0, atol=1e-13)
+    result = plain_attention(*wide) if not options else None
+    if result is not None:
+        assert largest_error(result, found, rows) < 1e-13
+        assert largest_error(result + 0.5, found, rows) == pytest.approx(0.5)
+
+
+def test_the_truth_with_a_bias_for_every_score() -> None:
+    q, k, v = random_inputs((1, 1, 6, 4), (1, 1, 6, 4))
+    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf)[None, None]  # each sees itself
+    found = exact(q, k, v, [slice(2, 5)], bias=bias)
+    np.testing.assert_array_equal(found, v[..., 2:5, :].astype(np.float64))
+
+
+def test_plain_numpy_is_causal_and_groups_heads() -> None:
+    q, k, v = random_inputs((1, 2, 5, 4), (1, 1, 5, 4))
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    found = plain_attention(*wide, is_causal=True)
+    for head in range(2):
+        expected = by_hand(wide[0][0, head], wide[1][0, 0], wide[2][0, 0], lambda i, j: j <= i)
+        np.testing.assert_allclose(found[0, head], expected, rtol=0, atol=1e-14)
+    assert plain_attention(q, k, v, is_causal=True).dtype == np.float32
+
+
+def test_nan_outside_of_the_sample_shows() -> None:
+    found = np.zeros((4, 2), np.float32)
+    found[3, 1] = np.nan
+    assert math.isnan(largest_error(found, np.zeros((1, 2)), [slice(0, 1)]))
+
+
+def test_operations_are_counted() -> None:
+    q, k, v = random_inputs((2, 3, 5, 4), (2, 3, 7, 4))
+    assert operations(q, k, v) == 2 * 3 * (5 * 7) * (2 * 4 + 2 * 4)
+    q, k, v = random_inputs((1, 1, 4, 8), (1, 1, 4, 8))
+    assert operations(q, k, v, is_causal=True) == (1 + 2 + 3 + 4) * (2 * 8 + 2 * 8)
+
+
+def test_the_processor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    about = tmp_path / "cpuinfo"
+    about.write_text(
+        "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: Fast One\nflags\t\t: fma sse2 avx512f\n"
+        "\nmodel name\t: Another\n",
+        encoding="utf-8",
+    )
+    real = open
+    monkeypatch.setattr(
+        "builtins.open", lambda path, *a, **k: real(about if "cpuinfo" in str(path) else path)
+    )
+    assert qkv.measure.processor() == ("Fast One (family 26, model 2)", ["fma", "avx512f"])
+
+
+@pytest.mark.skipif(kernel is None, reason="the kernel is not built here")
+def test_limits_come_from_the_kernel() -> None:
+    assert qkv.measure.multiply_adds() > 0
+    assert qkv.measure.multiply_adds("bfloat16") > 0
+    assert qkv.measure.read_rate() > 0
+
+
+def test_limits_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qkv.measure, "kernel", None)
+    assert qkv.measure.multiply_adds() > 0
+    assert qkv.measure.read_rate() > 0
+
+
+# Growth and memory
+
+
+def test_exponents_of_known_curves() -> None:
+    points = [
+        {"length": n, "seconds": 1e-9 * n * n, "bytes": 50.0 * n}
+        for n in (1024, 2048, 4096, 262144)
+    ]
+    assert growth.exponent(points, "seconds") == pytest.approx(2)
+    assert growth.exponent(points, "bytes") is None  # only the last is large enough to be seen
+    points[2]["bytes"], points[3]["bytes"] = 5e6, 5e6 * 64
+    assert growth.exponent(points, "bytes") == pytest.approx(1)
+
+
+def test_the_next_point_is_left_out_in_time() -> None:
+    def points(*pairs):
+        return [{"seconds": s, "bytes": b} for s, b in pairs]
+
+    assert not growth.next_is_too_much([])
+    assert not growth.next_is_too_much(points((30.0, 1e3)))
+    assert not growth.next_is_too_much(points((1.0, 1e3), (4.0, 1e3)))  # 16 s
+    assert growth.next_is_too_much(points((1.5, 1e3), (6.0, 1e3)))  # 24 s
+    assert growth.next_is_too_much(points((0.1, 0.5e9), (0.1, 2e9)))  # 8 GB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most since a moment")
+def test_the_most_memory_since_a_moment_is_seen() -> None:
+    memory.forget_the_peak()
+    before, _ = memory.resident()
+    np.ones(30_000_000 // 8).sum()
+    after, most = memory.resident()
+    assert 29e6 < most - before < 60e6
+    assert after - before < 20e6
+
+
+def test_a_call_is_measured_alone() -> None:
+    found = memory.measured_alone("numpy", (1, 1, 1024, 16))
+    assert found["bytes"] > 4 * 1024 * 1024  # the scores
+    assert found["seconds"] > 0
+
+
+# What is shown
+
+
+def result_of(claims: dict) -> dict:
+    return {
+        "when": "2026-01-01 00:00 UTC",
+        "seconds": 601,
+        "machine": {
+            "processor": "Fast One",
+            "cores": 2,
+            "flags": ["fma"],
+            "system": "Linux",
+            "python": "3.11",
+            "backend": "numpy",
+        },
+        "versions": {"numpy": "2.0", "torch": None},
+        "claims": claims,
+    }
+
+
+def test_the_page_has_what_was_measured() -> None:
+    def row(threads: int, seconds: float, goal: float) -> dict:
+        measured = row_of(qkv=seconds, torch=goal * seconds)
+        for way in measured["ways"].values():
+            way |= {"error": 3e-7, "share": 0.5}
+        judged = common.faster("torch", 2.0, 2.5).judged(measured)
+        return measured | {
+            "name": "(1, 2)",
+            "threads": threads,
+            "limits": {"float32": 1e11 * threads},
+            "memory": {},
+            "goals": [judged],
+        }
+
+    points = [{"length": n, "seconds": 1e-9 * n * n, "bytes": 1e4 * n} for n in (1024, 2048, 4096)]
+    claims = {
+        "prefill": {"title": "Whole texts.", "rows": [row(1, 0.1, 3.0), row(2, 0.05, 1.5)]},
+        "growth": {"title": "Growth.", "rows": [], "curves": {"qkv": points}, "threads": 2},
+    }
+    text = page.page(result_of(claims), "It waits for memory.")
+    assert "| peak, float32, 2 threads | 200.0 GFLOP/s |" in text
+    assert "| 3.00x, aim met | **1.50x, missed** |" in text
+    assert "at least 2.00x, aim 2.50x" in text
+    assert "| (1, 2) | qkv | 100 ms | 50% | 50 ms | 50% | 3e-07 |" in text
+    assert "It waits for memory." in text
+    assert "| qkv | 2.00 | 1.00 | 4,096 | 16.8 ms | 41 MB |" in text
+    assert "10 minutes here" in text
+    assert "torch None" not in text
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_pictures_are_the_same_each_time(dark: bool, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    points = [{"length": n, "seconds": 1e-9 * n * n, "bytes": 1e4 * n} for n in (1024, 2048)]
+    for name in ("one.svg", "two.svg"):
+        page.draw({"qkv": points, "torch": points}, tmp_path / name, dark=dark)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_page_is_that_of_the_last_full_run() -> None:
+    result = page.last()
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(result, page.notes())
+    if result is not None:
+        assert all((page.IMAGES / page.picture(dark)).is_file() for dark in (False, True))
+
+
+def test_a_page_without_a_run_says_how_to_make_one() -> None:
+    text = page.page(None, "")
+    assert "No full run" in text
+    assert "make bench" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(12.345, "12.3 s"), (0.99, "990 ms"), (1.5e-3, "1.5 ms"), (2e-5, "20 µs"), (2e-7, "0.2 µs")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert common.time_in_words(seconds) == words
+
+
+def test_a_claim_that_is_not_there(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "prefil"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "there is no claim prefil: choose among prefill" in capsys.readouterr().err
+
+
+# qkv bench
+
+
+@pytest.fixture
+def _two_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = (
+        Task("few", (1, 2, 2, 8, 8, 4), is_causal=True),
+        Task("one", (1, 4, 2, 1, 16, 8), bound="read_rate"),
+    )
+    monkeypatch.setattr(qkv.measure, "TASKS", tasks)
+    monkeypatch.setattr(qkv.measure.survey, "__defaults__", (tasks,))
+    monkeypatch.setattr(qkv.measure, "multiply_adds", lambda dtype: 1e12)
+    monkeypatch.setattr(qkv.measure, "read_rate", lambda: 1e12)
+
+
+@pytest.mark.usefixtures("_two_small_tasks")
+def test_qkv_bench_in_json() -> None:
+    result = CliRunner().invoke(main, ["bench", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["machine"]["backend"] == backend()
+    few, one = found["results"]
+    assert few["shape"] == [1, 2, 2, 8, 8, 4]
+    assert few["is_causal"]
+    for row, work in ((few, 2 * 36 * 16), (one, 2 * 16 * 2 * 8 * 4)):
+        assert row["qkv"]["error"] < 1e-5
+        assert row["numpy"]["error"] < 1e-5
+        assert row["share"] == pytest.approx(work / row["qkv"]["seconds"] / 1e12)
+        assert row["times_faster"] == row["numpy"]["seconds"] / row["qkv"]["seconds"]
+
+
+@pytest.mark.usefixtures("_two_small_tasks")
+def test_qkv_bench_as_a_table() -> None:
+    result = CliRunner().invoke(main, ["bench"])
+    assert result.exit_code == 0, result.output
+    first, heading, few, one = result.stdout.splitlines()
+    assert f"cores: {backend()}," in first
+    assert " ".join(heading.split()) == "work qkv error NumPy error faster share of"
+    assert few.split()[0] == "few"
+    assert few.rstrip().endswith("1,000 GFLOP/s")
+    assert one.rstrip().endswith("1,000 GB/s")
+    assert result.stderr == ""
+
+
+@pytest.mark.usefixtures("_two_small_tasks")
+def test_qkv_bench_refuses_to_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qkv.measure, "attention", lambda q, k, v, **_: np.ones_like(q))
+    result = CliRunner().invoke(main, ["bench"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "few: off by" in result.stderr
