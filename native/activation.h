@@ -7,7 +7,13 @@ namespace qkv {
 namespace QKV_BODY {
 
 // The smaller of two; NaN where `b` is NaN.
-QKV_INLINE Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+QKV_INLINE Floats smaller(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);  // which GCC 12 does not find
+#else
+  return a < b ? a : b;
+#endif
+}
 
 // x * Phi(x), Phi the normal distribution's (1 + erf(x / sqrt(2))) / 2, within 1.1e-7 of it.
 //

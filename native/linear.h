@@ -27,7 +27,13 @@ struct Bfloat16 {
 };
 
 QKV_INLINE Floats take(const float* from) { return load(from); }
-QKV_INLINE Floats take(const Float16* from) { return from_float16(load_as<Halves>(from)); }
+QKV_INLINE Floats take(const Float16* from) {
+#if defined(__F16C__) && !defined(__AVX512F__)
+  return (Floats)_mm256_cvtph_ps(load_as<__m128i>(from));
+#else
+  return from_float16(load_as<Halves>(from));
+#endif
+}
 QKV_INLINE Floats take(const Bfloat16* from) { return from_bfloat16(load_as<Halves>(from)); }
 
 QKV_INLINE void put(float* to, Floats v) { store(to, v); }
@@ -43,11 +49,15 @@ QKV_INLINE void put(Float16* to, Floats v) {
 #endif
 }
 QKV_INLINE void put(Bfloat16* to, Floats v) {
+#if defined(__AVX512BF16__)
+  __m256bh halves = _mm512_cvtneps_pbh((__m512)v);
+#else
   Words bits = (Words)v;
   Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   Words nan = (Words)(v != v);
   nearest = (nearest & ~nan) | (((bits >> 16) | 0x40) & nan);
   Halves halves = __builtin_convertvector(nearest, Halves);
+#endif
   std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -67,17 +77,44 @@ QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
   if (count > 0) std::memcpy(static_cast<void*>(to), all, size_t(count) * sizeof(T));
 }
 
-// How a type of numbers is multiplied and how its weights are kept.
+// One row of a packed panel. Of bfloat16, columns c and c + WIDTH stand in one word, which takes
+// less to pull apart than neighbours.
+QKV_INLINE void take_row(const float* from, Floats& w0, Floats& w1) {
+  w0 = load(from);
+  w1 = load(from + WIDTH);
+}
+QKV_INLINE void take_row(const Float16* from, Floats& w0, Floats& w1) {
+  w0 = take(from);
+  w1 = take(from + WIDTH);
+}
+QKV_INLINE void take_row(const Bfloat16* from, Floats& w0, Floats& w1) {
+  Words both = load_as<Words>(from);
+  w0 = (Floats)(both << 16);
+  w1 = (Floats)(both & 0xffff0000u);
+}
+
+// Ask for a row of a panel that is needed soon. Where a row is worked on for long, the processor
+// does not see the next ones coming early enough.
+constexpr int AHEAD = 16;
+template <class Weight>
+QKV_INLINE void fetch_row(const Weight* row) {
+  QKV_UNROLL for (int at = 0; at < PANEL; at += 64 / int(sizeof(Weight))) {
+    __builtin_prefetch(row + at);
+  }
+}
+
+// How a type of numbers is multiplied, and what a packed weight is: halves stay halves until they
+// are used.
 template <class T>
 struct Product {
   typedef Single Step;
-  typedef T Packed;
+  typedef T Weight;
 };
 #if defined(__AVX512BF16__)
 template <>
 struct Product<Bfloat16> {
   typedef Pair Step;
-  typedef Bfloat16 Packed;
+  typedef float Weight;
 };
 #endif
 
@@ -92,15 +129,18 @@ inline int64_t units_of(int64_t in) {
   return (in + depth - 1) / depth;
 }
 
-// The sums of ROWS rows and one panel. `x` has `blocks` of rows, `block_step` apart.
-template <class Step, int ROWS>
-void multiply(const float* x, int64_t block_step, const float* w, int64_t units, float* sums) {
+// The sums of ROWS rows and one panel. `x` stands in blocks of X_BLOCK units, `block_step` apart.
+template <class Step, class Weight, int ROWS>
+void multiply(const float* x, int64_t block_step, const void* panel, int64_t units, float* sums) {
+  const Weight* w = static_cast<const Weight*>(panel);
   Floats c[ROWS][2];
   QKV_UNROLL for (int r = 0; r < ROWS; ++r) c[r][0] = c[r][1] = Floats{};
   for (; units > 0; units -= X_BLOCK, x += block_step) {
-    const float* end = w + (units < X_BLOCK ? units : X_BLOCK) * PANEL;
+    const Weight* end = w + (units < X_BLOCK ? units : X_BLOCK) * PANEL;
     for (const float* here = x; w != end; w += PANEL, ++here) {
-      Floats w0 = load(w), w1 = load(w + WIDTH);
+      Floats w0, w1;
+      take_row(w, w0, w1);
+      if (ROWS > 8 || sizeof(Weight) < sizeof(float)) fetch_row(w + AHEAD * PANEL);
       QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
         Floats one = splat(here[r * ROW_STEP]);
         c[r][0] = Step::add_product(c[r][0], one, w0);
@@ -114,13 +154,13 @@ void multiply(const float* x, int64_t block_step, const float* w, int64_t units,
   }
 }
 
-using Multiply = void (*)(const float*, int64_t, const float*, int64_t, float*);
+using Multiply = void (*)(const float*, int64_t, const void*, int64_t, float*);
 
-template <class Step, int ROWS = TILE>
+template <class Step, class Weight, int ROWS = TILE>
 inline Multiply multiply_for(int64_t rows) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_for<Step, ROWS - 1>(rows);
-  return multiply<Step, ROWS>;
+    if (rows < ROWS) return multiply_for<Step, Weight, ROWS - 1>(rows);
+  return multiply<Step, Weight, ROWS>;
 }
 
 // From sums to y, ROWS rows of one panel: bias, activation, gate, residual.
@@ -199,7 +239,7 @@ inline void copy_units(const T* from, int64_t count, float* to) {
 template <class T>
 void multiply_all(const Linear& p, int threads) {
   typedef typename Product<T>::Step Step;
-  constexpr bool widen = sizeof(T) < sizeof(float) && Step::DEPTH == 1;  // weights, to float32
+  typedef typename Product<T>::Weight Weight;
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
   const int64_t blocks = (units + X_BLOCK - 1) / X_BLOCK;
 
@@ -236,23 +276,37 @@ void multiply_all(const Linear& p, int threads) {
       }
       const int64_t tiles = (rows + TILE - 1) / TILE;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
-        const float* w;
-        if constexpr (widen) {
+        const Weight* w = static_cast<const Weight*>(p.packed) + panel * units * PANEL;
+        const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // once for all of them
+        if (widen) {
           wide.need(size_t(units * PANEL));
-          const T* from = static_cast<const T*>(p.packed) + panel * units * PANEL;
-          for (int64_t k = 0; k < units * PANEL; k += WIDTH) store(wide.data() + k, take(from + k));
-          w = wide.data();
-        } else {
-          w = static_cast<const float*>(p.packed) + panel * units * PANEL;
+          for (int64_t k = 0; k < units * PANEL; k += PANEL) {
+            Floats w0, w1;
+            take_row(w + k, w0, w1);
+            store(wide.data() + k, w0);
+            store(wide.data() + k + WIDTH, w1);
+          }
         }
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t at = rows * tile / tiles, count = rows * (tile + 1) / tiles - at;
-          multiply_for<Step>(count)(copy.data() + at * ROW_STEP, block_step, w, units, sums);
+          const float* x = copy.data() + at * ROW_STEP;
+          if (widen)
+            multiply_for<Step, float>(count)(x, block_step, wide.data(), units, sums);
+          else
+            multiply_for<Step, Weight>(count)(x, block_step, w, units, sums);
           finish_tile(p, sums, first + at, count, panel);
         }
       }
     }
   });
+}
+
+// Where in a packed row the `d`th number of a unit of column `c` stands.
+template <class T>
+inline int64_t slot(int64_t c, int d) {
+  constexpr int depth = Product<T>::Step::DEPTH;
+  if constexpr (std::is_same_v<T, Bfloat16> && depth == 1) return c % WIDTH * 2 + c / WIDTH;
+  return c * depth + d;
 }
 
 template <class T>
@@ -271,8 +325,8 @@ void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, in
         for (int d = 0; d < depth; ++d) {
           const int64_t k = unit * depth + d;
           const int64_t real = k < in ? columns : 0;
-          for (int64_t c = 0; c < real; ++c) to[c * depth + d] = from[k * in_step + c * out_step];
-          for (int64_t c = real; c < PANEL; ++c) to[c * depth + d] = T{};
+          for (int64_t c = 0; c < real; ++c) to[slot<T>(c, d)] = from[k * in_step + c * out_step];
+          for (int64_t c = real; c < PANEL; ++c) to[slot<T>(c, d)] = T{};
         }
       }
     }
