@@ -17,10 +17,10 @@ constexpr int TILES = 112 / TILE;      // of a chunk
 constexpr int CHUNK = TILES * TILE;    // queries of a chunk: a block of keys stays in the cache for
 constexpr int64_t SMALL_WORK = 1 << 20;  // multiplications that are not worth waking a thread for
 
-// Some queries of one head.
+// Some queries of one head; `part` counts the chunks of a key head.
 struct Chunk {
   Place first;
-  int64_t count;
+  int64_t count, part;
 };
 
 struct Scratch {
@@ -142,46 +142,65 @@ inline void weigh_row(const Attention& a, const Place& p, double lse) {
   }
 }
 
-template <class Product>
 using TileFunction = void (*)(const Attention&, const Chunk&, const Packed&, const TileOfBlock&,
                               Scratch&);
 
 template <class Product, int... ROWS>
-QKV_INLINE TileFunction<Product> tile_function(int64_t rows,
-                                               std::integer_sequence<int, ROWS...>) {
-  static constexpr TileFunction<Product> by_rows[] = {tile_of_block<Product, ROWS + 1>...};
+QKV_INLINE TileFunction tile_function(int64_t rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr TileFunction by_rows[] = {tile_of_block<Product, ROWS + 1>...};
   return by_rows[rows - 1];
 }
 
-// Once all keys have passed: divide by the sums, and compute again what met infinity or NaN.
-inline void finish_chunk(const Attention& a, const Chunk& chunk, int64_t real, Scratch& s) {
-  int64_t wide = rounded_up(a.value_size, PANEL);
-  for (int64_t r = 0; r < chunk.count; ++r) {
-    Place p = chunk.first;
-    p.i += r;
-    int64_t out = cell(a.out, p, 0);
-    const Running& row = s.rows[r];
-    if (r >= real) {
-      for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
-      static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = row.total > 0 ? log_sum_exp(row) : -INF;
-      continue;
+template <class Product>
+inline void load_queries(const Attention& a, const Place& first, int64_t count, Scratch& s) {
+  for (int64_t r = 0; r < count; ++r)
+    copy_depth<Product>(a.query, cell(a.query, first, 0) + r * a.query.i, a.size,
+                        &s.queries[size_t(r * STEP)]);
+}
+
+// Call `compute(rows, tile)` for each tile of a chunk's first `real` queries and each block of keys
+// that some query of the tile may see, block by block.
+template <class Compute>
+QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t real,
+                              Compute compute) {
+  if (!real) return;
+  const Place& first = chunk.first;
+  bool plain = is_plain(a);
+  int64_t tiles = (real + TILE - 1) / TILE;
+  Range keys{keys_of(a, first.row, first.i).begin, keys_of(a, first.row, first.i + real - 1).end};
+  for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
+    for (int64_t t = 0; t < tiles; ++t) {
+      int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // of nearly equal height
+      Range seen{columns_of(a, first.row, first.i + begin, block).begin,
+                 columns_of(a, first.row, first.i + end - 1, block).end};
+      if (seen.begin < seen.end) compute(end - begin, TileOfBlock{begin, block, seen, plain});
     }
-    float* context = &s.context[r * wide];
-    Floats trace{}, share = splat(float(1 / row.total));
-    for (int64_t c = 0; c < wide; c += WIDTH) {
-      Floats x = load(context + c) * share;
-      trace += x * 0.0f;
-      store(context + c, x);
-    }
-    if (s.careful[r] || !(row.total > 0) || !all_zero(trace)) {
-      attend_carefully(a, p, s.careful_row);
-      continue;
-    }
-    store_row(a.out, out, context, a.value_size);
-    double lse = log_sum_exp(row);
-    static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = lse;
-    if (a.weights) weigh_row(a, p, lse);
   }
+}
+
+// Once all keys have passed: divide one query's context by its sum. What met infinity or NaN, or
+// no number at all, is computed again.
+inline void finish_query(const Attention& a, const Place& p, const Running& row, bool careful,
+                         float* context, int64_t wide, CarefulRow& careful_row) {
+  int64_t out = cell(a.out, p, 0);
+  double* lse = static_cast<double*>(a.lse.data) + cell(a.lse, p, 0);
+  if (p.i >= a.query_length[p.row]) {
+    for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
+    *lse = row.total > 0 ? log_sum_exp(row) : -HUGE_VAL;
+    return;
+  }
+  Floats trace{}, share = splat(float(1 / row.total));
+  for (int64_t c = 0; c < wide; c += WIDTH) {
+    Floats x = load(context + c) * share;
+    trace += x * 0.0f;
+    store(context + c, x);
+  }
+  // below -1e37 scores may have been cut to the lowest float
+  if (careful || !(row.total > 0) || row.top < -1e37f || !all_zero(trace))
+    return attend_carefully(a, p, careful_row);
+  store_row(a.out, out, context, a.value_size);
+  *lse = log_sum_exp(row);
+  if (a.weights) weigh_row(a, p, *lse);
 }
 
 template <class Product>
@@ -193,30 +212,25 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
     s.rows[r] = start_row(a, first.head * a.group + first.group);
     s.careful[r] = false;
   }
-  for (int64_t r = 0; r < real; ++r)
-    copy_depth<Product>(a.query, cell(a.query, first, 0) + r * a.query.i, a.size,
-                        &s.queries[r * STEP]);
+  load_queries<Product>(a, first, real, s);
   std::memset(s.context.data(), 0, size_t(real * wide) * sizeof(float));
-
-  bool plain = is_plain(a);
-  int64_t tiles = (real + TILE - 1) / TILE;
-  Range keys = {0, 0};
-  if (real)
-    keys = {keys_of(a, first.row, first.i).begin,
-            keys_of(a, first.row, first.i + real - 1).end};
-  for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
-    for (int64_t t = 0; t < tiles; ++t) {
-      int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // of nearly equal height
-      TileOfBlock tile{begin, block, {}, plain};
-      tile.seen = {columns_of(a, first.row, first.i + begin, block).begin,
-                   columns_of(a, first.row, first.i + end - 1, block).end};
-      if (tile.seen.begin >= tile.seen.end) continue;
-      tile_function<Product>(end - begin, std::make_integer_sequence<int, TILE>{})(a, chunk, head,
-                                                                                   tile, s);
-    }
+  for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
+    constexpr auto heights = std::make_integer_sequence<int, TILE>{};
+    tile_function<Product>(rows, heights)(a, chunk, head, tile, s);
+  });
+  for (int64_t r = 0; r < chunk.count; ++r) {
+    Place p = first;
+    p.i += r;
+    finish_query(a, p, s.rows[r], s.careful[r], &s.context[size_t(r * wide)], wide, s.careful_row);
   }
-  finish_chunk(a, chunk, real, s);
 }
+
+// How a pass goes over the heads.
+struct Plan {
+  int64_t most;      // queries of a chunk
+  bool values;       // whether values are packed
+  int64_t received;  // numbers that a packed head has room for, beside keys and values; 0 at first
+};
 
 // The packing of one head, shared by all who compute its chunks.
 struct Shared {
@@ -229,13 +243,10 @@ struct Shared {
 // Room for packed heads: as many as there are workers is enough, since tasks are taken in order.
 class Room {
  public:
-  Room(int count) : free_(size_t(count)), heads_(new Packed[size_t(count)]), count_(count) {
-    for (int k = 0; k < count; ++k) free_[size_t(k)] = &heads_[k];
+  explicit Room(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
+    for (size_t k = 0; k < size_t(count); ++k) free_[k] = &heads_[k];
   }
-  ~Room() { delete[] heads_; }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  Packed* all() { return heads_; }
+  Packed& operator[](int k) const { return heads_[size_t(k)]; }
 
   Packed* take() {
     lock();
@@ -254,7 +265,7 @@ class Room {
     while (taken_.test_and_set(std::memory_order_acquire)) wait_a_little();
   }
   Buffer<Packed*> free_;
-  Packed* heads_;
+  Objects<Packed> heads_;
   int count_;
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
 };
@@ -272,12 +283,15 @@ inline int64_t blocks_of(Range keys) {
 
 // Pack a head's blocks, together with whoever else needs it; returns when all are packed.
 template <class Product>
-Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, Shared& shared, Room& room) {
+Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan& plan,
+                    Shared& shared, Room& room) {
   Range keys = keys_of_row(a, row);
   if (!shared.claimed.exchange(true)) {
     Packed* head = room.take();
     head->first = keys.begin / BLOCK;
     head->end = keys.end;
+    head->with_values = plan.values;
+    for (int64_t k = 0; k < plan.received; ++k) head->received[size_t(k)] = 0;
     shared.packed.store(head, std::memory_order_release);
   }
   Packed* head;
@@ -291,8 +305,10 @@ Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, Shared& sh
   return head;
 }
 
-template <class Product>
-void attend_blocks(const Attention& a, int threads) {
+// Call `compute(chunk, packed head, scratch)` for every chunk of every head's queries, and
+// `join(row, kv head, packed head)` after a head's last.
+template <class Product, class Compute, class Join>
+void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute, Join join) {
   int64_t heads = a.rows * a.kv_heads, most_blocks = 0, most_keys = 0;
   Buffer<int64_t> first_task{size_t(heads + 1)};
   double work = 0;
@@ -305,7 +321,7 @@ void attend_blocks(const Attention& a, int threads) {
             double((a.size + a.value_size) * a.group * a.kv_heads);
     for (int64_t h = 0; h < a.kv_heads; ++h) {
       first_task[size_t(row * a.kv_heads + h)] = tasks;
-      tasks += (a.length[row] + CHUNK - 1) / CHUNK * a.group;
+      tasks += (a.length[row] + plan.most - 1) / plan.most * a.group;
     }
   }
   first_task[size_t(heads)] = tasks;
@@ -315,12 +331,13 @@ void attend_blocks(const Attention& a, int threads) {
 
   Room room(threads);
   for (int k = 0; k < threads; ++k)
-    need_room<Product>(room.all()[k], most_blocks, a.size, a.value_size);
-  Shared* shared = new Shared[size_t(heads)];
+    need_room<Product>(room[k], most_blocks, a.size, plan.values ? a.value_size : 0);
+  for (int k = 0; k < threads; ++k) room[k].received.need(size_t(plan.received));
+  Objects<Shared> shared{size_t(heads)};
   for (int64_t h = 0; h < heads; ++h)
-    shared[h].left = first_task[size_t(h + 1)] - first_task[size_t(h)];
+    shared[size_t(h)].left = first_task[size_t(h + 1)] - first_task[size_t(h)];
   std::atomic<int64_t> next{0};
-  auto work_on = [&](int) {
+  on_threads(threads, [&](int) {
     Scratch scratch;
     scratch.need(a.value_size);
     scratch.careful_row.need(most_keys);
@@ -332,25 +349,26 @@ void attend_blocks(const Attention& a, int threads) {
       int64_t t = task - first_task[size_t(head)];
       int64_t which = chunks - 1 - t % chunks;  // where causality leaves the most to do comes first
       int64_t begin = which * a.length[row] / chunks, end = (which + 1) * a.length[row] / chunks;
-      Packed* packed = packed_head<Product>(a, row, kv_head, shared[head], room);
-      attend_chunk<Product>(a, {{row, kv_head, t / chunks, begin}, end - begin}, *packed, scratch);
-      if (--shared[head].left == 0) room.give_back(packed);
+      Packed* packed = packed_head<Product>(a, row, kv_head, plan, shared[size_t(head)], room);
+      int64_t group = t / chunks;
+      Chunk chunk{{row, kv_head, group, begin}, end - begin, group * chunks + which};
+      compute(chunk, *packed, scratch);
+      if (--shared[size_t(head)].left == 0) {
+        join(row, kv_head, *packed);
+        room.give_back(packed);
+      }
     }
-  };
-  try {
-    on_threads(threads, work_on);
-  } catch (...) {
-    delete[] shared;
-    throw;
-  }
-  delete[] shared;
+  });
 }
 
-inline void attend(const Attention& a, int threads) {
-#if defined(__AVX512BF16__)
-  if (a.query.type == Type::bfloat16) return attend_blocks<Pair>(a, threads);
-#endif
-  attend_blocks<Single>(a, threads);
+template <class Product>
+void attend_blocks(const Attention& a, int threads) {
+  for_each_chunk<Product>(
+      a, threads, {CHUNK, true, 0},
+      [&](const Chunk& chunk, Packed& head, Scratch& scratch) {
+        attend_chunk<Product>(a, chunk, head, scratch);
+      },
+      [](int64_t, int64_t, Packed&) {});
 }
 
 }  // namespace QKV_BODY

@@ -2,6 +2,7 @@
 #include "body.h"
 
 #include "attention.h"
+#include "decode.h"
 #include "summary.h"
 #if __has_include("linear.h")
 #include "linear.h"
@@ -13,6 +14,21 @@
 
 namespace qkv {
 namespace QKV_BODY {
+
+static void attend(const Attention& a, int threads) {
+  if (is_short(a)) return attend_short(a, threads);
+#if defined(__AVX512BF16__)
+  if (a.query.type == Type::bfloat16) return attend_blocks<Pair>(a, threads);
+#endif
+  attend_blocks<Single>(a, threads);
+}
+
+static void summarize(const Attention& a, int threads) {
+#if defined(__AVX512BF16__)
+  if (a.query.type == Type::bfloat16) return summarize_in<Pair>(a, threads);
+#endif
+  summarize_in<Single>(a, threads);
+}
 
 #if defined(__AVX512F__)
 constexpr const char* NAME = "avx512";

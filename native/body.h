@@ -13,7 +13,7 @@ struct Body {
   bool bfloat16;     // whether it multiplies bfloat16 in BF16 instructions
 
   void (*attend)(const Attention&, int threads);
-  void (*summarize)(const Attention&, int threads);
+  void (*summarize)(const Attention&, int threads);  // what attend does, and the summary
 
   // Weights are packed once for many products. `type` is that of W, and of the packed numbers:
   // float32 products take float32 weights, halves take weights of their own type.

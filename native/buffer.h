@@ -36,5 +36,19 @@ class Buffer {
   size_t count_ = 0;
 };
 
+// Objects that begin as their type's zero: counters, slots.
+template <class T>
+class Objects {
+ public:
+  explicit Objects(size_t count) : all_(new T[count]()) {}
+  ~Objects() { delete[] all_; }
+  Objects(const Objects&) = delete;
+  Objects& operator=(const Objects&) = delete;
+  T& operator[](size_t k) const { return all_[k]; }
+
+ private:
+  T* all_;
+};
+
 }  // namespace QKV_BODY
 }  // namespace qkv

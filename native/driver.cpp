@@ -247,8 +247,7 @@ struct AttentionCase : Case {
   }
 
   void run(const Where& where) override {
-    where.body.attend(a, where.threads);
-    if (a.top_k) where.body.summarize(a, where.threads);
+    (a.top_k ? where.body.summarize : where.body.attend)(a, where.threads);
     compare(where);
   }
 

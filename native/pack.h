@@ -67,6 +67,8 @@ struct Packed {
   Buffer<uint8_t> unsound_blocks;  // per block: some value of it does
   int64_t first = 0;               // the block that the buffers begin with
   int64_t end = 0;                 // the key behind the last one
+  bool with_values = true;
+  Buffer<double> received;  // by a summary: what keys received, (group, part of queries, key)
 };
 
 template <class Product>
@@ -114,13 +116,13 @@ inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count,
   }
 }
 
-QKV_INLINE bool all_zero(Floats v) {
-  Ints differs = v != Floats{};
+QKV_INLINE bool all_zero(Ints differs) {
   int32_t any = 0;
   QKV_UNROLL
   for (int k = 0; k < WIDTH; ++k) any |= differs[k];
   return any == 0;
 }
+QKV_INLINE bool all_zero(Floats v) { return all_zero((Ints)(v != Floats{})); }
 
 // Values of `count` keys into panels of columns; false if some number is infinite or NaN.
 template <class Product>
@@ -172,6 +174,7 @@ inline void pack_block(const Attention& a, int64_t row, int64_t kv_head, int64_t
   Place p{row, kv_head, 0, 0};
   pack_keys<Product>(a.key, cell(a.key, p, 0) + begin * a.key.i, a.size, count,
                      keys_at<Product>(head, a.size, block));
+  if (!head.with_values) return;
   int64_t at = cell(a.value, p, 0) + begin * a.value.i;
   float* values = values_at<Product>(head, a.value_size, block);
   bool sound = pack_values<Product>(a.value, at, a.value_size, count, values);

@@ -45,7 +45,7 @@ struct Attention {
   Cells lse;      // float64; j is not used
   Cells weights;  // float32, j is 1; where wanted: holds zeros, gets exp(score - lse)
 
-  // A summary, where wanted (top_k > 0): `lse` then holds what `attend` gave.
+  // A summary, where wanted (top_k > 0).
   int64_t top_k = 0;
   Cells top_indices;  // integer (int64); i counts queries, j ranks
   Cells top_weights;  // float32

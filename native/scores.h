@@ -59,11 +59,14 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
+// What is finite stays so: the lowest float, a usual way to hide, weighs nothing beside others but
+// is not hidden.
 inline void add_numbers(float* scores, const float* numbers, int64_t begin, int64_t end) {
+  const Floats lowest = splat(std::numeric_limits<float>::lowest());
   for (int64_t c = begin; c < end; c += WIDTH) {
     Floats s = load(scores + c), x = load(numbers + c - begin);
     Ints hidden = (x == splat(-INF)) | (s == splat(-INF));
-    store(scores + c, select(hidden, splat(-INF), s + x * LOG2_E));
+    store(scores + c, select(hidden, splat(-INF), larger(lowest, s + larger(lowest, x * LOG2_E))));
   }
 }
 

@@ -1,0 +1,348 @@
+// Attention of few queries over many keys, as in decoding with a cache: bound by reading.
+//
+// Keys and values are read once, where they stand, by all the queries that share them (the heads of
+// a group, and their queries). A task is a run of SPLIT keys of one head; the last one to finish
+// joins the parts in their order.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+constexpr int64_t SHORT = 16;   // queries that this is for, at most
+constexpr int64_t SPLIT = 1024; // keys of a part, a multiple of BLOCK
+
+inline bool is_short(const Attention& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    if (a.length[row] > SHORT) return false;
+  return true;
+}
+
+template <Type TYPE>
+QKV_INLINE Floats load_type(const void* data, int64_t at) {
+  if constexpr (TYPE == Type::float32)
+    return load(static_cast<const float*>(data) + at);
+  else if constexpr (TYPE == Type::float16)
+    return from_float16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
+  else
+    return from_bfloat16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
+}
+
+// One vector that holds the sum of each of WIDTH vectors.
+template <int DISTANCE, int... LANE>
+QKV_INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(a, b, (LANE & DISTANCE ? WIDTH + LANE : LANE)...) +
+         __builtin_shufflevector(a, b, ((LANE & DISTANCE ? WIDTH + LANE : LANE) ^ DISTANCE)...);
+}
+template <int DISTANCE = WIDTH / 2>
+QKV_INLINE Floats sum_each(Floats* v) {
+  QKV_UNROLL
+  for (int k = 0; k < DISTANCE; ++k) v[k] = fold<DISTANCE>(v[k], v[k + DISTANCE], Lanes{});
+  if constexpr (DISTANCE > 1) return sum_each<DISTANCE / 2>(v);
+  return v[0];
+}
+
+// Products of ROWS queries with WIDTH / ROWS keys, at key_at[0], key_at[1] ...; the result holds
+// them key after key. Queries stand STEP apart, filled up with zeros.
+template <Type TYPE, int ROWS>
+QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const int64_t* key_at,
+                                int64_t size) {
+  constexpr int KEYS = WIDTH / ROWS;
+  Floats sums[WIDTH];
+  QKV_UNROLL
+  for (int k = 0; k < WIDTH; ++k) sums[k] = Floats{};
+  int64_t c = 0;
+  for (; c + WIDTH <= size; c += WIDTH) {
+    Floats q[ROWS];
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) q[r] = load(queries + r * STEP + c);
+    QKV_UNROLL
+    for (int k = 0; k < KEYS; ++k) {
+      Floats x = load_type<TYPE>(key.data, key_at[k] + c);
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) sums[k * ROWS + r] += q[r] * x;
+    }
+  }
+  if (c < size) {
+    QKV_UNROLL
+    for (int k = 0; k < KEYS; ++k) {
+      Floats x = load_floats(key, key_at[k] + c, size - c);
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) sums[k * ROWS + r] += load(queries + r * STEP + c) * x;
+    }
+  }
+  return sum_each(sums);
+}
+
+// The products of ROWS queries with the keys of some columns of a block; columns that round these
+// up to WIDTH hold anything.
+template <Type TYPE, int ROWS>
+void multiply_short(const float* queries, const Cells& key, int64_t block_at, int64_t size,
+                    Range columns, float* scores) {
+  constexpr int KEYS = WIDTH / ROWS;
+  for (int64_t c = columns.begin; c < columns.end; c += KEYS) {
+    int64_t at[KEYS];
+    for (int k = 0; k < KEYS; ++k) at[k] = block_at + at_most(c + k, columns.end - 1) * key.i;
+    Floats products = multiply_rows<TYPE, ROWS>(queries, key, at, size);
+    for (int k = 0; k < KEYS; ++k)
+      for (int r = 0; r < ROWS; ++r) scores[r * STEP + c + k] = products[k * ROWS + r];
+  }
+}
+
+// weights @ values, for ROWS rows and the keys of some columns.
+template <Type TYPE, int ROWS>
+void weigh_short(const float* weights, const Cells& value, int64_t block_at, int64_t size,
+                 Range columns, float* context, int64_t wide) {
+  constexpr int VECTORS = ROWS == 1 ? (WIDTH < 8 ? WIDTH : 8) : WIDTH / ROWS > 8 ? 8 : WIDTH / ROWS;
+  int64_t c = 0;
+  for (; c + VECTORS * WIDTH <= size; c += VECTORS * WIDTH) {
+    Floats sums[ROWS][VECTORS];
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      QKV_UNROLL
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = Floats{};
+    }
+    int64_t at = block_at + columns.begin * value.i + c;
+    for (int64_t k = columns.begin; k < columns.end; ++k, at += value.i) {
+      Floats w[ROWS];
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) w[r] = splat(weights[r * STEP + k]);
+      QKV_UNROLL
+      for (int v = 0; v < VECTORS; ++v) {
+        Floats x = load_type<TYPE>(value.data, at + v * WIDTH);
+        QKV_UNROLL
+        for (int r = 0; r < ROWS; ++r) sums[r][v] += w[r] * x;
+      }
+    }
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      QKV_UNROLL
+      for (int v = 0; v < VECTORS; ++v) store(context + r * wide + c + v * WIDTH, sums[r][v]);
+    }
+  }
+  for (; c < size; c += WIDTH) {
+    Floats sums[ROWS];
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) sums[r] = Floats{};
+    int64_t at = block_at + columns.begin * value.i + c;
+    for (int64_t k = columns.begin; k < columns.end; ++k, at += value.i) {
+      Floats x = load_floats(value, at, size - c);
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) sums[r] += splat(weights[r * STEP + k]) * x;
+    }
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) store(context + r * wide + c, sums[r]);
+  }
+}
+
+// What a part of the keys came to, for the queries of one head: (group, length) rows of each.
+struct Part {
+  Running* rows;
+  float* context;  // `wide` apart
+  uint8_t* careful;
+};
+
+struct ShortScratch {
+  Buffer<float> queries, scores, sums, clean;
+  RowScratch row;
+  CarefulRow careful_row;
+};
+
+// Values of a block as floats, infinities and NaN as 0; whoever sees one is noted in `careful`.
+inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int64_t block,
+                         Range columns, uint8_t* careful, Buffer<float>& clean) {
+  clean.need(size_t(BLOCK * a.value_size));
+  for (int64_t k = columns.begin; k < columns.end; ++k) {
+    bool sound = true;
+    for (int64_t c = 0; c < a.value_size; ++c) {
+      double x = number_at(a.value.data, a.value.type, at + k * a.value.i + c);
+      clean[size_t(k * a.value_size + c)] = std::isfinite(x) ? float(x) : 0;
+      sound = sound && std::isfinite(x);
+    }
+    if (sound) continue;
+    int64_t key = block * BLOCK + k, length = a.length[head.row];
+    for (int64_t r = 0; r < a.group * length; ++r) {
+      Place p{head.row, head.head, r / length, r % length};
+      Range seen = keys_of(a, p.row, p.i);
+      if (key >= seen.begin && key < seen.end && mask_allows(a, p, key)) careful[r] = 1;
+    }
+  }
+  Cells cells;
+  cells.data = clean.data();
+  cells.type = Type::float32;
+  cells.i = a.value_size;
+  cells.j = 1;
+  return cells;
+}
+
+// Some rows (ROWS at most) of one head meet one block of keys.
+template <Type TYPE, int ROWS>
+void short_block(const Attention& a, const Place& head, int64_t first, int64_t count,
+                 int64_t block, Range columns, const Part& part, ShortScratch& s) {
+  int64_t length = a.length[head.row], wide = rounded_up(a.value_size, WIDTH);
+  int64_t key_at = cell(a.key, head, 0) + block * BLOCK * a.key.i;
+  int64_t value_at = cell(a.value, head, 0) + block * BLOCK * a.value.i;
+  float* scores = s.scores.data();
+  multiply_short<TYPE, ROWS>(&s.queries[size_t(first * STEP)], a.key, key_at, a.size, columns,
+                             scores);
+  bool plain = is_plain(a);
+  float factor = plain ? float(a.scale * double(LOG2_E)) : 1.0f;
+  Range wider{columns.begin / WIDTH * WIDTH, rounded_up(columns.end, WIDTH)};
+  for (int64_t r = 0; r < count; ++r) {
+    Place p{head.row, head.head, (first + r) / length, (first + r) % length};
+    float* row = scores + r * STEP;
+    Range seen = columns_of(a, p.row, p.i, block);
+    if (!plain)
+      finish_row(a, p, block * BLOCK, wider.begin, wider.end, seen, row, s.row);
+    else
+      hide_outside(row, wider.begin, wider.end, seen);
+    if (a.weights) {
+      float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, block * BLOCK);
+      for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c] * factor;
+    }
+    exponentiate_row<Single>(row, wider.begin, wider.end, factor, part.rows[first + r]);
+  }
+  for (int64_t r = count; r < ROWS; ++r)
+    for (int64_t c = columns.begin; c < columns.end; ++c) scores[r * STEP + c] = 0;
+  float* sums = s.sums.data();
+  weigh_short<TYPE, ROWS>(scores, a.value, value_at, a.value_size, columns, sums, wide);
+  Floats trace{};
+  for (int64_t k = 0; k < ROWS * wide; k += WIDTH) trace += load(sums + k) * 0.0f;
+  if (!all_zero(trace)) {
+    Cells clean = clean_block(a, head, value_at, block, columns, part.careful, s.clean);
+    weigh_short<Type::float32, ROWS>(scores, clean, 0, a.value_size, columns, sums, wide);
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    float* context = part.context + (first + r) * wide;
+    for (int64_t c = 0; c < wide; c += WIDTH)
+      store(context + c, load(context + c) * part.rows[first + r].faded + load(sums + r * wide + c));
+  }
+}
+
+// One run of keys, seen by all rows that share them.
+template <Type TYPE>
+void short_part(const Attention& a, const Place& head, Range keys, const Part& part,
+                ShortScratch& s) {
+  constexpr int FOUR = WIDTH < 4 ? WIDTH : 4;
+  int64_t length = a.length[head.row], rows = a.group * length;
+  int64_t wide = rounded_up(a.value_size, WIDTH);
+  for (int64_t r = 0; r < rows; ++r) {
+    Place p{head.row, head.head, r / length, r % length};
+    part.rows[r] = Running{-INF, 1, 0};
+    part.careful[r] = 0;
+    copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
+  }
+  std::memset(part.context, 0, size_t(rows * wide) * sizeof(float));
+  for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
+    Range columns{at_least(keys.begin - block * BLOCK, 0),
+                  at_most(keys.end - block * BLOCK, BLOCK)};
+    for (int64_t r = 0; r < rows; r += FOUR) {
+      int64_t count = at_most(rows - r, FOUR);
+      auto compute = count == 1   ? short_block<TYPE, 1>
+                     : count == 2 ? short_block<TYPE, 2>
+                                  : short_block<TYPE, FOUR>;
+      compute(a, head, r, count, block, columns, part, s);
+    }
+  }
+}
+
+// Join the parts of one head in their order, and finish its rows.
+inline void join_parts(const Attention& a, const Place& head, const Part* parts, int64_t count,
+                       ShortScratch& s) {
+  int64_t length = a.length[head.row], wide = rounded_up(a.value_size, WIDTH);
+  for (int64_t r = 0; r < a.group * length; ++r) {
+    Place p{head.row, head.head, r / length, r % length};
+    Running row = start_row(a, p.head * a.group + p.group);
+    bool careful = false;
+    float base = row.top;
+    for (int64_t k = 0; k < count; ++k) {
+      if (parts[k].rows[r].top > base) base = parts[k].rows[r].top;
+      careful |= parts[k].careful[r] != 0;
+    }
+    float from = base == -INF ? 0 : base;
+    float* context = s.sums.data();
+    std::memset(context, 0, size_t(wide) * sizeof(float));
+    row.total *= std::exp2(double(row.top == -INF ? -INF : row.top - from));
+    for (int64_t k = 0; k < count; ++k) {
+      const Running& part = parts[k].rows[r];
+      Floats faded = exp2(splat(part.top - from));
+      row.total += part.total * double(faded[0]);
+      for (int64_t c = 0; c < wide; c += WIDTH)
+        store(context + c, load(context + c) + load(parts[k].context + r * wide + c) * faded);
+    }
+    row.top = base;
+    finish_query(a, p, row, careful, context, wide, s.careful_row);
+  }
+}
+
+template <Type TYPE>
+void attend_parts(const Attention& a, int threads) {
+  int64_t heads = a.rows * a.kv_heads, most_rows = 0, most_keys = 0, tasks = 0, rows = 0;
+  double work = 0;
+  Buffer<int64_t> first_task(size_t(heads + 1)), first_row(size_t(heads + 1));
+  for (int64_t h = 0; h < heads; ++h) {
+    int64_t row = h / a.kv_heads, here = a.group * a.length[row];
+    Range keys = keys_of_row(a, row);
+    int64_t parts = (keys.end + SPLIT - 1) / SPLIT - keys.begin / SPLIT;
+    if (keys.end <= keys.begin) parts = 1;  // nothing to see, but rows to finish
+    first_task[size_t(h)] = tasks;
+    first_row[size_t(h)] = rows;
+    tasks += here ? parts : 0;
+    rows += here * parts;
+    most_rows = at_least(most_rows, here);
+    most_keys = at_least(most_keys, a.key_length[row]);
+    work += double(keys.end - keys.begin) * double(here * (a.size + a.value_size));
+  }
+  first_task[size_t(heads)] = tasks;
+  if (!tasks) return;
+  if (work < double(SMALL_WORK)) threads = 1;
+
+  int64_t wide = rounded_up(a.value_size, WIDTH);
+  Buffer<Part> parts{size_t(tasks)};
+  Buffer<Running> running{size_t(rows)};
+  Buffer<float> context{size_t(rows * wide)};
+  Buffer<uint8_t> careful{size_t(rows)};
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t t = first_task[size_t(h)]; t < first_task[size_t(h + 1)]; ++t) {
+      int64_t row = first_row[size_t(h)] +
+                    (t - first_task[size_t(h)]) * a.group * a.length[h / a.kv_heads];
+      parts[size_t(t)] = {&running[size_t(row)], &context[size_t(row * wide)],
+                          &careful[size_t(row)]};
+    }
+  Objects<std::atomic<int64_t>> left{size_t(heads)};
+  for (int64_t h = 0; h < heads; ++h)
+    left[size_t(h)] = first_task[size_t(h + 1)] - first_task[size_t(h)];
+  std::atomic<int64_t> next{0};
+  on_threads(int(at_most(threads, tasks)), [&](int) {
+    ShortScratch s;
+    s.queries.need(size_t(rounded_up(most_rows, 4) * STEP));
+    std::memset(s.queries.data(), 0, size_t(rounded_up(most_rows, 4) * STEP) * sizeof(float));
+    s.scores.need(4 * STEP);
+    s.sums.need(size_t(4 * wide));
+    s.careful_row.need(most_keys);
+    int64_t h = 0;
+    for (int64_t task; (task = next++) < tasks;) {
+      while (first_task[size_t(h + 1)] <= task) ++h;
+      Place head{h / a.kv_heads, h % a.kv_heads, 0, 0};
+      Range keys = keys_of_row(a, head.row);
+      int64_t split = keys.begin / SPLIT + task - first_task[size_t(h)];
+      Range here{at_least(keys.begin, split * SPLIT), at_most(keys.end, (split + 1) * SPLIT)};
+      short_part<TYPE>(a, head, here, parts[size_t(task)], s);
+      if (--left[size_t(h)] == 0)
+        join_parts(a, head, &parts[size_t(first_task[size_t(h)])],
+                   first_task[size_t(h + 1)] - first_task[size_t(h)], s);
+    }
+  });
+}
+
+inline void attend_short(const Attention& a, int threads) {
+  switch (a.query.type) {
+    case Type::float32: return attend_parts<Type::float32>(a, threads);
+    case Type::float16: return attend_parts<Type::float16>(a, threads);
+    default: return attend_parts<Type::bfloat16>(a, threads);
+  }
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
