@@ -241,7 +241,7 @@ void multiply_all(const Linear& p, int threads) {
   typedef typename Product<T>::Step Step;
   typedef typename Product<T>::Weight Weight;
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
-  const int64_t blocks = (units + X_BLOCK - 1) / X_BLOCK;
+  const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
   // Rows in chunks whose copy stays in a core's cache, panels in groups: enough pieces to share.
   const int64_t row_bytes = blocks * ROW_STEP * int64_t(sizeof(float));

@@ -481,8 +481,91 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     a.received = problem.cells(received, common.query, a.group, 1, common.keys);
     if (!problem.empty()) {
       Unlocked unlocked;
-      body.attend(a, threads);
       body.summarize(a, threads);
+    }
+    return none();
+  });
+}
+
+// ---- linear -------------------------------------------------------------------------------------
+
+// Packed weights are a float32 array, whatever is in them.
+void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out, Type type) {
+  need(packed && packed.type() == Type::float32 && packed.plain() &&
+           size_t(packed.count()) * sizeof(float) == body.packed_bytes(in, out, type),
+       "packed weights are not of the size that they need");
+}
+
+PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    int64_t in = whole(args[1]), out = whole(args[2]);
+    need(in >= 0 && out >= 0 && (in == 0 || out <= FAR / 64 / in), "too many weights");
+    Type type = Array(args[3]).type();
+    need(is_working_float(type), "weights are not of a working type");
+    return PyLong_FromSize_t(body.packed_bytes(in, out, type) / sizeof(float));
+  });
+}
+
+PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    Array weight(args[1]), packed(args[2], true);
+    int threads = number_of_threads(args[3]);
+    need(weight && weight.axes() == 2 && is_working_float(weight.type()),
+         "weights are not (in, out) of a working type");
+    int64_t in = weight.length(-2), out = weight.length(-1);
+    need_packed(body, packed, in, out, weight.type());
+    {
+      Unlocked unlocked;
+      body.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
+                packed.data(), threads);
+    }
+    return none();
+  });
+}
+
+PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 9, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), packed(args[2]), bias(args[3]), gate(args[5]), residual(args[6]);
+    Array y(args[7], true);
+    int64_t activation = whole(args[4]);
+    int threads = number_of_threads(args[8]);
+    need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
+    qkv::Linear p;
+    p.rows = x.length(-2);
+    p.in = x.length(-1);
+    p.out = y.length(-1);
+    p.type = x.type();
+    need(is_working_float(p.type) && y.type() == p.type && y.length(-2) == p.rows,
+         "x and y do not fit");
+    need_unit_step({&x, &y});
+    need_packed(body, packed, p.in, p.out, p.type);
+    need(!bias || (bias.type() == Type::float32 && bias.plain() && bias.count() == p.out),
+         "bias is not (out,) of float32");
+    need(activation >= 0 && activation <= int64_t(qkv::Activation::relu), "no such activation");
+    for (const Array* more : {&gate, &residual}) {
+      if (!*more) continue;
+      need(more->type() == p.type && more->axes() == 2 && more->length(-2) == p.rows &&
+               more->length(-1) == p.out,
+           "gate or residual is not like y");
+      need_unit_step({more});
+    }
+    p.x = x.data();
+    p.x_step = x.step(-2);
+    p.packed = packed.data();
+    p.bias = bias ? static_cast<const float*>(bias.data()) : nullptr;
+    p.activation = qkv::Activation(activation);
+    p.gate = gate ? gate.data() : nullptr;
+    p.gate_step = gate.step(-2);
+    p.residual = residual ? residual.data() : nullptr;
+    p.residual_step = residual.step(-2);
+    p.y = y.data();
+    p.y_step = y.step(-2);
+    if (p.rows && p.out) {
+      Unlocked unlocked;
+      body.linear(p, threads);
     }
     return none();
   });
@@ -544,6 +627,9 @@ PyMethodDef methods[] = {
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
+    {"packed_size", function(packed_size), METH_FASTCALL, "Floats that packed weights take."},
+    {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
+    {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
     {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
     {nullptr, nullptr, 0, nullptr},

@@ -79,6 +79,28 @@ def attend_packed(
     threads: int,
     /,
 ) -> None: ...
+def packed_size(body: int, rows: int, columns: int, like: Array, /) -> int:
+    """How many float32 the packed weights (in, out) = (rows, columns) of `like`'s type take."""
+
+def pack(
+    body: int,
+    weight: Array,  # (in, out), any strides
+    packed: Array,  # float32, packed_size of them
+    threads: int,
+    /,
+) -> None: ...
+def linear(
+    body: int,
+    x: Array,  # (rows, in)
+    packed: Array,  # by the same body, of weights (in, out) of x's type
+    bias: Array | None,  # (out,) float32
+    activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu
+    gate: Array | None,  # (rows, out): multiplies what the activation gave
+    residual: Array | None,  # (rows, out): added last
+    y: Array,  # (rows, out); x, gate, residual and y are of one type
+    threads: int,
+    /,
+) -> None: ...
 def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
     """Floating-point operations a second in registers at most, measured: see native/rates.h."""
 
