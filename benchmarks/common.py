@@ -16,6 +16,7 @@ from qkv.measure import (
     multiply_adds,
     read_rate,
     sample,
+    time_in_words,
 )
 
 LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # what a peer may be off by before it counts as wrong
@@ -234,14 +235,6 @@ def in_unit(value: float, unit: str) -> str:
     if unit == "B":
         return f"{value / 1e6:,.0f} MB"
     return f"{value:.2f}x"
-
-
-def time_in_words(value: float) -> str:
-    """Seconds in three figures."""
-    units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
-    factor, unit = next((one for one in units if value * one[0] >= 1), units[-1])
-    figures = value * factor
-    return f"{figures:.0f} {unit}" if figures >= 100 else f"{figures:.3g} {unit}"
 
 
 def verdict(goal: dict[str, Any]) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 from benchmarks.common import (
     in_unit,
     rate_in_words,
-    time_in_words,
     verdict,
     wanted,
 )
 from benchmarks.growth import exponent
+from qkv.measure import time_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL = ROOT / "benchmarks" / "results" / "full.json"

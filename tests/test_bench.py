@@ -25,6 +25,7 @@ from qkv.measure import (
     plain_attention,
     random_inputs,
     sample,
+    time_in_words,
 )
 
 SMALL = 32  # what lengths are divided by here
@@ -423,7 +424,7 @@ def test_a_page_without_a_run_says_how_to_make_one() -> None:
     [(12.345, "12.3 s"), (0.99, "990 ms"), (1.5e-3, "1.5 ms"), (2e-5, "20 µs"), (2e-7, "0.2 µs")],
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert common.time_in_words(seconds) == words
+    assert time_in_words(seconds) == words
 
 
 def test_a_claim_that_is_not_there(monkeypatch, capsys) -> None:

@@ -251,7 +251,7 @@ TASKS = (
     Task("512 tokens", (1, 12, 12, 512, 512, 64)),
     Task("2,048 tokens", (1, 12, 12, 2048, 2048, 64)),
     Task("1,024, causal", (1, 12, 12, 1024, 1024, 64), is_causal=True),
-    Task("1,024, bfloat16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
+    Task("1,024, bf16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
     Task("1 after 8,191", (1, 32, 8, 1, 8192, 128), bound="read_rate"),
 )
 
@@ -346,10 +346,18 @@ def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         both = [
             text
             for name in ("qkv", "numpy")
-            for text in (f"{row[name]['seconds'] * 1e3:.3g} ms", f"{row[name]['error']:.0e}")
+            for text in (time_in_words(row[name]["seconds"]), f"{row[name]['error']:.0e}")
         ]
         unit = "GB/s" if row["bound"] == "read_rate" else "GFLOP/s"
         limit = f"{row['limit'] / 1e9:,.0f} {unit}"
         faster = f"{row['times_faster']:.1f}x"
         lines.append((row["name"], *both, faster, f"{row['share']:.0%}", limit))
     return lines
+
+
+def time_in_words(value: float) -> str:
+    """Seconds in three figures."""
+    units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
+    factor, unit = next((one for one in units if value * one[0] >= 1), units[-1])
+    figures = value * factor
+    return f"{figures:.0f} {unit}" if figures >= 100 else f"{figures:.3g} {unit}"

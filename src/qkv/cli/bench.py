@@ -28,7 +28,7 @@ def bench(as_json: bool) -> None:
     from rich.table import Table
 
     out = console()
-    out.print("{processor}, {cores} cores: {backend}, {threads} threads".format(**about))
+    out.print("{processor}, {cores} cores: {backend}, threads: {threads}".format(**about))
     first, *lines = table(results)
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for name in first:
