@@ -24,6 +24,7 @@ def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
     weight = rng.standard_normal((into, out), np.float32) / np.float32(np.sqrt(into))
     bias = rng.standard_normal(out, np.float32)
     half_x, half_weight = x.astype(bfloat16), weight.astype(bfloat16)
+    weight.flags.writeable = half_weight.flags.writeable = False  # so packed once, as a model's are
     work = 2.0 * tokens * into * out
 
     def error(x, weight, activated=True, read=np.asarray):
