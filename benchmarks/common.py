@@ -19,6 +19,7 @@ from qkv.measure import (
     time_in_words,
 )
 
+PAUSE = 0.05  # seconds: after a call onnxruntime's threads spin for 35 ms, torch's for 7
 LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # what a peer may be off by before it counts as wrong
 
 
@@ -190,7 +191,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         {**calls, **{f"limit of {name}": call for name, call in limits.items()}},
         rounds=rounds,
         seconds=seconds,
-        pause=0.03 if threads > 1 else 0.005,
+        pause=PAUSE if threads > 1 else 0.0,
     )
     rates = {name: statistics.median(found) for name, found in probes.items()}
     measured: dict[str, Any] = {

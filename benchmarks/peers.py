@@ -57,10 +57,10 @@ def from_torch(tensor) -> np.ndarray:
 
 @needs("torch")
 def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
-    """`torch.nn.functional.scaled_dot_product_attention`."""
+    """`torch.nn.functional.scaled_dot_product_attention`; a bool mask is made numbers before."""
     tq, tk, tv = tensors(q, k, v, dtype=dtype)
-    if mask is not None:
-        options["attn_mask"] = torch().from_numpy(mask)
+    if mask is not None:  # torch would convert it in each call
+        options["attn_mask"] = torch().from_numpy(np.where(mask, 0, -np.inf).astype(np.float32))
     attend = torch().nn.functional.scaled_dot_product_attention
     return lambda: attend(tq, tk, tv, **options), from_torch
 

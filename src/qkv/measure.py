@@ -56,7 +56,7 @@ def in_turn(
             if once[name] < SHORT:  # it was not warm
                 once[name] = _seconds(call)
         advance(1)
-        wanted = seconds / max(1e-9, sum(once.values()))
+        wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(max(rounds, min(51, int(wanted)))):
             for name, call in calls.items():
