@@ -13,6 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 # A room may import the rooms below it; rooms that share a floor do not know each other.
 FLOORS = [
     {"arrays", "extras", "files"},
+    {"activations"},
     {"trace", "backend"},
     {"text", "embed", "attend"},
     {"layers"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import operator
 import sys
 from collections.abc import Iterable
@@ -85,6 +86,27 @@ def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     dtype('float32')
     """
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
+
+
+def is_frozen(array: Array) -> bool:
+    """Whether nothing can be written to `array`, not through an array that it is a view of either.
+
+    >>> weight = np.ones((2, 3))
+    >>> view = weight.T
+    >>> view.setflags(write=False)
+    >>> is_frozen(view)
+    False
+    >>> weight.setflags(write=False)
+    >>> is_frozen(view)
+    True
+    """
+    while not array.flags.writeable:
+        if array.base is None or isinstance(array.base, bytes | mmap.mmap):
+            return True
+        if not isinstance(array.base, np.ndarray):
+            return False  # the memory of another library
+        array = array.base
+    return False
 
 
 def check_out(

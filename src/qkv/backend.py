@@ -6,13 +6,15 @@ import functools
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.arrays import Array, whole_number
+from qkv.activations import activate, check_activation
+from qkv.arrays import Array, compute_type, is_float, is_frozen, native, whole_number
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -59,10 +61,11 @@ def body() -> int | None:
 
 
 def get_num_threads() -> int:
-    """How many threads attention may use: what was set, else `QKV_NUM_THREADS`, else the cores.
+    """How many threads may compute: what was set, else `QKV_NUM_THREADS`, else the cores.
 
-    The cores are those that this process may run on. Attention gives the same bits on any number.
-    The linear layers are NumPy's products, which follow `OPENBLAS_NUM_THREADS` instead.
+    The cores are those that this process may run on. Attention gives the same bits on any number,
+    and so do the linear layers in the native kernel. In NumPy those are its own products, which
+    follow `OPENBLAS_NUM_THREADS` instead.
     """
     if _threads is not None:
         return _threads
@@ -75,7 +78,7 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Let attention use `n` threads (at least 1) in this process.
+    """Let attention and linear layers use `n` threads (at least 1) in this process.
 
     >>> set_num_threads(2)
     >>> get_num_threads()
@@ -121,96 +124,139 @@ def linear(
     bias: Array | None = None,
     *,
     activation: str | None = None,
+    gate: Array | None = None,
+    residual: Array | None = None,
 ) -> Array:
-    """`activation(x @ weight + bias)`: every linear layer goes through here.
+    """`activation(x @ weight + bias) * gate + residual`: every linear layer goes through here.
+
+    The kernel lays weights out anew before it multiplies by them. A frozen weight (one that nothing
+    can be written to, see `is_frozen`) is laid out once, and kept so for as long as it lives.
 
     Args:
         x: `(..., in)`.
-        weight: `(in, out)`.
+        weight: `(in, out)`, in any strides.
         bias: `(out,)`.
         activation: a name that `activate` knows.
+        gate: `(..., out)`, multiplies what the activation gave.
+        residual: `(..., out)`, added last.
+
+    Returns:
+        `(..., out)` of the type that `x` and `weight` promote to. Halves are summed in float32 and
+        rounded once.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
     """
+    if activation is not None:
+        check_activation(activation, call="linear")
+    here, kind = body(), _product_type(x.dtype, weight.dtype)
+    if weight.ndim != 2 or x.shape[-1:] != weight.shape[:1]:
+        here = None  # NumPy has an error for it
+    if here is not None and kind is not None and kind != np.float64:
+        return _kernel_linear(here, kind, x, weight, bias, activation, gate, residual)
+    if kind is not None:
+        work = compute_type(kind)
+        x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
     y: Array = x @ weight  # (..., out)
     if bias is not None:
         y += bias
     if activation is not None:
         y = activate(y, activation)
-    return y
+    if gate is not None:
+        y *= gate
+    if residual is not None:
+        y += residual
+    return y if kind is None else y.astype(kind, copy=False)
 
 
-def activate(x: Array, name: str) -> Array:
-    """Apply the activation `name` to each number of `x`, float32 or float64.
-
-    `gelu` is `x / 2 * (1 + erf(x / sqrt(2)))` and `gelu_tanh` its approximation (Hendrycks and
-    Gimpel 2016), `silu` is `x * sigmoid(x)`, `relu` is `max(x, 0)`.
-
-    >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
-    array([0., 0., 2.])
-    """
-    if name not in ACTIVATIONS:
-        raise ValueError(
-            f"activate: there is no activation {name!r}: choose {_listed(ACTIVATIONS)}"
-        )
-    function = ACTIVATIONS[name]
-    flat = np.ascontiguousarray(x).reshape(-1)
-    out = np.empty_like(flat)
-    with np.errstate(over="ignore", under="ignore"):
-        for start in range(0, flat.size, _CHUNK):
-            out[start : start + _CHUNK] = function(flat[start : start + _CHUNK])
-    return out.reshape(x.shape)
+@functools.cache
+def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The float type that a product of these two has; None for others, which NumPy knows best."""
+    if not (is_float(x) and is_float(weight)):
+        return None
+    try:
+        return native(np.result_type(x, weight))
+    except TypeError:  # float16 and bfloat16
+        return None
 
 
-_CHUNK = 1 << 14  # numbers at a time, so that what lies between two steps stays in the cache
+_CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}  # native/problem.h
 
 
-def _gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
-    return y
+def _kernel_linear(
+    here: int,
+    kind: np.dtype[Any],
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    activation: str | None,
+    gate: Array | None,
+    residual: Array | None,
+) -> Array:
+    threads = get_num_threads()
+    depth, width = weight.shape
+    shape = (*x.shape[:-1], width)
+    rows = math.prod(x.shape[:-1])
+    y = np.empty((rows, width), kind)
+    packed = _packed(weight, here, kind, threads)
+    if bias is not None:
+        bias = _rows(bias, 1, width, _FLOAT32)
+    if gate is not None:
+        gate = _rows(np.broadcast_to(gate, shape), rows, width, kind)
+    if residual is not None:
+        residual = _rows(np.broadcast_to(residual, shape), rows, width, kind)
+    x = _rows(x, rows, depth, kind)
+    code = _CODES[activation]
+    kernel.linear(here, x, packed, bias, code, gate, residual, _bits(y), threads)
+    return y.reshape(shape)
 
 
-def _gelu_tanh(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-    return y
+_FLOAT32 = np.dtype(np.float32)
 
 
-def _silu(x: Array) -> Array:
-    y: Array = x / (1 + np.exp(-x))
-    return y
+def _bits(array: Array) -> Array:
+    """An array as the kernel takes it: bfloat16 by its bits."""
+    return array if _is_plain(array.dtype) else array.view(np.uint16)
 
 
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
+@functools.cache
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return dtype.name != "bfloat16"
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
-    "relu": _relu,
-}
-
-# erf(x) = tanh(x * P(x * x)) for |x| <= 4.2, where float32 has reached 1, highest power first:
-# fitted by weighted least squares to atanh(erf(x)) / x on Chebyshev points, within 9.1e-8 of erf.
-_ERF = (
-    1.5361411e-10, -7.4093776e-09, 1.3827980e-07, -1.1327262e-06, 5.6051601e-07,
-    7.1455099e-05, -5.9857761e-04, -2.0412552e-04, 1.0277134e-01, 1.1283792e00,
-)  # fmt: skip
+def _rows(array: Array, rows: int, columns: int, kind: np.dtype[Any]) -> Array:
+    """`(..., columns)` as `(rows, columns)` that the kernel can read: of `kind`, rows unbroken."""
+    array = array.astype(kind, copy=False).reshape(rows, columns)
+    if array.strides[1] != array.itemsize or not array.flags.aligned:
+        array = np.require(array, None, ["C", "A"])
+    return _bits(array)
 
 
-def _erf(x: Array) -> Array:
-    if x.dtype == np.float64:
-        return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
-    x = np.clip(x, -4.2, 4.2)
-    square = x * x
-    p = np.full_like(x, _ERF[0])
-    for coefficient in _ERF[1:]:
-        p *= square
-        p += x.dtype.type(coefficient)
-    p *= x
-    return np.tanh(p, out=p)
+# Packed weights by identity, body and type, each for as long as the weight itself lives.
+_kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
+
+
+def _packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
+    """The weight as the kernel multiplies by it."""
+    key = (id(weight), here, kind)
+    frozen = is_frozen(weight)
+    if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
+        return kept[1]
+    _kept.pop(key, None)  # it was thawed
+    given = _bits(np.require(weight, kind, "A"))
+    depth, width = weight.shape
+    packed = _on_a_cache_line(kernel.packed_size(here, depth, width, given))
+    kernel.pack(here, given, packed, threads)
+    if frozen:
+        _kept[key] = weakref.ref(weight, lambda _: _kept.pop(key, None)), packed
+    return packed
+
+
+def _on_a_cache_line(count: int) -> Array:
+    """Room for so many float32, beginning at a multiple of 64 bytes."""
+    room = np.empty(count + 16, np.float32)
+    skip = -room.__array_interface__["data"][0] % 64 // 4
+    return room[skip : skip + count]
 
 
 def _cores() -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from qkv.activations import ACTIVATIONS, activate
 from qkv.arrays import Array, whole_number
-from qkv.backend import ACTIVATIONS, activate
 from qkv.layers.parameters import (
     checked,
     first_parameters,
