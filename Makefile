@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 PIP_INSTALL = -m pip install -qq --disable-pip-version-check --no-input
 
-.PHONY: help demo test check browser parity bench docs clean
+.PHONY: help demo test check browser native parity bench docs clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -46,6 +46,9 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 
 browser: $(VENV)/.browser ## the page in Chromium (Debian's `chromium`, or the one QKV_CHROMIUM names)
 	$(BIN)/python -m pytest tests/browser
+
+native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
+	$(BIN)/python -m pytest tests/native
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest tests/parity
