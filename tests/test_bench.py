@@ -51,6 +51,8 @@ def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.Mo
         for name, way in ways.items():
             assert way.error(way.call()) <= way.allowed, f"{row.name}: {name}"
         assert row.goals
+        if any(goal.text.startswith("share") for goal in row.goals):
+            assert ways["qkv"].operations > 0 or ways["qkv"].reads > 0
         everything = {
             "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
             "memory": dict.fromkeys(row.memory, 8.0),
@@ -316,6 +318,8 @@ def test_exponents_of_known_curves() -> None:
     ]
     assert growth.exponent(points, "seconds") == pytest.approx(2)
     assert growth.exponent(points, "bytes") is None  # only the last is large enough to be seen
+    bent = [{"length": 2**n, "seconds": 4.0 ** max(n, 3)} for n in range(7)]
+    assert growth.exponent(bent, "seconds") == pytest.approx(2)  # of the last four
     points[2]["bytes"], points[3]["bytes"] = 5e6, 5e6 * 64
     assert growth.exponent(points, "bytes") == pytest.approx(1)
 
@@ -329,6 +333,7 @@ def test_the_next_point_is_left_out_in_time() -> None:
     assert not growth.next_is_too_much(points((1.0, 1e3), (4.0, 1e3)))  # 16 s
     assert growth.next_is_too_much(points((1.5, 1e3), (6.0, 1e3)))  # 24 s
     assert growth.next_is_too_much(points((0.1, 0.5e9), (0.1, 2e9)))  # 8 GB
+    assert growth.next_is_too_much(points((0.1, 1e3), (1.5, 1e3), (6.0, 1e3)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most since a moment")
