@@ -1,0 +1,449 @@
+"""The linear layer on every backend: tails, strides, activations, threads, and what is kept."""
+
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from qkv.backend import BACKENDS, BODIES, kernel, linear, set_num_threads
+
+Array = np.ndarray[Any, Any]
+
+module = sys.modules["qkv.backend"]
+native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("QKV_BACKEND", request.param)
+    monkeypatch.setattr(module, "_threads", None)
+    return request.param
+
+
+def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def sealed(array: Array) -> Array:
+    array.setflags(write=False)
+    return array
+
+
+FUNCTIONS: dict[str | None, Callable[[float], float]] = {
+    None: lambda x: x,
+    "gelu": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
+    "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "relu": lambda x: max(x, 0.0),
+}
+ROUNDING = {np.float32: 2.0**-24, np.float16: 2.0**-11, bfloat16: 2.0**-8}
+
+
+def exact(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    activation: str | None = None,
+    gate: Array | None = None,
+    residual: Array | None = None,
+) -> tuple[Array, Array]:
+    """The result in float64, and how far a float32 sum may be from it."""
+    double, weights = x.astype(np.float64), weight.astype(np.float64)
+    sums, sizes = double @ weights, np.abs(double) @ np.abs(weights)
+    if bias is not None:
+        sums, sizes = sums + bias.astype(np.float64), sizes + np.abs(bias.astype(np.float64))
+    y = np.vectorize(FUNCTIONS[activation], otypes=[np.float64])(sums)
+    # each of the products is rounded, and each sum; no activation is steeper than 1.13
+    bound = (len(weight) + 3) * 2.0**-24 * 1.13 * sizes + 1.7e-7 * np.maximum(1, np.abs(sums))
+    if gate is not None:
+        y, bound = y * gate.astype(np.float64), bound * np.abs(gate.astype(np.float64))
+    if residual is not None:
+        y = y + residual.astype(np.float64)
+    return y, bound
+
+
+def check(x: Array, weight: Array, bias: Array | None = None, **options: Any) -> None:
+    found = linear(x, weight, bias, **options)
+    expected, bound = exact(x, weight, bias, **options)
+    assert found.shape == expected.shape
+    assert found.dtype == np.result_type(x, weight)
+    unit = ROUNDING.get(found.dtype.type, 0)
+    error = np.abs(found.astype(np.float64) - expected)
+    limit = bound + 2 * unit * np.abs(expected) + (6e-8 if found.dtype == np.float16 else 0)
+    assert (error <= limit).all(), (error / limit).max()
+
+
+# Sizes: none is a multiple of a tile or of a panel for long
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 12, 13, 14, 15, 27, 28, 29, 40])
+def test_sizes_of_rows(rows: int, dtype: Any) -> None:
+    check(numbers(rows, 9, dtype=dtype), numbers(9, 21, seed=1, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_sizes_of_both_sides_of_the_weights(dtype: Any) -> None:
+    for depth in range(1, 41):
+        for width in (*range(1, 41), 63, 64, 65):
+            if (depth + width) % 7 and depth != width:
+                continue
+            rows = 1 + (depth * width) % 17
+            x, weight = numbers(rows, depth, dtype=dtype), numbers(depth, width, seed=1)
+            check(x, weight.astype(dtype), numbers(width, seed=2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize("depth", [383, 384, 385, 767, 768, 769, 1537])
+def test_depths_beyond_a_block(depth: int, dtype: Any) -> None:
+    weight = numbers(depth, 33, seed=1) / math.sqrt(depth)
+    check(numbers(15, depth, dtype=dtype), weight.astype(dtype), activation="gelu")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+@pytest.mark.parametrize(("rows", "depth", "width"), [(301, 70, 100), (70, 900, 40), (5, 40, 700)])
+def test_more_than_one_chunk(rows: int, depth: int, width: int, dtype: Any) -> None:
+    weight = numbers(depth, width, seed=1) / math.sqrt(depth)
+    check(numbers(rows, depth, dtype=dtype), weight.astype(dtype), activation="silu")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float64])
+def test_axes_in_front_and_axes_of_nothing(dtype: Any) -> None:
+    weight = numbers(4, 3, seed=1, dtype=dtype)
+    for shape in [(4,), (2, 4), (2, 1, 3, 4), (0, 4), (2, 0, 4)]:
+        check(numbers(*shape, dtype=dtype), weight, numbers(3, seed=2, dtype=dtype))
+    assert linear(numbers(2, 4), numbers(4, 0)).shape == (2, 0)
+    bias = numbers(3, seed=2)
+    np.testing.assert_array_equal(
+        linear(numbers(2, 0), numbers(0, 3), bias, activation="relu"),
+        np.maximum([bias, bias], 0),
+    )
+
+
+# What is folded in
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_bias_activation_gate_and_residual(
+    activation: str | None, gated: bool, added: bool, dtype: Any
+) -> None:
+    for width in (5, 32, 51):
+        options: dict[str, Any] = {"activation": activation}
+        if gated:
+            options["gate"] = numbers(2, 9, width, seed=3, dtype=dtype)
+        if added:
+            options["residual"] = numbers(2, 9, width, seed=4, dtype=dtype)
+        x, weight = numbers(2, 9, 12, dtype=dtype), numbers(12, width, seed=1, dtype=dtype)
+        check(x, weight, numbers(width, seed=2, dtype=dtype), **options)
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_activations_over_their_whole_range(activation: str | None) -> None:
+    x = np.concatenate([np.linspace(-12, 12, 24001), [0.0, -0.0, 1e-30, -1e-4, 30.0, 200.0]])
+    column = x.astype(np.float32)[:, None]
+    found = linear(column, np.ones((1, 1), np.float32), activation=activation)
+    expected = np.array([FUNCTIONS[activation](float(number)) for number in column[:, 0]])
+    error = np.abs(found[:, 0] - expected)
+    assert (error <= 1.7e-7 * np.maximum(1, np.abs(column[:, 0]))).all(), error.max()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
+def test_activations_end_at_nothing_and_at_x(activation: str) -> None:
+    x = np.array([[-1e4], [-60.0], [60.0], [1e4], [np.inf], [np.nan]], np.float32)
+    found = linear(x, np.ones((1, 20), np.float32), activation=activation)
+    np.testing.assert_allclose(found[:4], np.maximum(x[:4], 0).repeat(20, 1), rtol=1e-6, atol=1e-24)
+    assert (found[4] == np.inf).all()
+    assert np.isnan(found[5]).all()
+
+
+def test_an_unknown_activation_is_told_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^linear: .*'swish'.*gelu, gelu_tanh, silu, relu"):
+        linear(numbers(2, 2), numbers(2, 2), activation="swish")
+
+
+# Types
+
+
+def test_types_are_promoted_as_numpy_does() -> None:
+    x, weight = numbers(3, 4), numbers(4, 5, seed=1)
+    for left in (np.float16, bfloat16, np.float32, np.float64):
+        for right in (np.float16, bfloat16, np.float32, np.float64):
+            if {left, right} != {np.float16, bfloat16}:
+                check(x.astype(left), weight.astype(right))
+
+
+def test_halves_are_summed_in_float32_and_rounded_once() -> None:
+    x = np.ones((1, 4097), np.float16)  # float16 has no 4097, and would stop adding at 2048
+    assert linear(x, np.ones((4097, 1), np.float16), np.array([-4096.0]))[0, 0] == 1
+    x = np.ones((1, 300), bfloat16)
+    assert linear(x, np.ones((300, 1), bfloat16), np.array([-256.0]))[0, 0] == 44
+
+
+def test_integers_multiply_as_in_numpy() -> None:
+    found = linear(np.array([[1, 2]]), np.array([[3], [4]]))
+    np.testing.assert_array_equal(found, [[11]])
+    assert found.dtype == np.int64
+
+
+def test_another_byte_order() -> None:
+    x, weight = numbers(3, 4), numbers(4, 5, seed=1)
+    check(x.astype(">f4"), weight.astype(">f4"), numbers(5).astype(">f4"))
+
+
+def test_shapes_that_do_not_fit_are_numpys_error() -> None:
+    with pytest.raises(ValueError, match="mismatch"):
+        linear(numbers(2, 3), numbers(4, 5))
+
+
+# Where the numbers stand
+
+
+def from_places(array: Array) -> Iterator[Array]:
+    """The same numbers in other places, with NaN all around."""
+    room = np.full([n + 2 for n in array.shape], np.nan, array.dtype)
+    room[(slice(1, -1),) * array.ndim] = array
+    yield room[(slice(1, -1),) * array.ndim]
+    yield np.asfortranarray(array)
+    yield array[..., ::-1].copy()[..., ::-1]
+    yield array[::-1].copy()[::-1]
+    wide = np.full((*array.shape[:-1], 3 * array.shape[-1]), np.nan, array.dtype)
+    wide[..., ::3] = array
+    yield wide[..., ::3]
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]  # not where such a number should begin
+    shifted = memory.view(array.dtype).reshape(array.shape)
+    shifted[...] = array
+    yield shifted
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_arrays_are_read_where_they_stand(dtype: Any, backend: str) -> None:
+    x, weight = numbers(15, 37, dtype=dtype), numbers(37, 35, seed=1, dtype=dtype)
+    bias = numbers(35, seed=2, dtype=dtype)
+    gate, residual = numbers(15, 35, seed=3, dtype=dtype), numbers(15, 35, seed=4, dtype=dtype)
+    options = {"activation": "silu", "gate": gate, "residual": residual}
+    expected = linear(x, weight, bias, **options)
+
+    def same(found: Array) -> None:
+        if backend == "numpy":  # whose products round by the way that arrays stand
+            np.testing.assert_allclose(
+                found.astype(np.float64), expected.astype(np.float64), 1e-2, 1e-2
+            )
+        else:
+            np.testing.assert_array_equal(found, expected)
+
+    for other in from_places(x):
+        same(linear(other, weight, bias, **options))
+    for other in from_places(weight):
+        same(linear(x, other, bias, **options))
+    for other in from_places(bias):
+        same(linear(x, weight, other, **options))
+    for other in from_places(gate):
+        same(linear(x, weight, bias, **(options | {"gate": other})))
+    for other in from_places(residual):
+        same(linear(x, weight, bias, **(options | {"residual": other})))
+
+
+@native
+@pytest.mark.parametrize("dtype", ["f4", "f2", "u2"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_nothing_is_read_or_written_beside_the_arrays(dtype: str, body: int) -> None:
+    nan = {"f4": np.nan, "f2": np.nan, "u2": 0x7FC0}[dtype]
+    one = {"f4": 1, "f2": 1, "u2": 0x3F80}[dtype]
+    for rows, depth, width in [(1, 5, 3), (15, 9, 17), (3, 385, 33)]:
+        weight = np.full((depth, width), one, dtype)
+        packed = np.zeros(kernel.packed_size(body, depth, width, weight) + 8, np.float32)
+        packed[-8:] = 7
+        kernel.pack(body, weight, packed[:-8], 1)
+        assert (packed[-8:] == 7).all()
+        around = [np.full((rows + 2, n + 40), nan, dtype) for n in (depth, width, width, width)]
+        inside = [a[1:-1, 20:-20] for a in around]
+        for a in inside[:3]:
+            a[...] = one
+        x, gate, residual, y = inside
+        kernel.linear(body, x, packed[:-8], None, 4, gate, residual, y, 2)
+        values = y.view(bfloat16) if dtype == "u2" else y
+        np.testing.assert_array_equal(
+            values.astype(np.float32), np.float32(depth + 1).astype(values.dtype).astype("f4")
+        )
+        inside[3][...] = nan
+        np.testing.assert_array_equal(around[3], nan)
+
+
+# Threads and rows
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"), [(1, 300, 500), (40, 64, 300), (400, 100, 96), (130, 1000, 33)]
+)
+def test_the_same_bits_on_any_number_of_threads(
+    rows: int, depth: int, width: int, dtype: Any, backend: str
+) -> None:
+    if backend == "numpy":
+        pytest.skip("NumPy's products follow OPENBLAS_NUM_THREADS")
+    x, weight = numbers(rows, depth, dtype=dtype), numbers(depth, width, seed=1, dtype=dtype)
+    set_num_threads(1)
+    expected = linear(x, weight, activation="gelu")
+    for threads in (2, 3, 7):
+        set_num_threads(threads)
+        np.testing.assert_array_equal(linear(x, weight, activation="gelu"), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+def test_a_row_does_not_depend_on_the_others(dtype: Any, backend: str) -> None:
+    if backend == "numpy":
+        pytest.skip("NumPy's products round by their size")
+    x, weight = numbers(200, 500, dtype=dtype), numbers(500, 70, seed=1, dtype=dtype)
+    whole = linear(x, weight, activation="gelu")
+    for rows in [slice(0, 1), slice(3, 5), slice(100, 117), slice(50, 180)]:
+        np.testing.assert_array_equal(linear(x[rows], weight, activation="gelu"), whole[rows])
+
+
+# Weights that are kept
+
+
+def test_what_is_written_into_a_weight_counts() -> None:
+    x, weight = numbers(3, 4), numbers(4, 5, seed=1)
+    check(x, weight)
+    weight[2, 3] = 100
+    check(x, weight)
+    weight *= 2
+    check(x, weight)
+
+
+def test_what_is_written_through_another_view_counts() -> None:
+    x, stored = numbers(3, 4), numbers(5, 4, seed=1)
+    weight = sealed(stored.T)
+    check(x, weight)
+    stored[1] = 50
+    check(x, weight)
+
+
+def test_a_weight_that_was_thawed_and_changed_counts() -> None:
+    x, weight = numbers(3, 4), sealed(numbers(4, 5, seed=1))
+    check(x, weight)
+    weight.setflags(write=True)
+    weight[1] = 30
+    check(x, weight)
+    weight[2] = 20
+    weight.setflags(write=False)
+    check(x, weight)
+
+
+@native
+def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    packed: list[Any] = []
+
+    class Counting:
+        linear, packed_size = kernel.linear, kernel.packed_size
+
+        @staticmethod
+        def pack(*arguments: Any) -> None:
+            packed.append(arguments)
+            kernel.pack(*arguments)
+
+    monkeypatch.setattr(module, "kernel", Counting)
+    x, weight = numbers(3, 4), numbers(4, 5, seed=1)
+    here = backend != "numpy"
+    for _ in range(3):
+        linear(x, weight)
+    assert len(packed) == 3 * here
+    stored = sealed(weight.T.copy())
+    for kept in (sealed(weight.copy()), stored.T, stored[:, :].T):
+        packed.clear()
+        for _ in range(3):
+            linear(x, kept)
+        assert len(packed) == here
+        linear(x.astype(bfloat16), kept)  # promoted: the same product
+        assert len(packed) == here
+
+
+@native
+def test_what_is_kept_goes_with_its_weight() -> None:
+    gc.collect()
+    before = len(module._kept)
+    weights = [sealed(numbers(4, 5, seed=seed)) for seed in range(20)]
+    for weight in weights:
+        check(numbers(3, 4), weight)
+        check(numbers(3, 4, dtype=bfloat16), weight.astype(bfloat16))
+    del weight
+    weights.clear()
+    assert len(module._kept) == before
+
+
+def test_halves_times_float32_follow_what_is_written() -> None:
+    x, weight = numbers(3, 4), numbers(4, 5, seed=1, dtype=np.float16)
+    check(x, weight)
+    weight[0] = 9
+    check(x, weight)
+    check(x, sealed(weight))
+
+
+# What the door refuses
+
+
+@native
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x": None},
+        {"x": np.ones((3, 5), "f4")},
+        {"x": np.ones((3, 8), "f4")[:, ::2]},
+        {"x": np.ones((3, 4), "f8")},
+        {"x": np.ones((2, 4), "f4")},
+        {"packed": np.ones(7, "f4")},
+        {"packed": None},
+        {"bias": np.ones(4, "f4")},
+        {"bias": np.ones(5, "f8")},
+        {"activation": 5},
+        {"activation": -1},
+        {"gate": np.ones((3, 4), "f4")},
+        {"gate": np.ones((3, 5), "f2")},
+        {"residual": np.ones((2, 5), "f4")},
+        {"y": np.ones((3, 5), "f2")},
+        {"y": np.ones((5, 3), "f4").T},
+        {"y": None},
+    ],
+    ids=lambda wrong: " ".join(wrong),
+)
+def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
+    weight = np.ones((4, 5), "f4")
+    packed = np.zeros(kernel.packed_size(0, 4, 5, weight), "f4")
+    kernel.pack(0, weight, packed, 1)
+    asked = {
+        "body": 0,
+        "x": np.ones((3, 4), "f4"),
+        "packed": packed,
+        "bias": np.ones(5, "f4"),
+        "activation": 0,
+        "gate": None,
+        "residual": None,
+        "y": np.zeros((3, 5), "f4"),
+        "threads": 1,
+    }
+    kernel.linear(*asked.values())
+    assert (asked["y"] == 5).all()
+    with pytest.raises((ValueError, TypeError)):
+        kernel.linear(*(asked | wrong).values())
+
+
+@native
+def test_weights_are_packed_into_room_of_their_size_only() -> None:
+    weight = np.ones((4, 5), "f4")
+    size = kernel.packed_size(0, 4, 5, weight)
+    for room in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
+        with pytest.raises(ValueError, match=r"^kernel: "):
+            kernel.pack(0, weight, room, 1)
+    with pytest.raises(ValueError, match=r"^kernel: "):
+        kernel.pack(0, weight.astype("f8"), np.zeros(size, "f4"), 1)
+    with pytest.raises(ValueError, match=r"^kernel: "):
+        kernel.packed_size(0, 1 << 62, 1 << 62, weight)
