@@ -1,0 +1,127 @@
+"""Inputs are read where they stand: nothing beside them is touched, nothing is written to them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qkv
+
+# Each input lies in pages of its own that can be read and not written, with pages before and behind
+# them that cannot be touched: it ends where they end, or begins where they begin.
+FENCES = """
+import ctypes, faulthandler, mmap, sys
+
+faulthandler.enable()
+sys.path[:0] = sys.argv[1:3]
+import numpy as np
+import qkv
+from attend.drawn import BFLOAT16, F16, F32, F64, draw
+
+libc = ctypes.CDLL(None, use_errno=True)
+PAGE = mmap.PAGESIZE
+NONE, READ, WRITE = 0, 1, 2
+keep = []
+
+
+def guard(address, length, rights):
+    if length and libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(length), rights):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+def fenced(x, at_end, rights=READ, real=None):
+    '''`x` between pages that cannot be touched; from row `real` on it lies in them itself.'''
+    x = np.ascontiguousarray(x)
+    open_bytes = x.nbytes if real is None else x[..., :real, :].nbytes
+    inside = -(-open_bytes // PAGE) * PAGE
+    behind = -(-(x.nbytes - open_bytes) // PAGE) * PAGE + PAGE
+    memory = mmap.mmap(-1, PAGE + inside + behind)
+    keep.append(memory)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    start = PAGE + (inside - open_bytes if at_end else 0)
+    there = np.frombuffer(memory, np.uint8)[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    there[...] = x
+    guard(address + PAGE, inside, rights)
+    guard(address, PAGE, NONE)
+    guard(address + PAGE + inside, behind, NONE)
+    return there
+"""
+
+CALLS = """
+def same(one, two):
+    return all(a.tobytes() == b.tobytes() for a, b in zip(one, two, strict=True))
+
+
+for seed in range(160):
+    case = draw(seed, types=(F32, F16, BFLOAT16, F64), cells=8000)
+    if seed % 4 == 3:  # a summary looks at everything twice
+        run = lambda *given, **options: qkv.summarize_attention(*given, **options)
+    else:
+        ways = {"return_lse": True, "return_weights": bool(seed % 2)}
+        run = lambda *given, **options: qkv.attention(*given, **options, **ways)
+    with np.errstate(all="ignore"):
+        plain = tuple(np.ascontiguousarray(x) for x in case.arrays)
+        expected = run(*plain, **case.options)
+        for at_end in (True, False):
+            arrays = [fenced(x, at_end) for x in case.arrays]
+            options = {
+                name: fenced(x, at_end) if isinstance(x, np.ndarray) and x.size else x
+                for name, x in case.options.items()
+            }
+            assert same(run(*arrays, **options), expected), seed
+
+# What is padding may lie where nobody can read.
+rng = np.random.default_rng(0)
+for L, S, real in [(40, 300, 123), (1, 700, 256), (16, 90, 1), (5, 64, 0)]:
+    for size, heads, kv_heads in [(64, 4, 2), (33, 2, 2), (128, 8, 1)]:
+        query, key, value = (
+            rng.standard_normal((n, length, size), dtype=np.float32)
+            for n, length in ((heads, L), (1, S), (1, S))
+        )
+        for kind in (F32, F16, BFLOAT16) if qkv.backend() != "numpy" else (F32,):
+            q, k, v = (x.astype(kind) for x in (query, key, value))
+            expected = qkv.attention(q, k, v, key_lengths=real, return_lse=True)
+            k, v = fenced(k, True, real=real), fenced(v, True, real=real)
+            found = qkv.attention(q, k, v, key_lengths=real, return_lse=True)
+            assert same(found, expected), (L, S, real, size)
+
+# And out, where it has to be written.
+for L, S, size, kind in [(1, 9, 5, F32), (130, 40, 33, F32), (7, 300, 64, F16), (3, 3, 1, F16)]:
+    query, key, value = (rng.standard_normal((2, n, size)).astype(kind) for n in (L, S, S))
+    expected = qkv.attention(query, key, value)
+    for at_end in (True, False):
+        out = fenced(np.zeros(expected.shape, kind), at_end, READ | WRITE)
+        assert same([qkv.attention(query, key, value, out=out)], [expected])
+print("done")
+"""
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    if sys.platform != "linux":
+        pytest.skip("pages are protected as Linux does it")
+    tests = Path(__file__).resolve().parents[1]
+    return subprocess.run(
+        [sys.executable, "-c", program, Path(qkv.__file__).parents[1], tests],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_not_a_byte_beside_the_inputs_is_touched() -> None:
+    result = _run(FENCES + CALLS)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.strip() == "done"
+
+
+@pytest.mark.parametrize(
+    "touch", ["string_at(end, 1)", "string_at(end - 9, 1)", "memset(end, 0, 1)"]
+)
+def test_the_fences_hold(touch: str) -> None:
+    array = "x = fenced(np.ones(2, np.float32), {}); end = x.ctypes.data + 8; ctypes."
+    at_end = "- 9" not in touch
+    assert _run(FENCES + array.format(at_end) + touch).returncode < 0
+    inside = touch.replace("end - 9", "end - 8").replace("(end,", "(end - 1,")
+    written = "memset" in touch
+    assert (_run(FENCES + array.format(at_end) + inside).returncode < 0) == written
