@@ -25,7 +25,7 @@ struct Chunk {
 
 struct Scratch {
   Buffer<float> queries, scores, context;
-  Running rows[CHUNK];
+  Running rows[TILES];
   bool careful[CHUNK];
   RowScratch row;
   CarefulRow careful_row;
@@ -45,7 +45,7 @@ QKV_INLINE void wait_a_little() {
 
 // What one tile has to do with one block of keys.
 struct TileOfBlock {
-  int64_t begin;            // the tile's first row in its chunk
+  int64_t index, begin;     // the tile, and its first row, in its chunk
   int64_t block;
   Range seen;               // columns of the block that some row of the tile may see
   bool plain;
@@ -102,8 +102,9 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
         if (head.unsound[(tile.block - head.first) * BLOCK + c] &&
             mask_allows(a, p, tile.block * BLOCK + c))
           s.careful[tile.begin + i] = true;
-    exponentiate_row<Product>(row, columns.begin, columns.end, factor, s.rows[tile.begin + i]);
   }
+  Running& running = s.rows[tile.index];
+  exponentiate<Product, ROWS>(scores, columns.begin, columns.end, factor, running);
 
   constexpr int DEPTH = Product::DEPTH;
   int64_t begin = tile.seen.begin / DEPTH, end = (tile.seen.end + DEPTH - 1) / DEPTH;
@@ -112,13 +113,12 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
   const float* values = values_at<Product>(head, a.value_size, tile.block) + begin * PANEL;
   for (int64_t c = 0; c < wide; c += PANEL) {
     float* context = &s.context[tile.begin * wide + c];
-    const Running* running = &s.rows[tile.begin];
     multiply_tile<Product, ROWS, STEP>(
         scores + begin, values + c * steps, end - begin,
         [&](int i, Floats left, Floats right) QKV_LAMBDA {
           float* to = context + i * wide;
-          store(to, load(to) * running[i].faded + left);
-          store(to + WIDTH, load(to + WIDTH) * running[i].faded + right);
+          store(to, load(to) * running.faded[i] + left);
+          store(to + WIDTH, load(to + WIDTH) * running.faded[i] + right);
         });
   }
 }
@@ -173,34 +173,45 @@ QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t re
       int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // of nearly equal height
       Range seen{columns_of(a, first.row, first.i + begin, block).begin,
                  columns_of(a, first.row, first.i + end - 1, block).end};
-      if (seen.begin < seen.end) compute(end - begin, TileOfBlock{begin, block, seen, plain});
+      if (seen.begin < seen.end) compute(end - begin, TileOfBlock{t, begin, block, seen, plain});
     }
   }
 }
 
-// Once all keys have passed: divide one query's context by its sum. What met infinity or NaN, or
-// no number at all, is computed again.
-inline void finish_query(const Attention& a, const Place& p, const Running& row, bool careful,
-                         float* context, int64_t wide, CarefulRow& careful_row) {
+// A query that is padding: nothing but its sinks.
+inline void finish_padding(const Attention& a, const Place& p, const Running& rows) {
   int64_t out = cell(a.out, p, 0);
-  double* lse = static_cast<double*>(a.lse.data) + cell(a.lse, p, 0);
-  if (p.i >= a.query_length[p.row]) {
-    for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
-    *lse = row.total > 0 ? log_sum_exp(row) : -HUGE_VAL;
-    return;
+  for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
+  if (a.lse)
+    static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] =
+        rows.total[0] != 0 ? rows.log_sum_exp(0) : -HUGE_VAL;  // a NaN sink shows
+}
+
+// Once all keys have passed: divide the context of a tile's `count` queries by their sums. What met
+// infinity or NaN, or no number at all, is computed again.
+inline void finish_rows(const Attention& a, Place p, int64_t count, const Running& rows,
+                        const bool* careful, float* context, int64_t wide,
+                        CarefulRow& careful_row) {
+  alignas(64) float shares[ROUND];
+  for (int i = 0; i < ROUND; ++i) shares[i] = float(1 / rows.total[i]);
+  for (int64_t i = 0; i < count; ++i, ++p.i, context += wide) {
+    Floats trace{}, share = splat(shares[i]);
+    for (int64_t c = 0; c < wide; c += WIDTH) {
+      Floats x = load(context + c) * share;
+      trace += x * 0.0f;
+      store(context + c, x);
+    }
+    // below -1e37 scores may have been cut to the lowest float
+    if (careful[i] || !(rows.total[i] > 0) || rows.top[i] < -1e37f || !all_zero(trace)) {
+      attend_carefully(a, p, careful_row);
+      continue;
+    }
+    store_row(a.out, cell(a.out, p, 0), context, a.value_size);
+    if (!a.lse && !a.weights) continue;
+    double lse = rows.log_sum_exp(i);
+    if (a.lse) static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = lse;
+    if (a.weights) weigh_row(a, p, lse);
   }
-  Floats trace{}, share = splat(float(1 / row.total));
-  for (int64_t c = 0; c < wide; c += WIDTH) {
-    Floats x = load(context + c) * share;
-    trace += x * 0.0f;
-    store(context + c, x);
-  }
-  // below -1e37 scores may have been cut to the lowest float
-  if (careful || !(row.total > 0) || row.top < -1e37f || !all_zero(trace))
-    return attend_carefully(a, p, careful_row);
-  store_row(a.out, out, context, a.value_size);
-  *lse = log_sum_exp(row);
-  if (a.weights) weigh_row(a, p, *lse);
 }
 
 template <class Product>
@@ -208,20 +219,27 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
   const Place& first = chunk.first;
   int64_t real = at_least(0, at_most(chunk.count, a.query_length[first.row] - first.i));
   int64_t wide = rounded_up(a.value_size, PANEL);
-  for (int64_t r = 0; r < chunk.count; ++r) {
-    s.rows[r] = start_row(a, first.head * a.group + first.group);
-    s.careful[r] = false;
-  }
+  int64_t tiles = (real + TILE - 1) / TILE;
+  for (int64_t t = 0; t < tiles; ++t) s.rows[t].start(a, first.head * a.group + first.group);
+  std::memset(s.careful, 0, sizeof s.careful);
   load_queries<Product>(a, first, real, s);
   std::memset(s.context.data(), 0, size_t(real * wide) * sizeof(float));
   for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
     constexpr auto heights = std::make_integer_sequence<int, TILE>{};
     tile_function<Product>(rows, heights)(a, chunk, head, tile, s);
   });
-  for (int64_t r = 0; r < chunk.count; ++r) {
+  for (int64_t t = 0; t < tiles; ++t) {
+    int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;
+    Place p = first;
+    p.i += begin;
+    finish_rows(a, p, end - begin, s.rows[t], s.careful + begin, &s.context[size_t(begin * wide)],
+                wide, s.careful_row);
+  }
+  for (int64_t r = real; r < chunk.count; ++r) {
     Place p = first;
     p.i += r;
-    finish_query(a, p, s.rows[r], s.careful[r], &s.context[size_t(r * wide)], wide, s.careful_row);
+    s.rows[0].start(a, p.head * a.group + p.group);
+    finish_padding(a, p, s.rows[0]);
   }
 }
 

@@ -141,7 +141,7 @@ inline void attend_carefully(const Attention& a, const Place& p, CarefulRow& row
   row.compute(a, p);
   int64_t out = cell(a.out, p, 0);
   for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, float(row.context(a, p, c)));
-  static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = row.lse();
+  if (a.lse) static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = row.lse();
   if (!a.weights) return;
   float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, 0);
   for (int64_t j = 0; j < a.keys[p.row]; ++j) {

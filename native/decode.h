@@ -12,6 +12,7 @@ namespace QKV_BODY {
 
 constexpr int64_t SHORT = 16;   // queries that this is for, at most
 constexpr int64_t SPLIT = 1024; // keys of a part, a multiple of BLOCK
+constexpr int FOUR = 4;         // queries that meet a key together
 
 inline bool is_short(const Attention& a) {
   for (int64_t row = 0; row < a.rows; ++row)
@@ -27,20 +28,6 @@ QKV_INLINE Floats load_type(const void* data, int64_t at) {
     return from_float16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
   else
     return from_bfloat16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
-}
-
-// One vector that holds the sum of each of WIDTH vectors.
-template <int DISTANCE, int... LANE>
-QKV_INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
-  return __builtin_shufflevector(a, b, (LANE & DISTANCE ? WIDTH + LANE : LANE)...) +
-         __builtin_shufflevector(a, b, ((LANE & DISTANCE ? WIDTH + LANE : LANE) ^ DISTANCE)...);
-}
-template <int DISTANCE = WIDTH / 2>
-QKV_INLINE Floats sum_each(Floats* v) {
-  QKV_UNROLL
-  for (int k = 0; k < DISTANCE; ++k) v[k] = fold<DISTANCE>(v[k], v[k + DISTANCE], Lanes{});
-  if constexpr (DISTANCE > 1) return sum_each<DISTANCE / 2>(v);
-  return v[0];
 }
 
 // Products of ROWS queries with WIDTH / ROWS keys, at key_at[0], key_at[1] ...; the result holds
@@ -72,7 +59,7 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
       for (int r = 0; r < ROWS; ++r) sums[k * ROWS + r] += load(queries + r * STEP + c) * x;
     }
   }
-  return sum_each(sums);
+  return fold(sums, Sum{});
 }
 
 // The products of ROWS queries with the keys of some columns of a block; columns that round these
@@ -138,7 +125,7 @@ void weigh_short(const float* weights, const Cells& value, int64_t block_at, int
 
 // What a part of the keys came to, for the queries of one head: (group, length) rows of each.
 struct Part {
-  Running* rows;
+  Running* rows;   // one for every FOUR
   float* context;  // `wide` apart
   uint8_t* careful;
 };
@@ -201,10 +188,11 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
       float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, block * BLOCK);
       for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c] * factor;
     }
-    exponentiate_row<Single>(row, wider.begin, wider.end, factor, part.rows[first + r]);
   }
   for (int64_t r = count; r < ROWS; ++r)
-    for (int64_t c = columns.begin; c < columns.end; ++c) scores[r * STEP + c] = 0;
+    for (int64_t c = wider.begin; c < wider.end; ++c) scores[r * STEP + c] = 0;
+  Running& running = part.rows[first / FOUR];
+  exponentiate<Single, ROWS>(scores, wider.begin, wider.end, factor, running);
   float* sums = s.sums.data();
   weigh_short<TYPE, ROWS>(scores, a.value, value_at, a.value_size, columns, sums, wide);
   Floats trace{};
@@ -216,7 +204,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
   for (int64_t r = 0; r < count; ++r) {
     float* context = part.context + (first + r) * wide;
     for (int64_t c = 0; c < wide; c += WIDTH)
-      store(context + c, load(context + c) * part.rows[first + r].faded + load(sums + r * wide + c));
+      store(context + c, load(context + c) * running.faded[r] + load(sums + r * wide + c));
   }
 }
 
@@ -224,12 +212,11 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
 template <Type TYPE>
 void short_part(const Attention& a, const Place& head, Range keys, const Part& part,
                 ShortScratch& s) {
-  constexpr int FOUR = WIDTH < 4 ? WIDTH : 4;
   int64_t length = a.length[head.row], rows = a.group * length;
   int64_t wide = rounded_up(a.value_size, WIDTH);
   for (int64_t r = 0; r < rows; ++r) {
     Place p{head.row, head.head, r / length, r % length};
-    part.rows[r] = Running{-INF, 1, 0};
+    part.rows[r / FOUR].start();
     part.careful[r] = 0;
     copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
   }
@@ -253,26 +240,33 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
   int64_t length = a.length[head.row], wide = rounded_up(a.value_size, WIDTH);
   for (int64_t r = 0; r < a.group * length; ++r) {
     Place p{head.row, head.head, r / length, r % length};
-    Running row = start_row(a, p.head * a.group + p.group);
+    Running row;
+    row.start(a, p.head * a.group + p.group);
     bool careful = false;
-    float base = row.top;
+    float top = row.top[0];
     for (int64_t k = 0; k < count; ++k) {
-      if (parts[k].rows[r].top > base) base = parts[k].rows[r].top;
+      float here = parts[k].rows[r / FOUR].top[r % FOUR];
+      if (here > top) top = here;
       careful |= parts[k].careful[r] != 0;
     }
-    float from = base == -INF ? 0 : base;
+    double base = top == -INF ? 0 : top;
     float* context = s.sums.data();
     std::memset(context, 0, size_t(wide) * sizeof(float));
-    row.total *= std::exp2(double(row.top == -INF ? -INF : row.top - from));
+    double total = row.total[0] * std::exp2(row.top[0] - base);
     for (int64_t k = 0; k < count; ++k) {
-      const Running& part = parts[k].rows[r];
-      Floats faded = exp2(splat(part.top - from));
-      row.total += part.total * double(faded[0]);
+      const Running& part = parts[k].rows[r / FOUR];
+      double faded = std::exp2(part.top[r % FOUR] - base);
+      total += part.total[r % FOUR] * faded;
       for (int64_t c = 0; c < wide; c += WIDTH)
-        store(context + c, load(context + c) + load(parts[k].context + r * wide + c) * faded);
+        store(context + c,
+              load(context + c) + load(parts[k].context + r * wide + c) * float(faded));
     }
-    row.top = base;
-    finish_query(a, p, row, careful, context, wide, s.careful_row);
+    row.top[0] = top;
+    row.total[0] = total;
+    if (p.i < a.query_length[p.row])
+      finish_rows(a, p, 1, row, &careful, context, wide, s.careful_row);
+    else
+      finish_padding(a, p, row);
   }
 }
 
@@ -300,7 +294,7 @@ void attend_parts(const Attention& a, int threads) {
 
   int64_t wide = rounded_up(a.value_size, WIDTH);
   Buffer<Part> parts{size_t(tasks)};
-  Buffer<Running> running{size_t(rows)};
+  Buffer<Running> running{size_t(rows)};  // a quarter of it is used where there are many rows
   Buffer<float> context{size_t(rows * wide)};
   Buffer<uint8_t> careful{size_t(rows)};
   for (int64_t h = 0; h < heads; ++h)

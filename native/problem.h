@@ -42,7 +42,7 @@ struct Attention {
   double scale = 1;
 
   Cells out;      // the type of query; j is 1
-  Cells lse;      // float64; j is not used
+  Cells lse;      // float64, where wanted; j is not used
   Cells weights;  // float32, j is 1; where wanted: holds zeros, gets exp(score - lse)
 
   // A summary, where wanted (top_k > 0).

@@ -59,57 +59,72 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
-// What is finite stays so: the lowest float, a usual way to hide, weighs nothing beside others but
-// is not hidden.
-inline void add_numbers(float* scores, const float* numbers, int64_t begin, int64_t end) {
-  const Floats lowest = splat(std::numeric_limits<float>::lowest());
-  for (int64_t c = begin; c < end; c += WIDTH) {
-    Floats s = load(scores + c), x = load(numbers + c - begin);
-    Ints hidden = (x == splat(-INF)) | (s == splat(-INF));
-    store(scores + c, select(hidden, splat(-INF), larger(lowest, s + larger(lowest, x * LOG2_E))));
+// scores * by + numbers, hidden where a number is -infinity, or (AGAIN) where they were before. What
+// is finite stays so: the lowest float, a usual way to hide, weighs nothing beside others but is not
+// hidden.
+template <bool AGAIN>
+inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t count) {
+  const Floats lowest = splat(std::numeric_limits<float>::lowest()), hidden = splat(-INF);
+  for (int64_t c = 0; c < count; c += WIDTH) {
+    Floats s = load(scores + c), x = load(numbers + c);
+    Ints hide = x == hidden;
+    if (AGAIN) hide |= s == hidden;
+    store(scores + c, select(hide, hidden, larger(lowest, s * by + x * LOG2_E)));
+  }
+}
+
+// scores * by - slope * |away - column|
+inline void add_alibi(float* scores, Floats by, float slope, int64_t away, int64_t count) {
+  bool exact = away < (1 << 23) && away > -(1 << 23);
+  for (int64_t c = 0; c < count; c += WIDTH) {
+    Floats distance = to_floats((exact ? int32_t(away - c) : 0) - lanes());
+    if (!exact) distance += float(away - c);
+    distance = (Floats)((Ints)distance & 0x7fffffff);
+    store(scores + c, load(scores + c) * by - slope * distance);
   }
 }
 
 // Finish the products of one query with columns begin ... end of a block of keys; `p.i` is the
 // query, `first` the key of column 0, `seen` the columns that its range of keys leaves.
 inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_t begin,
-                       int64_t end, Range seen, float* scores, RowScratch& scratch) {
+                       int64_t end, Range seen, float* row, RowScratch& scratch) {
+  float* scores = row + begin;
   int64_t count = end - begin, valid = a.keys[p.row] - first - begin;
-  if (a.softcap > 0 && a.softcap < 1e20) {
+  Floats by = splat(float(a.scale * double(LOG2_E)));  // until some step has multiplied by it
+  bool capped = a.softcap > 0 && a.softcap < 1e20;  // a cap beyond that changes nothing
+  if (capped) {
     Floats inner = splat(float(a.scale / a.softcap)), outer = splat(float(a.softcap) * LOG2_E);
-    for (int64_t c = begin; c < end; c += WIDTH)
+    for (int64_t c = 0; c < count; c += WIDTH)
       store(scores + c, tanh(load(scores + c) * inner) * outer);
-  } else {
-    Floats factor = splat(float(a.scale * double(LOG2_E)));
-    for (int64_t c = begin; c < end; c += WIDTH) store(scores + c, load(scores + c) * factor);
+    by = splat(1);
+  }
+  if (a.slopes) {
+    float slope = a.slopes[p.head * a.group + p.group] * LOG2_E;
+    add_alibi(scores, by, slope, p.i + a.offset[p.row] - first - begin, count);
+    by = splat(1);
   }
   if (a.bias) {
     int64_t at = cell(a.bias, p, first + begin);
-    add_numbers(scores, numbers_of(a.bias, at, count, valid, scratch.numbers), begin, end);
-  }
-  if (a.slopes) {
-    Floats slope = splat(a.slopes[p.head * a.group + p.group] * LOG2_E);
-    int64_t away = p.i + a.offset[p.row] - first;  // of column 0
-    bool exact = away < (1 << 23) && away > -(1 << 23);
-    for (int64_t c = begin; c < end; c += WIDTH) {
-      Floats distance = to_floats((exact ? int32_t(away - c) : 0) - lanes());
-      if (!exact) distance += float(away - c);
-      distance = (Floats)((Ints)distance & 0x7fffffff);
-      store(scores + c, load(scores + c) - slope * distance);
-    }
+    add_numbers<false>(scores, by, numbers_of(a.bias, at, count, valid, scratch.numbers), count);
+    by = splat(1);
   }
   if (a.mask && a.mask.type != Type::boolean) {
     int64_t at = cell(a.mask, p, first + begin);
-    add_numbers(scores, numbers_of(a.mask, at, count, valid, scratch.numbers), begin, end);
+    const float* numbers = numbers_of(a.mask, at, count, valid, scratch.numbers);
+    (a.bias ? add_numbers<true> : add_numbers<false>)(scores, by, numbers, count);
+    by = splat(1);
   } else if (a.mask) {
     int64_t at = cell(a.mask, p, first + begin);
     const uint8_t* may = bytes_of(a.mask, at, count, valid, scratch.bytes);
-    for (int64_t c = begin; c < end; c += WIDTH) {
-      Ints allowed = __builtin_convertvector(load_as<Bytes>(may + c - begin), Ints) != 0;
-      store(scores + c, select(allowed, load(scores + c), splat(-INF)));
+    for (int64_t c = 0; c < count; c += WIDTH) {
+      Ints allowed = __builtin_convertvector(load_as<Bytes>(may + c), Ints) != 0;
+      store(scores + c, select(allowed, load(scores + c) * by, splat(-INF)));
     }
+    by = splat(1);
   }
-  hide_outside(scores, begin, end, seen);
+  if (!capped && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, below it or extreme
+    for (int64_t c = 0; c < count; c += WIDTH) store(scores + c, load(scores + c) * by);
+  if (seen.begin > begin || seen.end < end) hide_outside(row, begin, end, seen);
 }
 
 }  // namespace QKV_BODY
