@@ -109,6 +109,19 @@ def is_frozen(array: Array) -> bool:
     return False
 
 
+def frozen(array: Array) -> Array:
+    """`array` where it stands, from now on so that nothing can be written to it.
+
+    What comes back is a view, and NumPy lets no view of a frozen array be made writeable. Those
+    that `array` is a view of are frozen too, so they must not be the user's.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner.setflags(write=False)
+        owner = owner.base
+    return array.view()
+
+
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Iterable[Any], *, call: str
 ) -> None:

@@ -37,7 +37,10 @@ def test_heads_left_out_are_as_if_their_rows_of_the_output_projection_were_zero(
     found = load(small, dtype=np.float64).trace(TEXTS, ablate=pairs)
     zeroed = load(small, dtype=np.float64)
     for layer, head in pairs:
-        zeroed.parameters[f"blocks.{layer}.attn.out_proj.weight"][head * 4 : head * 4 + 4] = 0
+        name = f"blocks.{layer}.attn.out_proj.weight"
+        weight = zeroed.parameters[name].copy()
+        weight[head * 4 : head * 4 + 4] = 0
+        zeroed.parameters[name] = weight
     expected = zeroed.trace(TEXTS)
     for name in expected.names():
         if name.endswith(("hook_z", "hook_pattern", "hook_attn_scores")):

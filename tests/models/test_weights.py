@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from qkv.arrays import is_frozen
 from qkv.models import ModelError, load
 from qkv.models.files import read_json
 
@@ -115,13 +116,49 @@ def test_a_header_that_leaves_the_numbers_unaligned(folder):
     assert all(array.flags.aligned for array in load(folder.path).parameters.values())
 
 
-def test_parameters_can_be_written_to_and_the_file_stays(folder):
+def test_parameters_can_be_replaced_and_the_file_stays(folder):
     before = (folder.write() / "model.safetensors").read_bytes()
     model = load(folder.path)
     plain = model(IDS).last_hidden_state
-    model.parameters["blocks.0.attn.v_proj.weight"][:] = 0
-    assert (model(IDS).last_hidden_state != plain).any()
+    for name, array in model.parameters.items():  # each of them reaches the part that uses it
+        other = array + 1 + np.arange(array.shape[-1], dtype=array.dtype)
+        model.parameters[name] = other
+        np.testing.assert_array_equal(model.parameters[name], other)
+        if name.split(".")[-2] != "k_proj" or name.endswith("weight"):  # softmax is blind to that
+            assert np.abs(model(IDS).last_hidden_state - plain).max() > 1e-4, name
+        other[:] = np.nan  # a copy is in the model
+        model.parameters[name] = array
+        np.testing.assert_array_equal(model(IDS).last_hidden_state, plain)
     assert (folder.path / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_parameters_are_frozen(folder, kind):
+    folder.tensors = {name: array.astype(kind) for name, array in folder.tensors.items()}
+    for dtype in (None, np.float64):
+        model = load(folder.write(), dtype=dtype)
+        for array in (*model.parameters.values(), *load("random").parameters.values()):
+            assert is_frozen(array)
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
+
+
+def test_parameters_that_do_not_fit(folder):
+    parameters = load(folder.write()).parameters
+    name = "blocks.0.norm1.bias"
+    with pytest.raises(ValueError, match=rf"^parameters: {name} has shape \(13,\).*\(12,\)"):
+        parameters[name] = np.zeros(13)
+    with pytest.raises(TypeError, match=rf"^parameters: {name} is int64"):
+        parameters[name] = np.zeros(12, np.int64)
+    with pytest.raises(KeyError, match=f"'blocks.0.norm1.bais'.*{name}"):
+        parameters["blocks.0.norm1.bais"] = np.zeros(12)
+    with pytest.raises(TypeError, match="cannot be without"):
+        del parameters[name]
+    parameters[name] = np.full(12, 2.0)
+    assert parameters[name].dtype == np.float32
+    assert len(parameters) == len(list(parameters)) == 37
 
 
 # what they are called

@@ -81,7 +81,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
         name=name,
         family=family,
         config=values,
-        encoder=design.build(weights.parameters),
+        design=design,
         weights=weights,
         tokenizer=_tokenizer(home / TOKENIZER),
         sentence=sentence,

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, as_array, frozen
 from qkv.files import replacing
 from qkv.models.encoder import EMBED_HOOKS, SUMMARY_HOOKS, Encoder
-from qkv.models.family import Family, Weights
+from qkv.models.family import Design, Family, Weights
 from qkv.models.files import CONFIG, TOKENIZER, WEIGHTS, ModelError
+from qkv.models.parameters import Parameters
 from qkv.models.progress import progress
 from qkv.models.sentence import Sentence
 from qkv.models.without import hidden_words, left_out_heads, masks
@@ -47,8 +48,6 @@ class Model:
         name: what it was asked for by.
         config: what its config.json says.
         tokenizer: cuts a text into the model's tokens; None if the folder has none.
-        parameters: its arrays by name, linear weights as (in, out); to change the model, write
-            into them.
         max_length: the most tokens of a text, special ones included, None for no limit.
 
     >>> import qkv
@@ -65,7 +64,7 @@ class Model:
         name: str,
         family: Family,
         config: dict[str, Any],
-        encoder: Encoder,
+        design: Design,
         weights: Weights,
         tokenizer: Tokenizer | None = None,
         sentence: Sentence | None = None,
@@ -73,8 +72,11 @@ class Model:
         self.name = name
         self.config = config
         self.tokenizer = tokenizer
-        self.parameters = weights.parameters
-        self._family, self._encoder, self._weights = family, encoder, weights
+        for key, array in weights.parameters.items():
+            weights.parameters[key] = frozen(array)
+        self._family, self._design, self._weights = family, design, weights
+        self._build()
+        encoder = self._encoder
         self._sentence = sentence or Sentence()
         places = None if encoder.positions is None else len(encoder.positions)
         limits = [limit for limit in (places, self._sentence.max_length) if limit is not None]
@@ -88,6 +90,17 @@ class Model:
             f"<Model {self.name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
             f"vectors of {self.dim}>"
         )
+
+    def _build(self) -> None:
+        self._encoder: Encoder = self._design.build(self._weights.parameters)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The model's arrays by name, linear weights as (in, out).
+
+        They are read-only: to change the model, put another array in the place of one.
+        """
+        return Parameters(self._weights.parameters, self._build)
 
     @property
     def dim(self) -> int:

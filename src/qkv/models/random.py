@@ -178,7 +178,7 @@ def random_model(
         name="random",
         family=LESSON,
         config=config,
-        encoder=design(Config(config, "random_model")).build(parameters),
+        design=design(Config(config, "random_model")),
         weights=Weights(parameters),
         tokenizer=tokenizer,
         sentence=Sentence(max_length=MAX_LENGTH),

@@ -122,8 +122,8 @@ def _header(path: Path) -> list[_Place]:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
-        # "c": the numbers come from the file when they are used; writing to them changes our copy
-        numbers = np.memmap(path, np.uint8, mode="c").view(np.ndarray)[8 + length :]
+        # the numbers come from the file when they are used
+        numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path}: is truncated or not a safetensors file: {first_line(error)}: "

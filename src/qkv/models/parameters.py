@@ -1,0 +1,68 @@
+"""A model's arrays by name, as the user sees them: read-only, and each can be replaced."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import NoReturn
+
+from numpy.typing import ArrayLike
+
+from qkv.arrays import Array, as_array, frozen, is_float
+
+
+class Parameters(MutableMapping[str, Array]):
+    """A model's arrays by name.
+
+    They are read-only, so that the model may lay them out for its products once. To change one,
+    put another in its place: `model.parameters[name] = array`.
+
+    Args:
+        arrays: by name; frozen where they stand.
+        changed: is called after each change.
+
+    >>> import numpy as np, qkv
+    >>> model = qkv.load("random")
+    >>> weight = model.parameters["blocks.0.attn.out_proj.weight"].copy()
+    >>> weight[:4] = 0  # the rows of head 0
+    >>> model.parameters["blocks.0.attn.out_proj.weight"] = weight
+    """
+
+    def __init__(self, arrays: dict[str, Array], changed: Callable[[], None]) -> None:
+        self._arrays, self._changed = arrays, changed
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        """Put a copy of `value` in the place of an array, in that array's type.
+
+        Raises:
+            KeyError: there is no such parameter; names the nearest.
+            TypeError: `value` is not of floats.
+            ValueError: it has another shape.
+        """
+        if name not in self._arrays:
+            near = difflib.get_close_matches(str(name), self._arrays, n=3)
+            raise KeyError(
+                f"parameters: there is no {name!r}: the nearest are {', '.join(near) or 'none'}"
+            )
+        array, old = as_array(value, call="parameters", name=name), self._arrays[name]
+        if not is_float(array.dtype):
+            raise TypeError(f"parameters: {name} is {array.dtype}: parameters are floats")
+        if array.shape != old.shape:
+            raise ValueError(
+                f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
+                "that of the array whose place it takes"
+            )
+        self._arrays[name] = frozen(array.astype(old.dtype))
+        self._changed()
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise TypeError(f"parameters: a model cannot be without {name}: put another in its place")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
