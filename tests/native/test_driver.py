@@ -79,7 +79,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
 @pytest.mark.parametrize("build", BUILDS)
 def test_cases(build: str, cases: Callable[[bool], Path], tmp_path: Path) -> None:
     options, tools, part = BUILDS[build]
-    for tool in ["cmake", *tools]:
+    for tool in ["cmake", "c++", *tools]:
         if not shutil.which(tool):
             missing = f"{tool} is not installed"
             assert not os.environ.get("CI"), missing
@@ -173,7 +173,9 @@ def drawn() -> list[bytes]:
             {"top_k": 1 + seed % 9},
         ]
         way = ways[seed % 4]
-        found.append(writer.attention_case(f"draw({seed})", case, **way, gap=seed % 3))
+        found.append(
+            writer.attention_case(f"draw({seed})", case, **way, gap=seed % 3, lse=seed % 5 > 0)
+        )
     return found
 
 

@@ -118,6 +118,7 @@ def attention_case(
     weights: bool = False,
     top_k: int = 0,
     trim: bool = False,
+    lse: bool = True,
     gap: int = 0,
 ) -> bytes:
     """One call; `trim` ends the arrays where the padding begins."""
@@ -136,9 +137,9 @@ def attention_case(
 
     query, key, value = (_unit(x) for x in (call.query, call.key, call.value))
     keys_read, queries_read = (real_keys, real_queries) if trim else (S, L)
-    out, lse, given_weights = (
+    out, sums, given_weights = (
         _room((*call.shape, dv), call.dtype, gap),
-        _room((*call.shape, 1), np.float64, 0),
+        _room((*call.shape, 1), np.float64, 0) if lse or top_k else None,
         _room((*call.shape, S), np.float32, gap, 0) if weights else None,
     )
     arrays = [
@@ -150,7 +151,7 @@ def attention_case(
             for x in (call.mask if seen.given is None else seen.given, call.bias)
         ),
         placed(out, (kv_heads, group, L, dv)),
-        placed(lse, (kv_heads, group, L, 1)),
+        placed(sums, (kv_heads, group, L, 1)),
         placed(given_weights, (kv_heads, group, L, S)),
         *_summary(call, top_k, placed),
     ]
