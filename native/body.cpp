@@ -6,6 +6,7 @@
 #include "summary.h"
 #if __has_include("linear.h")
 #include "linear.h"
+#include "norm.h"
 #endif
 #if __has_include("rates.h")
 #include "rates.h"
@@ -47,9 +48,9 @@ extern const Body body;
 const Body body = {
     NAME,         BFLOAT16, attend, summarize,
 #if __has_include("linear.h")
-    packed_bytes, pack,     linear,
+    packed_bytes, pack,     linear, norm,
 #else
-    nullptr,      nullptr,  nullptr,
+    nullptr,      nullptr,  nullptr, nullptr,
 #endif
 #if __has_include("rates.h")
     multiply_adds, read_rate,

@@ -21,6 +21,7 @@ struct Body {
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);
   void (*linear)(const Linear&, int threads);
+  void (*norm)(const Norm&, int threads);
 
   double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
   double (*read_rate)(int threads);                 // bytes a second, measured

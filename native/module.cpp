@@ -571,6 +571,41 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 9, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), weight(args[2]), bias(args[3]), y(args[6], true), scale(args[7], true);
+    qkv::Norm p;
+    p.eps = float(real(args[4]));
+    p.centred = whole(args[5]) != 0;
+    int threads = number_of_threads(args[8]);
+    need(x && y && weight && scale && x.axes() == 2 && y.axes() == 2,
+         "x and y are not (rows, size)");
+    p.rows = x.length(-2);
+    p.size = x.length(-1);
+    need(y.length(-2) == p.rows && y.length(-1) == p.size, "x and y do not fit");
+    need_unit_step({&x, &y});
+    need(weight.plain() && weight.count() == p.size && (!bias || bias.plain()) &&
+             (!bias || bias.count() == p.size) && scale.plain() && scale.count() == p.rows,
+         "weight, bias or scale does not fit");
+    for (const Array* array : {&x, &y, &weight, &scale})
+      need(array->type() == Type::float32, "a norm is of float32");
+    need(!bias || bias.type() == Type::float32, "a norm is of float32");
+    p.x = static_cast<const float*>(x.data());
+    p.x_step = x.step(-2);
+    p.weight = static_cast<const float*>(weight.data());
+    p.bias = bias ? static_cast<const float*>(bias.data()) : nullptr;
+    p.scale = static_cast<float*>(scale.data());
+    p.y = static_cast<float*>(y.data());
+    p.y_step = y.step(-2);
+    if (p.rows && p.size) {
+      Unlocked unlocked;
+      body.norm(p, threads);
+    }
+    return none();
+  });
+}
+
 // ---- what the machine gives ---------------------------------------------------------------------
 
 PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -630,6 +665,7 @@ PyMethodDef methods[] = {
     {"packed_size", function(packed_size), METH_FASTCALL, "Floats that packed weights take."},
     {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
+    {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
     {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
     {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
     {nullptr, nullptr, 0, nullptr},

@@ -101,6 +101,18 @@ def linear(
     threads: int,
     /,
 ) -> None: ...
+def norm(
+    body: int,
+    x: Array,  # (rows, size) float32
+    weight: Array,  # (size,) float32
+    bias: Array | None,
+    eps: float,
+    centred: bool,
+    y: Array,  # (rows, size) float32
+    scale: Array,  # (rows,) float32: what was divided by
+    threads: int,
+    /,
+) -> None: ...
 def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
     """Floating-point operations a second in registers at most, measured: see native/rates.h."""
 
