@@ -180,6 +180,7 @@ def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | No
         return None
 
 
+_FLOAT32 = np.dtype(np.float32)
 _CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}  # native/problem.h
 
 
@@ -211,7 +212,32 @@ def _kernel_linear(
     return y.reshape(shape)
 
 
-_FLOAT32 = np.dtype(np.float32)
+def normalize(
+    x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool
+) -> tuple[Array, Array] | None:
+    """LayerNorm or RMSNorm of `x` (..., D) in the kernel; None where that does not compute it.
+
+    Args:
+        x: (..., D).
+        weight: (D,) of any float type.
+        bias: (D,) of any float type.
+        eps: added to the mean square.
+        centred: whether the mean is taken from each vector first.
+
+    Returns:
+        What `qkv.LayerNorm` says, and what was divided by, (..., 1).
+    """
+    here = body()
+    if here is None or x.dtype != _FLOAT32 or x.shape[-1:] == (0,):
+        return None
+    rows, size = math.prod(x.shape[:-1]), x.shape[-1]
+    y, scale = np.empty((rows, size), np.float32), np.empty(rows, np.float32)
+    if bias is not None:
+        bias = _rows(bias, 1, size, _FLOAT32)
+    weight = _rows(weight, 1, size, _FLOAT32)
+    x, shape = _rows(x, rows, size, _FLOAT32), x.shape
+    kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
+    return y.reshape(shape), scale.reshape(*shape[:-1], 1)
 
 
 def _bits(array: Array) -> Array:

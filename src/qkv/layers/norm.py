@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, whole_number
+from qkv.backend import normalize
 from qkv.layers.parameters import (
     checked,
     float_type,
@@ -22,8 +23,9 @@ from qkv.trace import Recorder, Trace
 
 
 class _Norm:
-    """What the two norms share; each says what a vector is shifted and divided by."""
+    """What the two norms share."""
 
+    _is_centred: bool
     parameters: dict[str, Array]
     dim: int
     eps: float
@@ -33,22 +35,29 @@ class _Norm:
         self.dim = len(parameters["weight"])
         self.eps = _checked_eps(eps, call=type(self).__name__)
 
-    def _centred(self, x: Array) -> Array:
-        return x
-
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
         """Normalise `x` (..., D); `record` collects what is computed on the way."""
         array, dtype = _vectors_in(x, self.dim, self.parameters, call=type(self).__name__)
-        x = self._centred(working(array, dtype))
-        scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + x.dtype.type(self.eps))  # (..., 1)
-        out: Array = x / scale
+        weight, bias = self.parameters["weight"], self.parameters.get("bias")
+        x = working(array, dtype)
+        found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
+        out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:
             record("hook_scale", scale)
-        out *= self.parameters["weight"].astype(x.dtype, copy=False)
-        if "bias" in self.parameters:
-            out += self.parameters["bias"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False)
+
+    def _by_numpy(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
+        if self._is_centred:
+            # The variance is that of what is centred: the mean of the squares less the square of
+            # the mean would lose every digit where the mean is large.
+            x = x - x.mean(-1, keepdims=True)
+        scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + x.dtype.type(self.eps))  # (..., 1)
+        out: Array = x / scale
+        out *= weight.astype(x.dtype, copy=False)
+        if bias is not None:
+            out += bias.astype(x.dtype, copy=False)
+        return out, scale
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""
@@ -87,6 +96,8 @@ class LayerNorm(_Norm):
     {'weight': (2,), 'bias': (2,)}
     """
 
+    _is_centred = True
+
     def __init__(
         self, dim: int, *, eps: float = 1e-5, bias: bool = True, dtype: Any = np.float32
     ) -> None:
@@ -106,12 +117,6 @@ class LayerNorm(_Norm):
         layer._set(_vectors(parameters, {"weight", "bias"}, call=cls.__name__), eps)
         return layer
 
-    def _centred(self, x: Array) -> Array:
-        # The variance is that of what is centred: the mean of the squares less the square of the
-        # mean would lose every digit where the mean is large.
-        centred: Array = x - x.mean(-1, keepdims=True)
-        return centred
-
 
 class RMSNorm(_Norm):
     """Each vector divided by the root of its mean square, then `* weight`.
@@ -130,6 +135,8 @@ class RMSNorm(_Norm):
     >>> RMSNorm(2, eps=0.0)(np.array([[1.0, 7.0]]))
     array([[0.2, 1.4]])
     """
+
+    _is_centred = False
 
     def __init__(self, dim: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> None:
         call = type(self).__name__
