@@ -125,10 +125,11 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
 
 // A row of floats into the type of `out`.
 inline void store_row(const Cells& out, int64_t at, const float* row, int64_t count) {
+  int64_t c = 0;
   if (out.type == Type::float32)
-    std::memcpy(static_cast<float*>(out.data) + at, row, size_t(count) * sizeof(float));
-  else
-    for (int64_t c = 0; c < count; ++c) put(out, at + c, row[c]);
+    for (; c + WIDTH <= count; c += WIDTH)
+      store(static_cast<float*>(out.data) + at + c, load(row + c));
+  for (; c < count; ++c) put(out, at + c, row[c]);
 }
 
 // Scores, as `tile_of_block` left them in a row of weights, become weights.
@@ -323,6 +324,14 @@ Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan
   return head;
 }
 
+// Ask for the lines of some rows, to be read soon.
+inline void ask_for(const Cells& cells, int64_t at, int64_t rows, int64_t columns) {
+  int64_t bytes = cells.type == Type::float32 ? 4 : 2;
+  const char* from = static_cast<const char*>(cells.data) + at * bytes;
+  for (int64_t i = 0; i < rows; ++i, from += cells.i * bytes)
+    for (int64_t c = 0; c < columns * bytes; c += 64) __builtin_prefetch(from + c, 0, 2);
+}
+
 // Call `compute(chunk, packed head, scratch)` for every chunk of every head's queries, and
 // `join(row, kv head, packed head)` after a head's last.
 template <class Product, class Compute, class Join>
@@ -367,6 +376,12 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
       int64_t t = task - first_task[size_t(head)];
       int64_t which = chunks - 1 - t % chunks;  // where causality leaves the most to do comes first
       int64_t begin = which * a.length[row] / chunks, end = (which + 1) * a.length[row] / chunks;
+      if (int64_t soon = head + threads; most_blocks == 1 && chunks == 1 && soon < heads) {
+        Place p{soon / a.kv_heads, soon % a.kv_heads, 0, 0};
+        ask_for(a.key, cell(a.key, p, 0), a.key_length[p.row], a.size);
+        ask_for(a.value, cell(a.value, p, 0), a.key_length[p.row], a.value_size);
+        ask_for(a.query, cell(a.query, p, 0), a.length[p.row], a.size);
+      }
       Packed* packed = packed_head<Product>(a, row, kv_head, plan, shared[size_t(head)], room);
       int64_t group = t / chunks;
       Chunk chunk{{row, kv_head, group, begin}, end - begin, group * chunks + which};

@@ -116,14 +116,6 @@ inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count,
   }
 }
 
-QKV_INLINE bool all_zero(Ints differs) {
-  int32_t any = 0;
-  QKV_UNROLL
-  for (int k = 0; k < WIDTH; ++k) any |= differs[k];
-  return any == 0;
-}
-QKV_INLINE bool all_zero(Floats v) { return all_zero((Ints)(v != Floats{})); }
-
 // Values of `count` keys into panels of columns; false if some number is infinite or NaN.
 template <class Product>
 inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to) {

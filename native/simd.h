@@ -88,6 +88,19 @@ QKV_INLINE Floats larger(Floats a, Floats b) {
 #endif
 }
 
+QKV_INLINE bool all_zero(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) == 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256((__m256i)v, (__m256i)v);
+#else
+  int32_t any = 0;
+  for (int k = 0; k < WIDTH; ++k) any |= v[k];
+  return any == 0;
+#endif
+}
+QKV_INLINE bool all_zero(Floats v) { return all_zero((Ints)(v != Floats{})); }
+
 // Lane l of the result is lane l ^ DISTANCE.
 template <int DISTANCE, int... LANE>
 QKV_INLINE Floats swapped(Floats v, std::integer_sequence<int, LANE...>) {
