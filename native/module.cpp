@@ -274,7 +274,7 @@ struct Common {
       : query(args[QUERY]), key(args[KEY]), value(args[VALUE]), out(args[OUT], true),
         lse(args[LSE], true), mask(args[MASK]), bias(args[BIAS]), slopes(args[SLOPES]),
         sinks(args[SINKS]) {
-    need(query && key && value && out && lse, "an array is missing");
+    need(query && key && value && out, "an array is missing");
     need_one_type(query, key, value, out);
     need_unit_step({&query, &key, &value, &out});
     Attention& a = problem.a;
@@ -291,11 +291,12 @@ struct Common {
     need(out.length(-2) == length && out.length(-1) == a.value_size && out.length(-3) == heads &&
              out.axes() == query.axes(),
          "out does not fit");
-    need(lse.type() == Type::float64 && lse.axes() == query.axes() && lse.length(-1) == 1 &&
-             lse.length(-2) == length && lse.length(-3) == heads,
+    need(!lse || (lse.type() == Type::float64 && lse.axes() == query.axes() &&
+                  lse.length(-1) == 1 && lse.length(-2) == length && lse.length(-3) == heads),
          "lse is not float64 of (..., heads, length, 1)");
     for (int axis = -out.axes(); axis < -3; ++axis)
-      need(out.length(axis) == query.length(axis) && lse.length(axis) == query.length(axis),
+      need(out.length(axis) == query.length(axis) &&
+               (!lse || lse.length(axis) == query.length(axis)),
            "the result's leading dimensions are not those of query");
 
     std::vector<int64_t> begins = starts(query, query, 3);
@@ -378,7 +379,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Array query(args[1]), key(args[2]), value(args[3]), out(args[4], true), lse(args[5], true);
     const Array query_starts(args[6]), key_starts(args[7]), slopes(args[8]), sinks(args[9]);
     int threads = number_of_threads(args[15]);
-    need(query && key && value && out && lse && query_starts && key_starts, "an array is missing");
+    need(query && key && value && out && query_starts && key_starts, "an array is missing");
     need_one_type(query, key, value, out);
     need_unit_step({&query, &key, &value, &out});
     Problem problem;
@@ -389,7 +390,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     a.kv_heads = key.length(-2);
     a.group = heads / std::max<int64_t>(a.kv_heads, 1);
     need(query.axes() == 3 && key.axes() == 3 && value.axes() == 3 && out.axes() == 3 &&
-             lse.axes() == 3,
+             (!lse || lse.axes() == 3),
          "packed rows are (total, heads, size)");
     need(a.group * a.kv_heads == heads && key.length(-1) == a.size &&
              value.length(-2) == a.kv_heads && value.length(-3) == key.length(-3),
@@ -397,8 +398,8 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(out.length(-3) == query.length(-3) && out.length(-2) == heads &&
              out.length(-1) == a.value_size,
          "out does not fit");
-    need(lse.type() == Type::float64 && lse.length(-3) == query.length(-3) &&
-             lse.length(-2) == heads && lse.length(-1) == 1,
+    need(!lse || (lse.type() == Type::float64 && lse.length(-3) == query.length(-3) &&
+                  lse.length(-2) == heads && lse.length(-1) == 1),
          "lse is not float64 of (total, heads, 1)");
 
     a.rows = query_starts.count() - 1;
@@ -420,6 +421,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     a.keys = a.key_length = cut(key_starts, key.length(-3));
     auto cells = [&](const Array& array, const Array& at, int64_t group) {
       Cells c;
+      if (!array) return c;
       c.data = array.data();
       c.type = array.type();
       std::vector<int64_t> rows(static_cast<size_t>(a.rows));
@@ -458,7 +460,7 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Attention& a = common.problem.a;
     const Array indices(args[COMMON], true), weights(args[COMMON + 1], true);
     const Array received(args[COMMON + 2], true);
-    need(indices && weights && received, "an array is missing");
+    need(common.lse && indices && weights && received, "an array is missing");
     int64_t heads = a.kv_heads * a.group;
     a.top_k = indices.length(-1);
     need(a.top_k >= 1 && weights.length(-1) == a.top_k, "ranks do not fit");

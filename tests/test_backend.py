@@ -396,6 +396,45 @@ def test_the_kernel_refuses_starts_beyond_the_rows(
         kernel.attend_packed(0, query, key, key, out, lse, *edges, *rest)
 
 
+def test_lse_changes_nothing_but_what_comes_with_it(chosen: str) -> None:
+    query, key, value = _arrays(40, 50)
+    for options in ({}, {"return_weights": True}, {"key_lengths": 9, "sinks": np.ones(4)}):
+        out, *more = qkv.attention(query, key, value, return_lse=True, **options)
+        alone = qkv.attention(query, key, value, **options)
+        pairs = zip(alone, (out, *more[:-1]), strict=True) if more[1:] else [(alone, out)]
+        for one, other in pairs:
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(more[-1], _lse(query, key, **options), rtol=2e-6)
+    q, k, v = (np.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (query, key, value))
+    cu = ([0, 3, 40], [0, 20, 50])
+    out, lse = qkv.varlen_attention(q, k, v, *cu, return_lse=True)
+    np.testing.assert_array_equal(qkv.varlen_attention(q, k, v, *cu), out)
+    np.testing.assert_allclose(lse[:3].T, _lse(query[0, :, :3], key[0, :, :20]), rtol=2e-6)
+
+
+def _lse(query: np.ndarray, key: np.ndarray, **options: Any) -> np.ndarray:
+    key = key[..., : options.get("key_lengths", key.shape[-2]), :]
+    scores = query.astype(np.float64) @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+    return np.log(np.exp(scores).sum(-1) + (np.e if "sinks" in options else 0))
+
+
+@native
+@pytest.mark.parametrize("here", BODIES.values())
+def test_the_kernel_takes_lse_or_none(here: int) -> None:
+    given = ASKED | {"body": here, "lse": np.zeros((2, 4, 5, 1))}
+    kernel.attend(*given.values())
+    np.testing.assert_allclose(given["lse"], 8 + math.log(7), rtol=2e-6)
+    out = np.zeros_like(ASKED["out"])
+    kernel.attend(*(given | {"lse": None, "out": out}).values())
+    np.testing.assert_allclose(out, 1, rtol=2e-6)
+    summary = (np.zeros((2, 4, 5, 3), "i8"), np.zeros((2, 4, 5, 3), "f4"), np.zeros((2, 4, 1, 7)))
+    asked = list(given.values())[:-1]
+    kernel.summarize(*asked, *summary)
+    asked[list(given).index("lse")] = None
+    with pytest.raises(ValueError, match=r"^kernel: an array is missing"):
+        kernel.summarize(*asked, *summary)
+
+
 # Where arrays stand
 
 

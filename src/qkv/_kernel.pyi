@@ -20,7 +20,7 @@ def attend(
     key: Array,  # (..., Hkv, S, d)
     value: Array,  # (..., Hkv, S, dv)
     out: Array,  # (..., Hq, L, dv)
-    lse: Array,  # (..., Hq, L, 1) float64
+    lse: Array | None,  # (..., Hq, L, 1) float64
     mask: Array | None,  # (..., Hq, L, S), any axis of length 1; bool or float
     bias: Array | None,  # the same, float
     slopes: Array | None,  # (Hq,) float32
@@ -66,7 +66,7 @@ def attend_packed(
     key: Array,  # (total, Hkv, d)
     value: Array,  # (total, Hkv, dv)
     out: Array,  # (total, Hq, dv)
-    lse: Array,  # (total, Hq, 1) float64
+    lse: Array | None,  # (total, Hq, 1) float64
     query_starts: Array,  # (B + 1,) int64
     key_starts: Array,
     slopes: Array | None,

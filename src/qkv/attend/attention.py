@@ -86,10 +86,9 @@ def attention(
     rules = (attn_mask, q_offset, window, bias, alibi_slopes, softcap, sinks)
     rest = (query_lengths, key_lengths, out)
     if not return_weights and all(x is None for x in rules + rest):
-        quick = quick_attention(query, key, value, is_causal, scale)
+        quick = quick_attention(query, key, value, is_causal, scale, lse=return_lse)
         if quick is not None:
-            context, lse = quick
-            return (context, lse.astype(np.float32)) if return_lse else context
+            return quick if return_lse else quick[0]
     call = check_call(
         query,
         key,

@@ -29,11 +29,14 @@ def place_for(call: Call, out: Array | None) -> Array:
     return heads.reshape(*heads.shape[:-3], kv_heads, group, *heads.shape[-2:])
 
 
-def attend(chosen: int, call: Call, out: Array, lse: Array, weights: Array | None = None) -> None:
+def attend(
+    chosen: int, call: Call, out: Array, lse: Array | None, weights: Array | None = None
+) -> None:
     """Compute a call of float32 or halves into arrays of the layout and type that it asks for.
 
-    `out (*lead, Hkv, G, L, dv)`, `lse (*lead, Hkv, G, L)` float64, `weights (*lead, Hkv, G, L, S)`
-    float32, which must hold zeros. Heads must be apart by one step, as `group_queries` leaves them.
+    `out (*lead, Hkv, G, L, dv)`; where wanted `lse (*lead, Hkv, G, L)` float64 and `weights (*lead,
+    Hkv, G, L, S)` float32, which must hold zeros. Heads must be apart by one step, as
+    `group_queries` leaves them.
     """
     shown = None if weights is None else ungroup_queries(weights)
     kernel.attend(*_asked(chosen, call, out, lse, shown))
@@ -60,13 +63,15 @@ def attend_packed(
     starts: Array,
     key_starts: Array,
     offsets: Array,
-) -> tuple[Array, Array]:
-    """Attention within packed sequences: `out (total, Hq, dv)`, `lse (total, Hq)` float64.
+    *,
+    lse: bool,
+) -> tuple[Array, Array | None]:
+    """Attention within packed sequences: `out (total, Hq, dv)`, with `lse (total, Hq)` float64.
 
     `call` is any call with the same rules and heads; arrays are `(total, heads, size)`.
     """
     out = np.empty((*query.shape[:2], value.shape[2]), call.dtype)
-    lse = np.empty((*query.shape[:2], 1), np.float64)
+    found = np.empty((*query.shape[:2], 1), np.float64) if lse else None
     seen = call.visibility
     slopes, sinks = _per_head(call)
     kernel.attend_packed(
@@ -75,7 +80,7 @@ def attend_packed(
         _handed(_standing(key)),
         _handed(_standing(value)),
         _handed(out),
-        lse,
+        found,
         np.ascontiguousarray(starts),
         np.ascontiguousarray(key_starts),
         slopes,
@@ -87,13 +92,13 @@ def attend_packed(
         call.scale,
         get_num_threads(),
     )
-    return out, lse[..., 0]
+    return out, None if found is None else found[..., 0]
 
 
 def quick_attention(
-    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None
-) -> tuple[Array, Array] | None:
-    """Out and log-sum-exp of arrays that can be handed over as they are; None where they cannot.
+    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None, *, lse: bool
+) -> tuple[Array, Array | None] | None:
+    """Out, with log-sum-exp, of arrays that can be handed over as they are; None if they cannot.
 
     This is for calls so small that checking costs more than computing. Nothing is refused here:
     whatever is not plain goes the long way, which has the errors.
@@ -116,14 +121,15 @@ def quick_attention(
     ):
         return None
     rows = query.shape[:-1]
-    out, lse = np.empty((*rows, value.shape[-1]), query.dtype), np.empty((*rows, 1), np.float64)
+    out = np.empty((*rows, value.shape[-1]), query.dtype)
+    found = np.empty((*rows, 1), np.float64) if lse else None
     kernel.attend(
         chosen,
         _handed(query),
         _handed(key),
         _handed(value),
         _handed(out),
-        lse,
+        found,
         None,  # mask, bias, slopes, sinks
         None,
         None,
@@ -138,7 +144,7 @@ def quick_attention(
         get_num_threads(),
         None,  # weights
     )
-    return out, lse[..., 0]
+    return out, None if found is None else found[..., 0].astype(np.float32)
 
 
 @functools.cache
@@ -149,7 +155,7 @@ def handed_as(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return np.dtype(np.uint16) if dtype.name == "bfloat16" and dtype.isnative else None
 
 
-def _asked(chosen: int, call: Call, out: Array, lse: Array, *more: Array | None) -> Any:
+def _asked(chosen: int, call: Call, out: Array, lse: Array | None, *more: Array | None) -> Any:
     """The arguments of the kernel's functions, in their order."""
     seen = call.visibility
     mask = call.mask if seen.given is None else seen.given
@@ -164,7 +170,7 @@ def _asked(chosen: int, call: Call, out: Array, lse: Array, *more: Array | None)
         _handed(_standing(call.key)[..., 0, :, :]),
         _handed(_standing(call.value)[..., 0, :, :]),
         _handed(ungroup_queries(out)),
-        ungroup_queries(lse[..., None]),
+        None if lse is None else ungroup_queries(lse[..., None]),
         *(x if x is None or x.dtype.name != "bfloat16" else x.view(np.uint16) for x in cells),
         *_per_head(call),
         *rows,

@@ -74,7 +74,9 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
         received = np.zeros((*call.shape[:-1], 1, call.keys))
         native.summarize(chosen, call, context, lse, indices, weights, received)
     else:
-        [(context, lse, _)] = solve([call])
+        [solved] = solve([call], lse=True)
+        assert solved.lse is not None
+        context, lse = solved.context, solved.lse
         received = _pass_again(call.widened(), lse, indices, weights)
     return AttentionSummary(
         call.result(context, call.dtype),

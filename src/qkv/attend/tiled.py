@@ -78,14 +78,17 @@ def key_blocks(call: Call, part: Part, keys: int = KEYS) -> Iterator[slice]:
         yield slice(j, min(stop, j + keys))
 
 
-def attend(call: Call, part: Part, out: Array, lse: Array, weights: Array | None = None) -> None:
-    """Compute one part into `out (*lead, Hkv, G, L, dv)` and `lse (*lead, Hkv, G, L)`.
+def attend(call: Call, part: Part, out: Array, lse: Array | None, weights: Array | None) -> None:
+    """Compute one part into `out (*lead, Hkv, G, L, dv)`.
 
-    `weights (*lead, Hkv, G, L, S)`, where given, must hold zeros.
+    Where wanted also into `lse (*lead, Hkv, G, L)` and `weights (*lead, Hkv, G, L, S)`, which must
+    hold zeros.
     """
     here = (*part.index, slice(None), part.queries)  # into (*lead, Hkv, G, L)
     with np.errstate(all="ignore"):  # NaN and infinity are for the caller to see
-        context, lse[here] = _pass_over_keys(call, part, weights)
+        context, sums = _pass_over_keys(call, part, weights)
+        if lse is not None:
+            lse[here] = sums
         if not np.isfinite(context).all():  # the sum of values can be too large, not their mean
             again, _ = _pass_over_keys(call, part, None, unit=2.0**64)
             context = np.where(np.isfinite(context), context, again)

@@ -95,8 +95,10 @@ def varlen_attention(
     whole = check_call(*(np.swapaxes(x, 0, 1) for x in arrays), q_offset=0, call=call, **options)
     chosen = body()
     if chosen is not None and native.takes(whole):
-        out, lse = native.attend_packed(chosen, whole, q, k, v, starts, key_starts, offsets)
-        return (out, lse.astype(whole.kind)) if return_lse else out
+        out, lse = native.attend_packed(
+            chosen, whole, q, k, v, starts, key_starts, offsets, lse=return_lse
+        )
+        return out if lse is None else (out, lse.astype(whole.kind))
 
     calls, places = [], []
     for first, last in _runs(lengths, key_lengths):
@@ -109,11 +111,12 @@ def varlen_attention(
         calls.append(check_call(*batch, q_offset=offsets[first:last], call=call, **options))
         places.append(rows)
     out = np.empty((len(q), heads, v.shape[2]), dtype)
-    lse = np.empty((len(q), heads), compute_type(dtype))
-    for one, place, solved in zip(calls, places, solve(calls), strict=True):
+    sums = np.empty((len(q), heads), compute_type(dtype))
+    for one, place, solved in zip(calls, places, solve(calls, lse=return_lse), strict=True):
         out[place] = _as_rows(one.result(solved.context))
-        lse[place] = _as_rows(one.result(solved.lse[..., None]))[..., 0]
-    return (out, lse) if return_lse else out
+        if solved.lse is not None:
+            sums[place] = _as_rows(one.result(solved.lse[..., None]))[..., 0]
+    return (out, sums) if return_lse else out
 
 
 def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> Array:
