@@ -253,6 +253,10 @@ void need_unit_step(std::initializer_list<const Array*> arrays) {
     need(array->length(-1) < 2 || array->step(-1) == 1, "the last axis does not stand together");
 }
 
+void need_size(int64_t size) {
+  need(size >= 1 && size <= qkv::MAX_SIZE, "query and key must have a size from 1 to MAX_SIZE");
+}
+
 void need_one_type(const Array& query, const Array& key, const Array& value, const Array& out) {
   need(is_working_float(query.type()) && key.type() == query.type() &&
            value.type() == query.type() && out.type() == query.type(),
@@ -288,6 +292,7 @@ struct Common {
     need(query.axes() >= 2 && a.group * a.kv_heads == heads, "heads do not divide");
     need(key.length(-1) == a.size && value.length(-2) == keys && value.length(-3) == a.kv_heads,
          "query, key and value do not fit");
+    need_size(a.size);
     need(out.length(-2) == length && out.length(-1) == a.value_size && out.length(-3) == heads &&
              out.axes() == query.axes(),
          "out does not fit");
@@ -395,6 +400,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(a.group * a.kv_heads == heads && key.length(-1) == a.size &&
              value.length(-2) == a.kv_heads && value.length(-3) == key.length(-3),
          "query, key and value do not fit");
+    need_size(a.size);
     need(out.length(-3) == query.length(-3) && out.length(-2) == heads &&
              out.length(-1) == a.value_size,
          "out does not fit");
@@ -673,7 +679,14 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef_Slot slots[] = {{0, nullptr}};
+int fill(PyObject* module) {
+  return PyModule_AddIntConstant(module, "MAX_SIZE", long(qkv::MAX_SIZE));
+}
+
+PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(fill)},
+    {0, nullptr},
+};
 
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_kernel", "The native kernel.", 0, methods, slots,

@@ -12,8 +12,8 @@ namespace qkv {
 namespace QKV_BODY {
 
 constexpr int BLOCK = 256;       // keys of a block: what one pass of the running softmax takes in
-constexpr int MAX_SIZE = 256;    // d
 constexpr int STEP = BLOCK + 16; // between rows of a tile: not a power of two, for the cache's sake
+static_assert(MAX_SIZE <= STEP, "queries stand in rows like scores");
 
 inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 

@@ -312,6 +312,8 @@ ASKED: dict[str, Any] = {
         {"query": QUERY[0]},
         {"query": QUERY.astype("f8"), "key": KEY.astype("f8"), "value": VALUE.astype("f8")},
         {"query": QUERY[..., ::-1]},
+        {"query": np.ones((2, 4, 5, 257), "f4"), "key": np.ones((2, 2, 7, 257), "f4")},
+        {"query": QUERY[..., :0], "key": KEY[..., :0]},
         {"out": np.zeros((2, 4, 5, 2), "f4")},
         {"out": np.zeros((1, 4, 5, 3), "f4")},
         {"out": np.zeros((2, 4, 5, 3), "f2")},
@@ -394,6 +396,10 @@ def test_the_kernel_refuses_starts_beyond_the_rows(
     out, lse = np.zeros((5, 2, 4), "f4"), np.zeros((5, 2, 1))
     with pytest.raises(ValueError, match=r"^kernel: "):
         kernel.attend_packed(0, query, key, key, out, lse, *edges, *rest)
+    kernel.attend_packed(0, query, key, key, out, lse, np.array([0, 5]), np.array([1, 4]), *rest)
+    wide = [np.ones((n, 2, 257), "f4") for n in (5, 4)]
+    with pytest.raises(ValueError, match=r"^kernel: .* MAX_SIZE"):
+        kernel.attend_packed(0, *wide, key, out, lse, np.array([0, 5]), np.array([0, 4]), *rest)
 
 
 def test_lse_changes_nothing_but_what_comes_with_it(chosen: str) -> None:
@@ -416,6 +422,22 @@ def _lse(query: np.ndarray, key: np.ndarray, **options: Any) -> np.ndarray:
     key = key[..., : options.get("key_lengths", key.shape[-2]), :]
     scores = query.astype(np.float64) @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
     return np.log(np.exp(scores).sum(-1) + (np.e if "sinks" in options else 0))
+
+
+@native
+def test_the_kernel_computes_up_to_its_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QKV_BACKEND", raising=False)
+    asked: list[int] = []
+    for name in ("attend", "attend_packed", "summarize"):
+        monkeypatch.setattr(kernel, name, lambda *given: asked.append(given[1].shape[-1]))
+    for d in (255, 256, 257):
+        x = np.ones((2, 2, d), np.float32)
+        qkv.attention(x, x, x)
+        qkv.attention(x, x, x, softcap=5.0)
+        qkv.summarize_attention(x, x, x)
+        qkv.varlen_attention(x, x, x, [0, 2], [0, 2])
+    assert kernel.MAX_SIZE == 256
+    assert asked == [255] * 4 + [256] * 4
 
 
 @native

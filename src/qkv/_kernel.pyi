@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+MAX_SIZE: int  # the largest d that it takes
+
 def bodies() -> list[tuple[str, bool]]:
     """Those that this machine can run, the best first: name, and whether it has BF16 products."""
 
 def attend(
     body: int,
-    query: Array,  # (..., Hq, L, d)
+    query: Array,  # (..., Hq, L, d), d from 1 to MAX_SIZE
     key: Array,  # (..., Hkv, S, d)
     value: Array,  # (..., Hkv, S, dv)
     out: Array,  # (..., Hq, L, dv)

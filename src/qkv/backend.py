@@ -40,9 +40,9 @@ def backend() -> str:
     """The name of what computes here: the best body of the native kernel, or `"numpy"`.
 
     `"native-avx512"`, `"native-avx2"` and `"native-portable"` are the kernel's bodies; which there
-    are depends on the machine and the compiler. float64 is computed by NumPy in any case. The
-    environment variable `QKV_BACKEND` picks one; a ValueError names those there are when it asks
-    for one that is not here.
+    are depends on the machine and the compiler. float64, and attention of a head size above 256,
+    is computed by NumPy in any case. The environment variable `QKV_BACKEND` picks one; a ValueError
+    names those there are when it asks for one that is not here.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True

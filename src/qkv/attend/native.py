@@ -13,10 +13,12 @@ from qkv.attend.call import Call
 from qkv.attend.heads import ungroup_queries
 from qkv.backend import body, get_num_threads, kernel
 
+MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
+
 
 def takes(call: Call) -> bool:
-    """Whether the kernel computes in the type of this call."""
-    return handed_as(call.dtype) is not None
+    """Whether the kernel computes in the type of this call and has room for its head size."""
+    return handed_as(call.dtype) is not None and call.query.shape[-1] <= MAX_SIZE
 
 
 def place_for(call: Call, out: Array | None) -> Array:
@@ -109,7 +111,7 @@ def quick_attention(
         and query.ndim == key.ndim == value.ndim >= 2
         and query.shape[:-3] == key.shape[:-3]
         and key.shape[:-1] == value.shape[:-1]
-        and 0 < query.shape[-1] == key.shape[-1]
+        and 0 < query.shape[-1] == key.shape[-1] <= MAX_SIZE
         and (query.ndim == 2 or (key.shape[-3] and query.shape[-3] % key.shape[-3] == 0))
         and (is_causal is False or (is_causal is True and query.shape[-2] == key.shape[-2]))
         and (scale is None or (type(scale) is float and math.isfinite(scale)))
