@@ -11,40 +11,40 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// One row of `size` numbers, in two or three passes over what then stands in the nearest cache. The
-// variance is that of what is centred: the mean of the squares less the square of the mean would
-// lose every digit where the mean is large.
+// The sum of f(x[k]) over a row, in a few vectors of sums.
+template <class F>
+QKV_INLINE float sum_over(const float* x, int64_t size, const F& f) {
+  constexpr int VECTORS = 4;
+  Floats sums[VECTORS] = {};
+  int64_t k = 0;
+  for (; k + VECTORS * WIDTH <= size; k += VECTORS * WIDTH) {
+    QKV_UNROLL for (int c = 0; c < VECTORS; ++c) sums[c] += f(load(x + k + c * WIDTH));
+  }
+  float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; k < size; ++k) total += f(splat(x[k]))[0];
+  return total;
+}
+
+// One row. The variance is that of what is centred: the mean of the squares less the square of the
+// mean would lose every digit where the mean is large. What is centred has a mean of its own, by
+// which the first was rounded; it is taken away as well.
 inline void norm_row(const Norm& p, const float* x, float* y, float* scale) {
-  constexpr int CHAINS_OF_SUMS = 4;
-  constexpr int STEP = CHAINS_OF_SUMS * WIDTH;
-  const int64_t whole = p.size / STEP * STEP;
-  float mean = 0;
+  const float size = float(p.size);
+  float mean = 0, rest = 0;
   if (p.centred) {
-    Floats sums[CHAINS_OF_SUMS] = {};
-    for (int64_t k = 0; k < whole; k += STEP) {
-      QKV_UNROLL for (int c = 0; c < CHAINS_OF_SUMS; ++c) sums[c] += load(x + k + c * WIDTH);
-    }
-    float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (int64_t k = whole; k < p.size; ++k) total += x[k];
-    mean = total / float(p.size);
+    mean = sum_over(x, p.size, [](Floats v) { return v; }) / size;
+    rest = sum_over(x, p.size, [&](Floats v) { return v - mean; }) / size;
   }
-  Floats squares[CHAINS_OF_SUMS] = {};
-  for (int64_t k = 0; k < whole; k += STEP) {
-    QKV_UNROLL for (int c = 0; c < CHAINS_OF_SUMS; ++c) {
-      Floats d = load(x + k + c * WIDTH) - mean;
-      squares[c] += d * d;
-    }
-  }
-  float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-  for (int64_t k = whole; k < p.size; ++k) total += (x[k] - mean) * (x[k] - mean);
-  *scale = std::sqrt(total / float(p.size) + p.eps);
+  auto square = [&](Floats v) { return (v - mean - rest) * (v - mean - rest); };
+  *scale = std::sqrt(sum_over(x, p.size, square) / size + p.eps);
   const float factor = 1 / *scale;
-  for (int64_t k = 0; k < whole; k += WIDTH) {
-    Floats v = (load(x + k) - mean) * factor * load(p.weight + k);
+  int64_t k = 0;
+  for (; k + WIDTH <= p.size; k += WIDTH) {
+    Floats v = (load(x + k) - mean - rest) * factor * load(p.weight + k);
     store(y + k, p.bias ? v + load(p.bias + k) : v);
   }
-  for (int64_t k = whole; k < p.size; ++k) {
-    float v = (x[k] - mean) * factor * p.weight[k];
+  for (; k < p.size; ++k) {
+    float v = (x[k] - mean - rest) * factor * p.weight[k];
     y[k] = p.bias ? v + p.bias[k] : v;
   }
 }

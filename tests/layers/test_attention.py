@@ -261,6 +261,16 @@ def test_weights_of_different_types_and_lists() -> None:
     np.testing.assert_allclose(out, np.array([[big, 1], [1, big]]) / (big + 1), rtol=1e-14)
 
 
+@pytest.mark.parametrize("out_proj", [True, False])
+def test_a_residual_is_added(out_proj: bool) -> None:
+    layer = SelfAttention(8, 2, seed=1, dtype=np.float64, out_proj=out_proj)
+    x, residual = numbers(2, 5, 8), numbers(2, 5, 8, seed=1)
+    expected, weights = layer(x, return_weights=True)
+    found, same = layer(x, residual=residual, return_weights=True)
+    np.testing.assert_allclose(found, expected + residual, rtol=1e-14)
+    np.testing.assert_array_equal(same, weights)
+
+
 def test_halves_are_rounded_once() -> None:
     half = SelfAttention(32, 4, seed=0, dtype=np.float16)
     x = numbers(9, 32).astype(np.float16)

@@ -180,6 +180,15 @@ def test_top_k_in_a_block() -> None:
     )
 
 
+@pytest.mark.parametrize("post_norm", [True, False])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_recording_changes_nothing(dtype: Any, post_norm: bool) -> None:
+    block = block_of(post_norm, dtype=dtype)
+    x = numbers(5, 8, dtype=dtype)
+    last = "normalized_resid_post" if post_norm else "resid_post"
+    np.testing.assert_array_equal(block.trace(x)[last, 0][0], block(x))
+
+
 def test_a_trace_keeps_its_own_input() -> None:
     block = block_of(True)
     x = numbers(2, 3, 8)

@@ -46,6 +46,24 @@ def test_each_number(activation: str, gated: bool, bias: bool) -> None:
     np.testing.assert_array_equal(mlp.forward(x), mlp(x))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_residual_is_added(gated: bool, dtype: Any) -> None:
+    mlp = MLP(3, 5, gated=gated, seed=1, dtype=dtype)
+    x, residual = numbers(2, 4, 3, seed=2, dtype=dtype), numbers(2, 4, 3, seed=3, dtype=dtype)
+    expected = mlp(x).astype(np.float64) + residual
+    found = mlp(x, residual=residual)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, expected, 2e-3 if dtype == np.float16 else 1e-6, 1e-3)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_recording_changes_nothing(gated: bool) -> None:
+    mlp = MLP(30, 70, gated=gated, seed=1)
+    x = numbers(9, 30, dtype=np.float32)
+    np.testing.assert_array_equal(mlp.trace(x)["hook_mlp_out"], mlp(x))
+
+
 def test_by_hand() -> None:
     mlp = MLP.from_parameters(
         {

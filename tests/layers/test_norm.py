@@ -1,6 +1,7 @@
 """LayerNorm and RMSNorm, against sums made by hand and in exact arithmetic."""
 
 import math
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -8,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from qkv.backend import BACKENDS, set_num_threads
 from qkv.layers import LayerNorm, RMSNorm
 
 from .support import numbers
@@ -37,6 +39,46 @@ def exact(row: Any, eps: float, centre: bool) -> list[float]:
     return [float(value) / math.sqrt(variance + Fraction(eps)) for value in centred]
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("QKV_BACKEND", request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("centre", [True, False])
+def test_each_size_of_rows_and_vectors(centre: bool, bias: bool) -> None:
+    for size in (*range(1, 70), 129, 384, 1000):
+        weight, shift = numbers(2, size, seed=1, dtype=np.float32)
+        parameters = {"weight": weight, "bias": shift} if bias and centre else {"weight": weight}
+        layer = (LayerNorm if centre else RMSNorm).from_parameters(parameters, eps=1e-3)
+        around = np.full((2 + size % 5, size + 40), np.nan, np.float32)
+        x = around[:, 20:-20]
+        x[...] = numbers(*x.shape, seed=size)
+        expected = np.array([exact(row, 1e-3, centre) for row in x]) * weight
+        if bias and centre:
+            expected += shift
+        np.testing.assert_allclose(layer(x), expected, atol=1e-6, rtol=1e-6)
+        np.testing.assert_array_equal(layer(x[None, ::-1])[0, ::-1], layer(x))
+        np.testing.assert_array_equal(layer(x[0]), layer(x)[0])
+    assert layer(np.zeros((3, 0, 1000), np.float32)).shape == (3, 0, 1000)
+
+
+def test_the_same_bits_on_any_number_of_threads(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, layer = numbers(500, 100, dtype=np.float32), LayerNorm(100)
+    monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", None)
+    found = []
+    for threads in (1, 2, 5):
+        set_num_threads(threads)
+        found.append(layer(x))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("mean", [0.0, 3.0, 1e3])
 def test_float32_rows_keep_their_digits(centre: bool, mean: float) -> None:

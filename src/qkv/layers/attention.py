@@ -225,6 +225,7 @@ class MultiHeadAttention:
         context: ArrayLike | None = None,
         *,
         cu_lengths: ArrayLike | None = None,
+        residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
         **options: Any,
@@ -239,6 +240,7 @@ class MultiHeadAttention:
                 go `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks`, `scale`,
                 `return_lse` and `attn_mask`, which then broadcasts to (B, Hq, T, T), T the length
                 of the longest text.
+            residual: (..., L, D), added to the result before that is rounded to a half, if it is.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
             options: those of `qkv.attention`, all with its meaning. `out` is for the result of
@@ -294,7 +296,9 @@ class MultiHeadAttention:
         keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
         out = join_heads(z)  # (..., L, Hq * dv)
         if "out_proj.weight" in self.parameters:
-            out = project(out, self.parameters, "out_proj")
+            out = project(out, self.parameters, "out_proj", residual=residual)
+        elif residual is not None:
+            out = out + residual
         out = out.astype(dtype, copy=False)
         if target is not None:
             target[...] = out

@@ -122,17 +122,24 @@ class Block:
 
         keep(record, "hook_resid_pre", x, cu)
         attn_in = x if self.post_norm else self.norm1(x)
-        attn_out = self.attn(attn_in, cu_lengths=cu, record=inside, top_k=top_k, **options)
-        keep(record, "hook_attn_out", attn_out, cu)
-        mid = x + attn_out
+        options |= {"cu_lengths": cu, "record": inside, "top_k": top_k}
+        if record is not None and record.wants("hook_attn_out"):
+            attn_out = self.attn(attn_in, **options)
+            keep(record, "hook_attn_out", attn_out, cu)
+            mid = x + attn_out
+        else:
+            mid = self.attn(attn_in, residual=x, **options)
         keep(record, "hook_resid_mid", mid, cu)
         if self.post_norm:
             mid = mlp_in = self.norm1(mid)
         else:
             mlp_in = self.norm2(mid)
-        mlp_out = self.mlp(mlp_in)
-        keep(record, "hook_mlp_out", mlp_out, cu)
-        out = mid + mlp_out
+        if record is not None and record.wants("hook_mlp_out"):
+            mlp_out = self.mlp(mlp_in)
+            keep(record, "hook_mlp_out", mlp_out, cu)
+            out = mid + mlp_out
+        else:
+            out = self.mlp(mlp_in, residual=mid)
         keep(record, "hook_resid_post", out, cu)
         if self.post_norm:
             out = self.norm2(out)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.activations import ACTIVATIONS, activate
+from qkv.activations import ACTIVATIONS
 from qkv.arrays import Array, whole_number
 from qkv.layers.parameters import (
     checked,
@@ -103,8 +103,16 @@ class MLP:
         self.gated = "gate_proj.weight" in parameters
 
     @quiet
-    def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
-        """From `x` (..., T, D) to the same shape; `record` collects what is computed on the way."""
+    def __call__(
+        self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
+    ) -> Array:
+        """From `x` (..., T, D) to the same shape.
+
+        Args:
+            x: word vectors.
+            residual: (..., T, D), added to the result before that is rounded to a half, if it is.
+            record: collects what is computed on the way.
+        """
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x")
         if array.shape[-1] != self.dim:
@@ -114,19 +122,17 @@ class MLP:
         dtype = result_type([array], self.parameters, call=call)
         x = working(array, dtype)
         first = "gate_proj" if self.gated else "up_proj"
-        if record is None:
-            hidden = project(x, self.parameters, first, activation=self.activation)  # (..., T, F)
-        else:
+        if record is not None and record.wants("hook_pre"):
             record("hook_pre", project(x, self.parameters, first))
-            hidden = activate(record.arrays["hook_pre"], self.activation)
+        hidden = project(x, self.parameters, first, activation=self.activation)  # (..., T, F)
         if self.gated:
-            linear = project(x, self.parameters, "up_proj")
-            if record is not None:
-                record("hook_pre_linear", linear)
-            hidden *= linear
+            if record is not None and record.wants("hook_pre_linear"):
+                record("hook_pre_linear", project(x, self.parameters, "up_proj"))
+            hidden = project(x, self.parameters, "up_proj", gate=hidden)
         if record is not None:
             record("hook_post", hidden)
-        return project(hidden, self.parameters, "down_proj").astype(dtype, copy=False)
+        out = project(hidden, self.parameters, "down_proj", residual=residual)
+        return out.astype(dtype, copy=False)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""

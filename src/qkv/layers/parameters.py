@@ -95,16 +95,17 @@ def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, cal
 
 
 def project(
-    x: Array, parameters: Mapping[str, Array], name: str, *, activation: str | None = None
+    x: Array,
+    parameters: Mapping[str, Array],
+    name: str,
+    *,
+    activation: str | None = None,
+    gate: Array | None = None,
+    residual: Array | None = None,
 ) -> Array:
-    """One linear layer in the type of `x`: (..., in) -> (..., out)."""
-    bias = parameters.get(f"{name}.bias")
-    return linear(
-        x,
-        parameters[f"{name}.weight"].astype(x.dtype, copy=False),
-        None if bias is None else bias.astype(x.dtype, copy=False),
-        activation=activation,
-    )
+    """One linear layer in the type of `x`: (..., in) -> (..., out); see `qkv.backend.linear`."""
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    return linear(x, weight, bias, activation=activation, gate=gate, residual=residual)
 
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:
