@@ -203,8 +203,12 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
       store(context + c, x);
     }
     // below -1e37 scores may have been cut to the lowest float
-    if (careful[i] || !(rows.total[i] > 0) || rows.top[i] < -1e37f || !all_zero(trace)) {
+    bool sound = rows.total[i] > 0 && rows.top[i] >= -1e37f;
+    if (careful[i] || !sound || !all_zero(trace)) {
       attend_carefully(a, p, careful_row);
+      // a summary computes the scores again, in float32: the sum has to be that of these
+      if (a.top_k && sound)
+        static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = rows.log_sum_exp(i);
       continue;
     }
     store_row(a.out, cell(a.out, p, 0), context, a.value_size);

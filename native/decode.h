@@ -216,7 +216,10 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
     Place p{head.row, head.head, r / length, r % length};
     part.rows[r / FOUR].start();
     part.careful[r] = 0;
-    copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
+    if (p.i < a.query_length[p.row])
+      copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
+    else  // padding, which is not read
+      std::memset(&s.queries[size_t(r * STEP)], 0, STEP * sizeof(float));
   }
   std::memset(part.context, 0, size_t(rows * wide) * sizeof(float));
   for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
