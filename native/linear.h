@@ -120,7 +120,7 @@ struct Product<Bfloat16> {
 
 constexpr int64_t X_BLOCK = 384;             // units of a row that stand together in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
-constexpr int64_t CHUNK_BYTES = 320 << 10; // of the copy of x: what half of a core's cache holds
+constexpr int64_t CHUNK_BYTES = 128 << 10;  // of the copy of x: leaves the cache to weights and y
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>

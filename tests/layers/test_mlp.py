@@ -54,7 +54,8 @@ def test_a_residual_is_added(gated: bool, dtype: Any) -> None:
     expected = mlp(x).astype(np.float64) + residual
     found = mlp(x, residual=residual)
     assert found.dtype == dtype
-    np.testing.assert_allclose(found, expected, 2e-3 if dtype == np.float16 else 1e-6, 1e-3)
+    close = 2e-3 if dtype == np.float16 else 1e-6
+    np.testing.assert_allclose(found, expected, close, close)
 
 
 @pytest.mark.parametrize("gated", [True, False])
