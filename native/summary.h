@@ -106,7 +106,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
     weigh_columns(a, p, tile.block, columns, factor, row, s.careful_row);
     keep_columns(Kept(a, p), tile.block, columns, row);
   }
-  double* received = &head.received[size_t(chunk.part * a.keys[chunk.first.row])] +
+  double* received = head.received.data() + chunk.part * a.keys[chunk.first.row] +
                      tile.block * BLOCK;
   for (int64_t c = columns.begin; c < columns.end; c += WIDTH) {
     Floats sums{};
@@ -136,7 +136,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
     s.careful[r] = !(std::fabs(lse) < 1e37);
     if (s.careful[r])
       summarize_carefully(a, p, s.careful_row,
-                          &head.received[size_t(chunk.part * a.keys[first.row])]);
+                          head.received.data() + chunk.part * a.keys[first.row]);
   }
   load_queries<Product>(a, first, real, s);
   for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
