@@ -120,7 +120,7 @@ struct Product<Bfloat16> {
 
 constexpr int64_t X_BLOCK = 384;             // units of a row that stand together in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
-constexpr int64_t CHUNK_BYTES = 128 << 10;  // of the copy of x: leaves the cache to weights and y
+constexpr int64_t CHUNK = 112 / TILE * TILE;  // rows of x that are copied, for each reading of W
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>
@@ -140,7 +140,7 @@ void multiply(const float* x, int64_t block_step, const void* panel, int64_t uni
     for (const float* here = x; w != end; w += PANEL, ++here) {
       Floats w0, w1;
       take_row(w, w0, w1);
-      if (ROWS > 8 || sizeof(Weight) < sizeof(float)) fetch_row(w + AHEAD * PANEL);
+      if (ROWS > TILE / 2 + 1 || sizeof(Weight) < sizeof(float)) fetch_row(w + AHEAD * PANEL);
       QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
         Floats one = splat(here[r * ROW_STEP]);
         c[r][0] = Step::add_product(c[r][0], one, w0);
@@ -243,11 +243,8 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
-  // Rows in chunks whose copy stays in a core's cache, panels in groups: enough pieces to share.
-  const int64_t row_bytes = blocks * ROW_STEP * int64_t(sizeof(float));
-  int64_t most = CHUNK_BYTES / row_bytes / TILE * TILE;
-  if (most < TILE) most = TILE;
-  const int64_t chunks = (p.rows + most - 1) / most;
+  // Rows in chunks, panels in groups: enough pieces to share.
+  const int64_t chunks = (p.rows + CHUNK - 1) / CHUNK;
   int64_t groups = 1;
   while (groups < panels && chunks * groups < 16 * threads) groups *= 2;
   if (groups > panels) groups = panels;
