@@ -120,7 +120,7 @@ struct Product<Bfloat16> {
 
 constexpr int64_t X_BLOCK = 384;             // units of a row that stand together in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
-constexpr int64_t CHUNK = 112 / TILE * TILE;  // rows of x that are copied, for each reading of W
+constexpr int64_t X_ROWS = 112 / TILE * TILE;  // rows of x that are copied, for each reading of W
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>
@@ -244,7 +244,7 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
   // Rows in chunks, panels in groups: enough pieces to share.
-  const int64_t chunks = (p.rows + CHUNK - 1) / CHUNK;
+  const int64_t chunks = (p.rows + X_ROWS - 1) / X_ROWS;
   int64_t groups = 1;
   while (groups < panels && chunks * groups < 16 * threads) groups *= 2;
   if (groups > panels) groups = panels;
