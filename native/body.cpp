@@ -4,14 +4,9 @@
 #include "attention.h"
 #include "decode.h"
 #include "summary.h"
-#if __has_include("linear.h")
 #include "linear.h"
 #include "norm.h"
-#endif
-#if __has_include("rates.h")
 #include "rates.h"
-#endif
-
 
 namespace qkv {
 namespace QKV_BODY {
@@ -46,17 +41,7 @@ constexpr bool BFLOAT16 = false;
 
 extern const Body body;
 const Body body = {
-    NAME,         BFLOAT16, attend, summarize,
-#if __has_include("linear.h")
-    packed_bytes, pack,     linear, norm,
-#else
-    nullptr,      nullptr,  nullptr, nullptr,
-#endif
-#if __has_include("rates.h")
-    multiply_adds, read_rate,
-#else
-    nullptr, nullptr,
-#endif
+    NAME, BFLOAT16, attend, summarize, packed_bytes, pack, linear, norm, multiply_adds, read_rate,
 };
 
 }  // namespace QKV_BODY

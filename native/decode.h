@@ -79,7 +79,7 @@ void multiply_short(const float* queries, const Cells& key, int64_t block_at, in
 template <Type TYPE, int ROWS>
 void weigh_short(const float* weights, const Cells& value, int64_t block_at, int64_t size,
                  Range columns, float* context, int64_t wide) {
-  constexpr int VECTORS = ROWS == 1 ? (WIDTH < 8 ? WIDTH : 8) : WIDTH / ROWS > 8 ? 8 : WIDTH / ROWS;
+  constexpr int VECTORS = WIDTH / ROWS < 8 ? WIDTH / ROWS : 8;
   int64_t c = 0;
   for (; c + VECTORS * WIDTH <= size; c += VECTORS * WIDTH) {
     Floats sums[ROWS][VECTORS];
@@ -172,7 +172,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
   multiply_short<TYPE, ROWS>(&s.queries[size_t(first * STEP)], a.key, key_at, a.size, columns,
                              scores);
   bool plain = is_plain(a);
-  float factor = plain ? float(a.scale * double(LOG2_E)) : 1.0f;
+  float factor = factor_of(a, plain);
   Range wider{columns.begin / WIDTH * WIDTH, rounded_up(columns.end, WIDTH)};
   for (int64_t r = 0; r < count; ++r) {
     Place p{head.row, head.head, (first + r) / length, (first + r) % length};
@@ -184,7 +184,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
       hide_outside(row, wider.begin, wider.end, seen);
     if (a.weights) {
       float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, block * BLOCK);
-      for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c] * factor;
+      for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c];
     }
   }
   for (int64_t r = count; r < ROWS; ++r)
@@ -263,11 +263,11 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
               load(context + c) + load(parts[k].context + r * wide + c) * float(faded));
     }
     row.top[0] = top;
-    row.total[0] = total;
+    row.total[0] = row.given[0] = total;
     if (p.i < a.query_length[p.row])
       finish_rows(a, p, 1, row, &careful, context, wide, s.careful_row);
     else
-      finish_padding(a, p, row);
+      finish_padding(a, p);
   }
 }
 
@@ -295,14 +295,14 @@ void attend_parts(const Attention& a, int threads) {
 
   int64_t wide = rounded_up(a.value_size, WIDTH);
   Buffer<Part> parts{size_t(tasks)};
-  Buffer<Running> running{size_t(rows)};  // a quarter of it is used where there are many rows
+  Buffer<Running> running{size_t(rows / FOUR + tasks)};
   Buffer<float> context{size_t(rows * wide)};
   Buffer<uint8_t> careful{size_t(rows)};
   for (int64_t h = 0; h < heads; ++h)
     for (int64_t t = first_task[size_t(h)]; t < first_task[size_t(h + 1)]; ++t) {
       int64_t row = first_row[size_t(h)] +
                     (t - first_task[size_t(h)]) * a.group * a.length[h / a.kv_heads];
-      parts[size_t(t)] = {&running[size_t(row)], &context[size_t(row * wide)],
+      parts[size_t(t)] = {&running[size_t(row / FOUR + t)], &context[size_t(row * wide)],
                           &careful[size_t(row)]};
     }
   Objects<std::atomic<int64_t>> left{size_t(heads)};
@@ -311,11 +311,11 @@ void attend_parts(const Attention& a, int threads) {
   std::atomic<int64_t> next{0};
   on_threads(int(at_most(threads, tasks)), [&](int) {
     ShortScratch s;
-    s.queries.need(size_t(rounded_up(most_rows, 4) * STEP));
-    std::memset(s.queries.data(), 0, size_t(rounded_up(most_rows, 4) * STEP) * sizeof(float));
-    s.scores.need(4 * STEP);
-    s.sums.need(size_t(4 * wide));
-    s.careful_row.need(most_keys);
+    s.queries.need(size_t(rounded_up(most_rows, FOUR) * STEP));
+    std::memset(s.queries.data(), 0, size_t(rounded_up(most_rows, FOUR) * STEP) * sizeof(float));
+    s.scores.need(FOUR * STEP);
+    s.sums.need(size_t(FOUR * wide));
+    s.careful_row.need(most_keys, a.size, a.value_size);
     int64_t h = 0;
     for (int64_t task; (task = next++) < tasks;) {
       while (first_task[size_t(h + 1)] <= task) ++h;

@@ -15,25 +15,8 @@ constexpr int BLOCK = 256;       // keys of a block: what one pass of the runnin
 constexpr int STEP = BLOCK + 16; // between rows of a tile: not a power of two, for the cache's sake
 static_assert(MAX_SIZE <= STEP, "queries stand in rows like scores");
 
-inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// Up to WIDTH numbers of an array of some float type, as floats; `count` may be more.
-QKV_INLINE Floats load_floats(const Cells& from, int64_t at, int64_t count) {
-  if (from.type == Type::float32) {
-    const float* x = static_cast<const float*>(from.data) + at;
-    return count >= WIDTH ? load(x) : load_some(x, count);
-  }
-  const uint16_t* x = static_cast<const uint16_t*>(from.data) + at;
-  Halves bits{};
-  if (count >= WIDTH)
-    bits = load_as<Halves>(x);
-  else
-    for (int k = 0; k < WIDTH; ++k) bits[k] = k < count ? x[k] : 0;
-  return from.type == Type::float16 ? from_float16(bits) : from_bfloat16(bits);
-}
-
-// The same in the 32 bits that `Product` multiplies, where depth runs along the row; `at` and
-// `count` are in numbers of the array.
+// Up to WIDTH numbers in the 32 bits that `Product` multiplies, where depth runs along the row; `at`
+// and `count` (which may be more) are in numbers of the array.
 template <class Product>
 QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   if constexpr (Product::DEPTH == 1) {

@@ -91,11 +91,11 @@ inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_
   float* scores = row + begin;
   int64_t count = end - begin, valid = a.keys[p.row] - first - begin;
   Floats by = splat(float(a.scale * double(LOG2_E)));  // until some step has multiplied by it
-  bool capped = a.softcap > 0 && a.softcap < 1e20;  // a cap beyond that changes nothing
-  if (capped) {
-    Floats inner = splat(float(a.scale / a.softcap)), outer = splat(float(a.softcap) * LOG2_E);
+  if (a.softcap > 0) {
+    Floats scale = splat(float(a.scale)), inner = splat(float(1 / a.softcap));
+    Floats outer = splat(float(a.softcap * double(LOG2_E)));
     for (int64_t c = 0; c < count; c += WIDTH)
-      store(scores + c, tanh(load(scores + c) * inner) * outer);
+      store(scores + c, tanh(load(scores + c) * scale * inner) * outer);
     by = splat(1);
   }
   if (a.slopes) {
@@ -122,7 +122,7 @@ inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_
     }
     by = splat(1);
   }
-  if (!capped && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, below it or extreme
+  if (!(a.softcap > 0) && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, below it or extreme
     for (int64_t c = 0; c < count; c += WIDTH) store(scores + c, load(scores + c) * by);
   if (seen.begin > begin || seen.end < end) hide_outside(row, begin, end, seen);
 }

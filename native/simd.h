@@ -55,9 +55,9 @@ QKV_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 QKV_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
 // The first `count` of a vector's numbers; nothing behind them is touched.
-QKV_INLINE Floats load_some(const float* from, int64_t count, float rest = 0) {
+QKV_INLINE Floats load_some(const float* from, int64_t count) {
   float all[WIDTH];
-  for (int k = 0; k < WIDTH; ++k) all[k] = k < count ? from[k] : rest;
+  for (int k = 0; k < WIDTH; ++k) all[k] = k < count ? from[k] : 0;
   return load(all);
 }
 QKV_INLINE void store_some(float* to, Floats v, int64_t count) {
@@ -108,12 +108,6 @@ QKV_INLINE Floats swapped(Floats v, std::integer_sequence<int, LANE...>) {
 }
 using Lanes = std::make_integer_sequence<int, WIDTH>;
 
-template <int DISTANCE = WIDTH / 2>
-QKV_INLINE float largest(Floats v) {
-  v = larger(v, swapped<DISTANCE>(v, Lanes{}));
-  if constexpr (DISTANCE > 1) return largest<DISTANCE / 2>(v);
-  return v[0];
-}
 template <int DISTANCE = WIDTH / 2>
 QKV_INLINE float sum(Floats v) {
   v += swapped<DISTANCE>(v, Lanes{});
@@ -198,6 +192,8 @@ QKV_INLINE Floats from_bfloat16(Halves bits) {
 QKV_INLINE Floats from_float16(Halves bits) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)bits);
 #else
   Words wide = __builtin_convertvector(bits, Words);
   Words sign = (wide & 0x8000) << 16;

@@ -8,16 +8,15 @@ namespace QKV_BODY {
 
 constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // a tile's rows in whole vectors
 
-typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
-
 // What a tile's rows have come to so far. A row's sum counts in units of 2**top.
 struct Running {
   alignas(64) float top[ROUND];    // the largest score
   alignas(64) float faded[ROUND];  // 2**(the top before - top): the sum so far, seen from the new top
   alignas(64) double total[ROUND]; // the sum of 2**(score - top)
+  alignas(64) double given[ROUND]; // the same as values are weighed with: rounded by `Pair`
 
   void start() {
-    for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = 0;
+    for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = given[i] = 0;
   }
   // Sinks take weight from the beginning.
   void start(const Attention& a, int64_t query_head) {
@@ -29,20 +28,10 @@ struct Running {
     for (int64_t k = 0; k < a.num_sinks; ++k)
       if (!(sinks[k] == -INF)) sum += std::exp2(double(sinks[k] * LOG2_E) - double(highest * LOG2_E));
     if (a.num_sinks)
-      for (int i = 0; i < ROUND; ++i) top[i] = highest * LOG2_E, total[i] = sum;
+      for (int i = 0; i < ROUND; ++i) top[i] = highest * LOG2_E, total[i] = given[i] = sum;
   }
   double log_sum_exp(int64_t i) const { return double(top[i]) * LN_2 + std::log(total[i]); }
 };
-
-// Two bfloat16 in place of two floats: WIDTH numbers in half a vector's room.
-QKV_INLINE void store_narrow(float* to, Floats v) {
-#if defined(__AVX512BF16__)
-  __m256bh bits = _mm512_cvtneps_pbh((__m512)v);
-  std::memcpy(to, &bits, sizeof bits);
-#else
-  (void)to, (void)v;
-#endif
-}
 
 // One vector that holds, lane by lane, what `join` makes of all lanes of each of WIDTH vectors.
 template <int DISTANCE, class Join, int... LANE>
@@ -66,7 +55,15 @@ struct Sum {
   QKV_INLINE Floats operator()(Floats a, Floats b) const { return a + b; }
 };
 
-// ROWS rows of scores, STEP apart, in columns begin ... end (multiples of WIDTH): times `factor` > 0
+// totals = totals * faded + the sum of each of WIDTH vectors, in double precision.
+QKV_INLINE void add_sums(double* totals, const float* faded, Floats* each) {
+  Doubles sums = __builtin_convertvector(fold(each, Sum{}), Doubles);
+  sums += load_as<Doubles>(totals) * __builtin_convertvector(load(faded), Doubles);
+  std::memcpy(totals, &sums, sizeof sums);
+}
+
+// ROWS rows of scores, STEP apart, in columns begin ... end (multiples of WIDTH; of PANEL where
+// `Product` is `Pair`): times `factor` > 0
 // they become 2**(score - top), in what `Product` multiplies; top, total and `faded` follow.
 template <class Product, int ROWS>
 QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float factor,
@@ -88,26 +85,37 @@ QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float fa
     store(rows.top + v * WIDTH, top);
     store(bases + v * WIDTH, base);
   }
+  Floats rounded[Product::DEPTH == 1 ? 1 : VECTORS * WIDTH];
   for (int i = 0; i < VECTORS * WIDTH; ++i) each[i] = Floats{};
+  for (Floats& v : rounded) v = Floats{};
   for (int i = 0; i < ROWS; ++i) {
     float* row = scores + i * STEP;
-    float* narrow = row + begin / Product::DEPTH;
     Floats total{}, by = splat(factor), from = splat(bases[i]);
-    for (int64_t c = begin; c < end; c += WIDTH) {
-      Floats power = exp2(load(row + c) * by - from);
-      total += power;
-      if constexpr (Product::DEPTH == 1)
-        store(row + c, power);
-      else
-        store_narrow(narrow, power), narrow += WIDTH / 2;
+    auto power = [&](int64_t c) QKV_LAMBDA { return exp2(load(row + c) * by - from); };
+    if constexpr (Product::DEPTH == 1) {
+      for (int64_t c = begin; c < end; c += WIDTH) {
+        Floats p = power(c);
+        total += p;
+        store(row + c, p);
+      }
+    } else {
+      Floats given{};
+      for (int64_t c = begin; c < end; c += 2 * WIDTH) {
+        Floats first = power(c), second = power(c + WIDTH);
+        total += first + second;
+        given = Product::store_two(row + c / 2, first, second, given);
+      }
+      rounded[i] = given;
     }
     each[i] = total;
   }
   for (int v = 0; v < VECTORS; ++v) {
-    Doubles sums = __builtin_convertvector(fold(each + v * WIDTH, Sum{}), Doubles);
-    Doubles faded = __builtin_convertvector(load(rows.faded + v * WIDTH), Doubles);
-    Doubles totals = load_as<Doubles>(rows.total + v * WIDTH) * faded + sums;
-    std::memcpy(rows.total + v * WIDTH, &totals, sizeof totals);
+    int at = v * WIDTH;
+    add_sums(rows.total + at, rows.faded + at, each + at);
+    if constexpr (Product::DEPTH == 1)
+      std::memcpy(rows.given + at, rows.total + at, WIDTH * sizeof(double));
+    else
+      add_sums(rows.given + at, rows.faded + at, rounded + at);
   }
 }
 

@@ -89,7 +89,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
   float* scores = s.scores.data();
   multiply_keys<Product, ROWS>(a, head, tile.block, columns,
                                &s.queries[size_t(tile.begin * STEP)], scores);
-  float factor = tile.plain ? float(a.scale * double(LOG2_E)) : 1.0f;
+  float factor = factor_of(a, tile.plain);
   for (int i = 0; i < ROWS; ++i) {
     float* row = scores + i * STEP;
     if (s.careful[tile.begin + i]) {
@@ -167,12 +167,12 @@ void summarize_blocks(const Attention& a, int threads) {
     longest = at_least(longest, a.length[row]);
     most_keys = at_least(most_keys, a.keys[row]);
   }
-  int64_t most = at_least(CHUNK, (longest + SHARES - 1) / SHARES);
+  int64_t most = at_least(QUERIES, (longest + SHARES - 1) / SHARES);
   auto compute = [&](const Chunk& share, Packed& head, Scratch& s) {
-    for (int64_t begin = 0; begin < share.count; begin += CHUNK) {
+    for (int64_t begin = 0; begin < share.count; begin += QUERIES) {
       Chunk chunk = share;
       chunk.first.i += begin;
-      chunk.count = at_most(CHUNK, share.count - begin);
+      chunk.count = at_most(QUERIES, share.count - begin);
       summarize_chunk<Product>(a, chunk, head, s);
     }
   };
@@ -180,7 +180,7 @@ void summarize_blocks(const Attention& a, int threads) {
     join_received(a, row, kv_head, head, (a.length[row] + most - 1) / most);
   };
   int64_t parts = (longest + most - 1) / most;
-  for_each_chunk<Product>(a, threads, {most, false, a.group * parts * most_keys}, compute, join);
+  for_each_chunk<Product, Scratch>(a, threads, {most, false, a.group * parts * most_keys}, compute, join);
 }
 
 template <class Product>

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -35,6 +34,19 @@ struct Cores {
   }
 #else
   void adopt(const Cores&) {}
+#endif
+};
+
+// The usual arithmetic for as long as it lives: a caller may have made its own thread take subnormal
+// numbers for 0, and results must not depend on who computes them.
+class UsualArithmetic {
+#if defined(__SSE__)
+ public:
+  UsualArithmetic() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~UsualArithmetic() { _mm_setcsr(before_); }
+
+ private:
+  unsigned before_;
 #endif
 };
 
@@ -102,8 +114,8 @@ class Pool {
     bool started = true;
     try {
       std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {
-      started = false;  // the work is done by fewer
+    } catch (const std::exception&) {
+      started = false;  // no thread, or no memory for one: the work is done by fewer
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
@@ -145,6 +157,7 @@ class Pool {
 
   void attempt(Job& job, int worker) {
     try {
+      [[maybe_unused]] UsualArithmetic usual;
       job.work(worker);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -172,8 +185,11 @@ Pool& pool() {
 }  // namespace
 
 void on_threads(int threads, const std::function<void(int worker)>& work) {
-  if (threads <= 1) return work(0);
-  pool().run(threads, work);
+  if (threads > 1) return pool().run(threads, work);
+  [[maybe_unused]] UsualArithmetic usual;
+  work(0);
 }
+
+void let_others_run() { sched_yield(); }
 
 }  // namespace qkv

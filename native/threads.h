@@ -11,4 +11,7 @@ namespace qkv {
 // every worker that began is done; the first exception is thrown again here.
 void on_threads(int threads, const std::function<void(int worker)>& work);
 
+// For whoever waits for another thread and has done so for a while.
+void let_others_run();
+
 }  // namespace qkv

@@ -1,0 +1,191 @@
+// Who computes what: chunks of queries as tasks, and heads that are packed for them.
+//
+// A task is a chunk of the queries of one head. The first workers to need a head's keys and values
+// pack them together, the others wait for that; the room is given back after the head's last chunk.
+// What is computed for a query depends on shapes alone, never on who computes it.
+#pragma once
+
+#include <atomic>
+
+#include "pack.h"
+#include "threads.h"
+
+namespace qkv {
+namespace QKV_BODY {
+
+constexpr int64_t SMALL_WORK = 1 << 20;  // multiplications that are not worth waking a thread for
+
+// Some queries of one head; `part` counts the chunks of a key head.
+struct Chunk {
+  Place first;
+  int64_t count, part;
+};
+
+template <class Ready>
+QKV_INLINE void wait_until(Ready ready) {
+  for (int turns = 0; !ready(); ++turns) {
+    if (turns >= 1000) let_others_run();
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// How a pass goes over the heads.
+struct Plan {
+  int64_t most;      // queries of a chunk
+  bool values;       // whether values are packed
+  int64_t received;  // numbers that a packed head has room for, beside keys and values; 0 at first
+};
+
+// The packing of one head, shared by all who compute its chunks.
+struct Shared {
+  std::atomic<Packed*> packed{nullptr};
+  std::atomic<bool> claimed{false};
+  std::atomic<int64_t> next{0}, done{0};  // blocks to pack, blocks packed
+  std::atomic<int64_t> left{0};           // chunks that still need it
+};
+
+// Room for packed heads: as many as there are workers is enough, since tasks are taken in order.
+class Room {
+ public:
+  explicit Room(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
+    for (size_t k = 0; k < size_t(count); ++k) free_[k] = &heads_[k];
+  }
+  Packed& operator[](int k) const { return heads_[size_t(k)]; }
+  int size() const { return count_; }  // of what is free
+
+  Packed* take() {
+    lock();
+    Packed* found = free_[size_t(--count_)];
+    taken_.clear(std::memory_order_release);
+    return found;
+  }
+  void give_back(Packed* head) {
+    lock();
+    free_[size_t(count_++)] = head;
+    taken_.clear(std::memory_order_release);
+  }
+
+ private:
+  void lock() {
+    wait_until([&] { return !taken_.test_and_set(std::memory_order_acquire); });
+  }
+  Buffer<Packed*> free_;
+  Objects<Packed> heads_;
+  int count_;
+  std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
+};
+
+// The keys that some query of a row may see.
+inline Range keys_of_row(const Attention& a, int64_t row) {
+  int64_t queries = at_most(a.length[row], a.query_length[row]);
+  if (!queries) return {0, 0};
+  return {keys_of(a, row, 0).begin, keys_of(a, row, queries - 1).end};
+}
+
+inline int64_t blocks_of(Range keys) {
+  return keys.end > keys.begin ? (keys.end + BLOCK - 1) / BLOCK - keys.begin / BLOCK : 0;
+}
+
+// Pack a head's blocks, together with whoever else needs it; returns when all are packed.
+template <class Product>
+Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan& plan,
+                    Shared& shared, Room& room) {
+  Range keys = keys_of_row(a, row);
+  if (!shared.claimed.exchange(true)) {
+    Packed* head = room.take();
+    head->first = keys.begin / BLOCK;
+    head->end = keys.end;
+    head->with_values = plan.values;
+    for (int64_t k = 0; k < plan.received; ++k) head->received[size_t(k)] = 0;
+    shared.packed.store(head, std::memory_order_release);
+  }
+  Packed* head;
+  wait_until([&] { return (head = shared.packed.load(std::memory_order_acquire)) != nullptr; });
+  int64_t blocks = blocks_of(keys);
+  for (int64_t block; (block = shared.next++) < blocks;) {
+    pack_block<Product>(a, row, kv_head, head->first + block, keys.end, *head);
+    shared.done.fetch_add(1, std::memory_order_release);
+  }
+  wait_until([&] { return shared.done.load(std::memory_order_acquire) == blocks; });
+  return head;
+}
+
+// Ask for the lines of some rows, to be read soon.
+inline void ask_for(const Cells& cells, int64_t at, int64_t rows, int64_t columns) {
+  int64_t bytes = cells.type == Type::float32 ? 4 : 2;
+  const char* from = static_cast<const char*>(cells.data) + at * bytes;
+  for (int64_t i = 0; i < rows; ++i, from += cells.i * bytes)
+    for (int64_t c = 0; c < columns * bytes; c += 64) __builtin_prefetch(from + c, 0, 2);
+}
+
+// The same for a head, if it is a small one.
+inline void ask_for_head(const Attention& a, int64_t head) {
+  Place p{head / a.kv_heads, head % a.kv_heads, 0, 0};
+  Range keys = keys_of_row(a, p.row);
+  int64_t count = keys.end - keys.begin;
+  ask_for(a.key, cell(a.key, p, 0) + keys.begin * a.key.i, count, a.size);
+  ask_for(a.value, cell(a.value, p, 0) + keys.begin * a.value.i, count, a.value_size);
+  ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
+}
+
+// Call `compute(chunk, packed head, scratch)` for every chunk of every head's queries, and
+// `join(row, kv head, packed head)` after a head's last.
+template <class Product, class Scratch, class Compute, class Join>
+void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute, Join join) {
+  int64_t heads = a.rows * a.kv_heads, most_blocks = 0, most_keys = 0;
+  Buffer<int64_t> first_task{size_t(heads + 1)};
+  double work = 0;
+  int64_t tasks = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    Range keys = keys_of_row(a, row);
+    most_blocks = at_least(most_blocks, blocks_of(keys));
+    most_keys = at_least(most_keys, a.key_length[row]);
+    work += double(keys.end - keys.begin) * double(a.length[row]) *
+            double((a.size + a.value_size) * a.group * a.kv_heads);
+    for (int64_t h = 0; h < a.kv_heads; ++h) {
+      first_task[size_t(row * a.kv_heads + h)] = tasks;
+      tasks += (a.length[row] + plan.most - 1) / plan.most * a.group;
+    }
+  }
+  first_task[size_t(heads)] = tasks;
+  if (work < double(SMALL_WORK)) threads = 1;
+  threads = int(at_most(threads, tasks));
+  if (!tasks) return;
+
+  Room room(int(at_most(threads, heads)));
+  for (int k = 0; k < room.size(); ++k) {
+    need_room<Product>(room[k], most_blocks, a.size, plan.values ? a.value_size : 0);
+    room[k].received.need(size_t(plan.received));
+  }
+  Objects<Shared> shared{size_t(heads)};
+  for (int64_t h = 0; h < heads; ++h)
+    shared[size_t(h)].left = first_task[size_t(h + 1)] - first_task[size_t(h)];
+  std::atomic<int64_t> next{0};
+  on_threads(threads, [&](int) {
+    Scratch scratch;
+    scratch.need(most_keys, a.size, a.value_size);
+    int64_t head = 0;
+    for (int64_t task; (task = next++) < tasks;) {
+      while (first_task[size_t(head + 1)] <= task) ++head;
+      int64_t row = head / a.kv_heads, kv_head = head % a.kv_heads;
+      int64_t chunks = (first_task[size_t(head + 1)] - first_task[size_t(head)]) / a.group;
+      int64_t t = task - first_task[size_t(head)];
+      int64_t which = chunks - 1 - t % chunks;  // where causality leaves the most to do comes first
+      int64_t begin = which * a.length[row] / chunks, end = (which + 1) * a.length[row] / chunks;
+      if (most_blocks == 1 && t == 0 && head + threads < heads) ask_for_head(a, head + threads);
+      Packed* packed = packed_head<Product>(a, row, kv_head, plan, shared[size_t(head)], room);
+      int64_t group = t / chunks;
+      Chunk chunk{{row, kv_head, group, begin}, end - begin, group * chunks + which};
+      compute(chunk, *packed, scratch);
+      if (--shared[size_t(head)].left == 0) {
+        join(row, kv_head, *packed);
+        room.give_back(packed);
+      }
+    }
+  });
+}
+
+}  // namespace QKV_BODY
+}  // namespace qkv
