@@ -1,8 +1,9 @@
 // Who computes what: chunks of queries as tasks, and heads that are packed for them.
 //
-// A task is a chunk of the queries of one head. The first workers to need a head's keys and values
-// pack them together, the others wait for that; the room is given back after the head's last chunk.
-// What is computed for a query depends on shapes alone, never on who computes it.
+// A worker takes a head, packs its keys and values and computes it, chunk by chunk of its queries;
+// once no head is left it helps the others with theirs, packing included. So packed numbers stay in
+// the cache of one core as long as there are heads enough. What is computed for a query depends on
+// shapes alone, never on who computes it.
 #pragma once
 
 #include <atomic>
@@ -42,11 +43,14 @@ struct Plan {
 struct Shared {
   std::atomic<Packed*> packed{nullptr};
   std::atomic<bool> claimed{false};
-  std::atomic<int64_t> next{0}, done{0};  // blocks to pack, blocks packed
-  std::atomic<int64_t> left{0};           // chunks that still need it
+  std::atomic<int64_t> next{0}, done{0};     // blocks to pack, blocks packed
+  std::atomic<int64_t> next_chunk{0};        // to compute
+  std::atomic<int64_t> left{0};              // chunks that still need it
+  int64_t chunks = 0;
 };
 
-// Room for packed heads: as many as there are workers is enough, since tasks are taken in order.
+// Room for packed heads: as many as there are workers is enough, since each has one of its own, and
+// none begins another once it helps.
 class Room {
  public:
   explicit Room(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
@@ -134,56 +138,55 @@ inline void ask_for_head(const Attention& a, int64_t head) {
 // `join(row, kv head, packed head)` after a head's last.
 template <class Product, class Scratch, class Compute, class Join>
 void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute, Join join) {
-  int64_t heads = a.rows * a.kv_heads, most_blocks = 0, most_keys = 0;
-  Buffer<int64_t> first_task{size_t(heads + 1)};
+  int64_t heads = a.rows * a.kv_heads, most_blocks = 0, most_keys = 0, tasks = 0;
   double work = 0;
-  int64_t tasks = 0;
+  Objects<Shared> shared{size_t(heads)};
   for (int64_t row = 0; row < a.rows; ++row) {
     Range keys = keys_of_row(a, row);
     most_blocks = at_least(most_blocks, blocks_of(keys));
     most_keys = at_least(most_keys, a.key_length[row]);
     work += double(keys.end - keys.begin) * double(a.length[row]) *
             double((a.size + a.value_size) * a.group * a.kv_heads);
-    for (int64_t h = 0; h < a.kv_heads; ++h) {
-      first_task[size_t(row * a.kv_heads + h)] = tasks;
-      tasks += (a.length[row] + plan.most - 1) / plan.most * a.group;
-    }
+    int64_t chunks = (a.length[row] + plan.most - 1) / plan.most * a.group;
+    tasks += chunks * a.kv_heads;
+    for (int64_t h = 0; h < a.kv_heads; ++h)
+      shared[size_t(row * a.kv_heads + h)].chunks = shared[size_t(row * a.kv_heads + h)].left =
+          chunks;
   }
-  first_task[size_t(heads)] = tasks;
+  if (!tasks) return;
   if (work < double(SMALL_WORK)) threads = 1;
   threads = int(at_most(threads, tasks));
-  if (!tasks) return;
 
   Room room(int(at_most(threads, heads)));
   for (int k = 0; k < room.size(); ++k) {
     need_room<Product>(room[k], most_blocks, a.size, plan.values ? a.value_size : 0);
     room[k].received.need(size_t(plan.received));
   }
-  Objects<Shared> shared{size_t(heads)};
-  for (int64_t h = 0; h < heads; ++h)
-    shared[size_t(h)].left = first_task[size_t(h + 1)] - first_task[size_t(h)];
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> next_head{0};
   on_threads(threads, [&](int) {
     Scratch scratch;
     scratch.need(most_keys, a.size, a.value_size);
-    int64_t head = 0;
-    for (int64_t task; (task = next++) < tasks;) {
-      while (first_task[size_t(head + 1)] <= task) ++head;
-      int64_t row = head / a.kv_heads, kv_head = head % a.kv_heads;
-      int64_t chunks = (first_task[size_t(head + 1)] - first_task[size_t(head)]) / a.group;
-      int64_t t = task - first_task[size_t(head)];
-      int64_t which = chunks - 1 - t % chunks;  // where causality leaves the most to do comes first
-      int64_t begin = which * a.length[row] / chunks, end = (which + 1) * a.length[row] / chunks;
-      if (most_blocks == 1 && t == 0 && head + threads < heads) ask_for_head(a, head + threads);
-      Packed* packed = packed_head<Product>(a, row, kv_head, plan, shared[size_t(head)], room);
-      int64_t group = t / chunks;
-      Chunk chunk{{row, kv_head, group, begin}, end - begin, group * chunks + which};
-      compute(chunk, *packed, scratch);
-      if (--shared[size_t(head)].left == 0) {
-        join(row, kv_head, *packed);
-        room.give_back(packed);
+    auto help_with = [&](int64_t head) {
+      Shared& of = shared[size_t(head)];
+      int64_t row = head / a.kv_heads, kv_head = head % a.kv_heads, each = of.chunks / a.group;
+      for (int64_t task; (task = of.next_chunk++) < of.chunks;) {
+        int64_t group = task / each;
+        int64_t which = each - 1 - task % each;  // where causality leaves the most to do first
+        int64_t begin = which * a.length[row] / each, end = (which + 1) * a.length[row] / each;
+        Packed* packed = packed_head<Product>(a, row, kv_head, plan, of, room);
+        Chunk chunk{{row, kv_head, group, begin}, end - begin, group * each + which};
+        compute(chunk, *packed, scratch);
+        if (--of.left == 0) {
+          join(row, kv_head, *packed);
+          room.give_back(packed);
+        }
       }
+    };
+    for (int64_t head; (head = next_head++) < heads;) {
+      if (most_blocks == 1 && head + threads < heads) ask_for_head(a, head + threads);
+      help_with(head);
     }
+    for (int64_t head = 0; head < heads; ++head) help_with(head);  // of others
   });
 }
 
