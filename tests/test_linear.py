@@ -106,6 +106,16 @@ def test_depths_beyond_a_block(depth: int, dtype: Any) -> None:
     check(numbers(15, depth, dtype=dtype), weight.astype(dtype), activation="gelu")
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+def test_an_odd_depth_after_nan_in_the_same_memory(dtype: Any) -> None:
+    set_num_threads(1)
+    for depth in (384, 768):
+        nothing = np.full((14, depth), np.nan, dtype)
+        assert np.isnan(linear(nothing, numbers(depth, 3).astype(dtype))).all()
+        for other in (1, 3, 383, depth - 1):
+            check(numbers(14, other, dtype=dtype), numbers(other, 3).astype(dtype))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])
 @pytest.mark.parametrize(("rows", "depth", "width"), [(301, 70, 100), (70, 900, 40), (5, 40, 700)])
 def test_more_than_one_chunk(rows: int, depth: int, width: int, dtype: Any) -> None:

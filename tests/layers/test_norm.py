@@ -78,17 +78,16 @@ def test_the_same_bits_on_any_number_of_threads(
         np.testing.assert_array_equal(other, found[0])
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("mean", [0.0, 3.0, 1e3])
-def test_float32_rows_keep_their_digits(centre: bool, mean: float) -> None:
+def test_float32_rows_keep_their_digits(centre: bool, mean: float, backend: str) -> None:
     x = (numbers(4, 384, seed=3) + mean).astype(np.float32)
     layer = LayerNorm(384, eps=1e-12) if centre else RMSNorm(384, eps=1e-12)
     out = layer(x)
     assert out.dtype == np.float32
     expected = np.array([exact(row, 1e-12, centre) for row in x])
-    # A mean of 1e3 in float32 is off by up to 3e-5, and with it every centred number.
-    allowed = 1e-6 if mean < 10 or not centre else 1e-4
+    # A mean of 1e3 in float32 is off by up to 3e-5, and with it every number that NumPy centres.
+    allowed = 1e-4 if backend == "numpy" and centre and mean > 10 else 1e-6
     np.testing.assert_allclose(out, expected, atol=allowed, rtol=1e-6)
 
 
