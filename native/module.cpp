@@ -22,6 +22,7 @@ using qkv::Attention;
 using qkv::Body;
 using qkv::Cells;
 using qkv::FAR;
+using qkv::FURTHEST;
 using qkv::Type;
 
 struct Raised : std::exception {};  // a Python error is set already
@@ -321,7 +322,7 @@ struct Common {
         args[QUERY_LENGTHS] == Py_None ? a.length : problem.per_row(args[QUERY_LENGTHS], 0, length);
     a.key_length =
         args[KEY_LENGTHS] == Py_None ? a.keys : problem.per_row(args[KEY_LENGTHS], 0, keys);
-    a.offset = problem.per_row(args[OFFSET], -FAR, FAR);
+    a.offset = problem.per_row(args[OFFSET], -FURTHEST, FURTHEST);
     problem.per_head(slopes, sinks);
     problem.window(args[LEFT], args[RIGHT]);
     a.softcap = args[SOFTCAP] == Py_None ? 0 : real(args[SOFTCAP]);
@@ -446,7 +447,7 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     a.key = cells(key, key_starts, 1);
     a.value = cells(value, key_starts, 1);
     problem.per_head(slopes, sinks);
-    a.offset = problem.per_row(args[10], -FAR, FAR);
+    a.offset = problem.per_row(args[10], -FURTHEST, FURTHEST);
     problem.window(args[11], args[12]);
     a.softcap = args[13] == Py_None ? 0 : real(args[13]);
     a.scale = real(args[14]);
@@ -508,7 +509,7 @@ PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 4, [&] {
     const Body& body = body_of(args[0]);
     int64_t in = whole(args[1]), out = whole(args[2]);
-    need(in >= 0 && out >= 0 && (in == 0 || out <= FAR / 64 / in), "too many weights");
+    need(in >= 0 && out >= 0 && (in == 0 || out <= FURTHEST / 64 / in), "too many weights");
     Type type = Array(args[3]).type();
     need(is_working_float(type), "weights are not of a working type");
     return PyLong_FromSize_t(body.packed_bytes(in, out, type) / sizeof(float));

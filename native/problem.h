@@ -7,7 +7,8 @@ namespace qkv {
 
 enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
 
-constexpr int64_t FAR = int64_t(1) << 62;  // a window side without bound
+constexpr int64_t FURTHEST = int64_t(1) << 60;  // that an offset may be from 0
+constexpr int64_t FAR = int64_t(1) << 62;       // a window side without bound
 constexpr int64_t MAX_SIZE = 256;          // the largest d that there is room for
 
 // An array over (row, key head, group, i, j), read where it stands. A row is one text of the batch
