@@ -83,7 +83,8 @@ def _shape(
             L, S = _one(rng, [(0, S), (L, 0), (0, 0)])
     elif kind == "short":  # decoding
         L = int(_one(rng, [1, 1, 1, 2, 3, 4, 5, 7, 8, 11, 16]))
-        S = int(_one(rng, [33, 255, 256, 257, 300, 511, 513, 600, 700, rng.integers(1, 700)]))
+        S = int(_one(rng, [33, 255, 256, 257, 300, 513, 700, 1024, 1025, 1300, 2100]))
+        S = S if rng.random() < 0.8 else int(rng.integers(1, 1100))
         group = int(_one(rng, [1, 2, 4, 5, 8]))
     elif kind == "prefill":
         L = int(_one(rng, [17, 28, 29, 63, 64, 65, 127, 130, 200, 257, rng.integers(17, 301)]))

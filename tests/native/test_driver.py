@@ -68,7 +68,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     def file(part: bool) -> Path:
         path = folder / ("part" if part else "all")
         if not made:
-            made.extend([*sizes(), *drawn(), *packed(), *linear()])
+            made.extend([*sizes(), *long(), *drawn(), *packed(), *linear()])
         if not path.exists():
             path.write_bytes(b"".join(made[::3] if part else made))
         return path
@@ -158,6 +158,28 @@ def sizes() -> list[bytes]:
             )
             name = f"{dtype} L={L} S={S} d={d} dv={dv} {', '.join(chosen)}"
             found.append(writer.attention_case(name, Case(arrays, chosen)))
+    return found
+
+
+def long() -> list[bytes]:
+    """Keys that are cut into parts, queries that are cut into shares."""
+    asked: list[tuple[int, int, int, dict[str, Any], dict[str, Any]]] = [
+        (1, 4096, 8, {}, {}),
+        (1, 3000, 4, {"sinks": numbers(4, 7), "key_lengths": 2500}, {}),
+        (3, 5000, 8, {"is_causal": True, "q_offset": "end"}, {}),
+        (16, 2500, 2, {"window": (1500, 3), "q_offset": "end", "softcap": 9.0}, {"weights": True}),
+        (7, 2100, 2, {"bias": numbers((7, 2100), 8)}, {"top_k": 3}),
+        (1000, 300, 1, {}, {"top_k": 5}),
+        (1000, 1000, 1, {"is_causal": True}, {}),
+        (1000, 1000, 1, {"window": (20, 0), "q_offset": -13}, {}),
+    ]
+    found = []
+    for number, (L, S, group, options, way) in enumerate(asked):
+        dtype = TYPES[number % len(TYPES)]
+        shapes = [(2, group, L, 24), (2, 1, S, 24), (2, 1, S, 40)]
+        arrays = tuple(numbers(shape, number + k, dtype) for k, shape in enumerate(shapes))
+        name = f"long {dtype} L={L} S={S} {', '.join(options)}"
+        found.append(writer.attention_case(name, Case(arrays, options), **way))
     return found
 
 

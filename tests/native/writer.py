@@ -24,7 +24,7 @@ TYPES = {
     np.dtype(np.int64): 5,
 }
 ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu")
-FAR = 2**60
+FAR = 2**62
 
 
 def whole(*numbers: int) -> bytes:
