@@ -203,9 +203,9 @@ def _kernel_linear(
     if bias is not None:
         bias = _rows(bias, 1, width, _FLOAT32)
     if gate is not None:
-        gate = _rows(np.broadcast_to(gate, shape), rows, width, kind)
+        gate = _rows(_as_wide(gate, shape), rows, width, kind)
     if residual is not None:
-        residual = _rows(np.broadcast_to(residual, shape), rows, width, kind)
+        residual = _rows(_as_wide(residual, shape), rows, width, kind)
     x = _rows(x, rows, depth, kind)
     code = _CODES[activation]
     kernel.linear(here, x, packed, bias, code, gate, residual, _bits(y), threads)
@@ -238,6 +238,10 @@ def normalize(
     x, shape = _rows(x, rows, size, _FLOAT32), x.shape
     kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
     return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+
+
+def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def _bits(array: Array) -> Array:
