@@ -184,6 +184,20 @@ def test_weights_of_scores_of_1e4_still_sum_to_one() -> None:
     np.testing.assert_allclose(summary.received.sum(-1), 40, rtol=2e-6)
 
 
+def test_weights_of_a_row_masked_by_the_lowest_number_sum_to_one() -> None:
+    query, key, value = qkv_arrays(L=3, S=40)
+    mask = np.full((3, 40), np.finfo(np.float32).min)
+    mask[1, 7] = 0
+    for sinks in (None, np.full(2, np.finfo(np.float32).min)):
+        summary = qkv.summarize_attention(query, key, value, mask, top_k=40, sinks=sinks)
+        shared = 40 if sinks is None else 41
+        np.testing.assert_allclose(summary.top_weights[..., ::2, :], 1 / shared, rtol=1e-5)
+        assert (summary.top_indices[..., 1, 0] == 7).all()
+        np.testing.assert_allclose(summary.top_weights[..., 1, 0], 1, rtol=1e-6)
+        expected = np.where(np.arange(40) == 7, 1, 0) + 2 / shared
+        np.testing.assert_allclose(summary.received, np.tile(expected, (2, 2, 1)), rtol=1e-5)
+
+
 def test_an_option_that_there_is_not_is_named_with_the_nearest() -> None:
     query, key, value = qkv_arrays()
     with pytest.raises(TypeError, match=r"^summarize_attention: .* windw: .* window"):

@@ -14,6 +14,7 @@ from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.backend import body, run_all
 
+FAR = 1e9  # from 0: in a log-sum-exp beyond, how many keys share the weight is lost to rounding
 SHARES = 8  # partial sums of what each key received: a fixed number, joined in order
 
 
@@ -119,6 +120,9 @@ def _summarize(
             exact = np.where(np.isneginf(exact), 0, exact)
             base = exact.astype(call.kind)
             rest = np.exp(base - exact).astype(call.kind)  # what rounding took from it
+            far = np.abs(exact) > FAR
+            if far.any():
+                rest = np.where(far, 1 / _total(call, part, base), rest)
             best, places = weights[here] - 1, indices[here]  # -1: nothing there yet
             for j in tiled.key_blocks(call, part):
                 scores, visible = tiled.scores_of(call, part, j)
@@ -137,6 +141,18 @@ def _summarize(
             nothing = best < 0
             indices[here] = np.where(nothing, -1, places)
             weights[here] = np.where(nothing, 0, best)
+
+
+def _total(call: Call, part: tiled.Part, base: Array) -> Array:
+    """The sum of each row's exponentials, seen from `base`, sinks included."""
+    total = np.zeros_like(base)
+    if call.sinks is not None:
+        sinks = call.sinks[part.index[-1]]  # (heads, G, 1, n)
+        total = total + np.exp(sinks - base).sum(axis=-1, keepdims=True)
+    for j in tiled.key_blocks(call, part):
+        scores, _ = tiled.scores_of(call, part, j)
+        total += np.exp(scores - base).sum(axis=-1, keepdims=True)
+    return total
 
 
 def _largest(weights: Array, places: Array, count: int) -> tuple[Array, Array]:
