@@ -28,10 +28,15 @@ struct Cores {
   Cores() {
     if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
   }
-  void adopt(const Cores& other) {
-    if (CPU_EQUAL(&set, &other.set) || CPU_COUNT(&other.set) == 0) return;
-    if (sched_setaffinity(0, sizeof other.set, &other.set) == 0) set = other.set;
+  // All of the caller's but the one that it runs on: a sleeper is woken beside its waker otherwise,
+  // and the two share a core for as long as a short call takes.
+  void adopt(const Cores& caller) {
+    cpu_set_t wanted = caller.set;
+    if (caller.core >= 0 && CPU_COUNT(&wanted) > 1) CPU_CLR(size_t(caller.core), &wanted);
+    if (CPU_EQUAL(&set, &wanted) || CPU_COUNT(&wanted) == 0) return;
+    if (sched_setaffinity(0, sizeof wanted, &wanted) == 0) set = wanted;
   }
+  int core = sched_getcpu();
 #else
   void adopt(const Cores&) {}
 #endif
