@@ -95,7 +95,7 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
     threads. After an error no further case begins, and it is raised once all that had begun are
     done.
     """
-    threads = min(get_num_threads(), len(cases))
+    threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     remaining = iter(cases)  # next() on it is atomic: each case is taken once
     errors: list[BaseException] = []
 
@@ -313,15 +313,30 @@ def one_blas_thread() -> Iterator[None]:
     of BLAS's, would fight for the same cores (up to ten times slower on a busy machine). The
     setting belongs to the whole process, hence the lock.
     """
-    with _lock, _blas().limit(limits=1):
-        yield
+    with _lock:
+        before = [(library.num_threads, set_threads) for library, set_threads in _blas()]
+        for threads, set_threads in before:
+            if threads != 1:
+                set_threads(1)
+        try:
+            yield
+        finally:
+            for threads, set_threads in before:
+                if threads != 1:
+                    set_threads(threads)
 
 
 @functools.cache
-def _blas() -> Any:
+def _blas() -> list[tuple[Any, Callable[[int], None]]]:
+    """The libraries that multiply for NumPy, and what sets the threads of each.
+
+    threadpoolctl 3.7 on obeys only the first Python thread that sets them, as long as that one
+    lives; here the lock keeps the peace, so what it wraps is called.
+    """
     from threadpoolctl import ThreadpoolController
 
-    return ThreadpoolController().select(user_api="blas")
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [(it, getattr(it, "_real_set_num_threads", it.set_num_threads)) for it in found]
 
 
 def _forget_threads() -> None:
