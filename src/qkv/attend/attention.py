@@ -9,8 +9,8 @@ import numpy as np
 from qkv.arrays import Array, check_out
 from qkv.attend.call import Call, check_call, narrow
 from qkv.attend.formula import formula
-from qkv.attend.native import quick_attention
 from qkv.attend.options import RETURNS, check_options
+from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.backend import one_blas_thread
 from qkv.trace import Trace

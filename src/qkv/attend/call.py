@@ -60,6 +60,8 @@ class Call:
 
     def widened(self) -> Call:
         """The same with query, key and value in `kind`, copied only where they are not."""
+        if self.query.dtype == self.key.dtype == self.value.dtype == self.kind:
+            return self
         return replace(
             self,
             query=self.query.astype(self.kind, copy=False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,25 @@ import numpy as np
 from qkv.arrays import Array, native
 from qkv.attend.call import Call
 from qkv.attend.heads import ungroup_queries
-from qkv.backend import body, get_num_threads, kernel
+from qkv.backend import get_num_threads, kernel
 
 MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 
 
 def takes(call: Call) -> bool:
     """Whether the kernel computes in the type of this call and has room for its head size."""
-    return handed_as(call.dtype) is not None and call.query.shape[-1] <= MAX_SIZE
+    return takes_size(call.dtype, call.query.shape[-1])
+
+
+def takes_size(dtype: np.dtype[Any], size: int) -> bool:
+    """The same of any numbers of `dtype`, in vectors of `size`."""
+    return size <= MAX_SIZE and handed_as(dtype) is not None
 
 
 def place_for(call: Call, out: Array | None) -> Array:
     """Memory for the result of a call `(*lead, Hkv, G, L, dv)`: that of `out` where it will do."""
     shape = (*call.shape, call.value.shape[-1])
-    if out is None or not _stands(out):
+    if out is None or not stands(out):
         return np.empty(shape, call.dtype)
     kv_heads, group, *_ = shape[-4:]
     heads = out[(None,) * (len(shape) - 1 - out.ndim)]  # (*lead, Hq, L, dv)
@@ -97,31 +101,10 @@ def attend_packed(
     return out, None if found is None else found[..., 0]
 
 
-def quick_attention(
-    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None, *, lse: bool
-) -> tuple[Array, Array | None] | None:
-    """Out, with log-sum-exp, of arrays that can be handed over as they are; None if they cannot.
-
-    This is for calls so small that checking costs more than computing. Nothing is refused here:
-    whatever is not plain goes the long way, which has the errors.
-    """
-    chosen = body()
-    if chosen is None or not (
-        type(query) is type(key) is type(value) is np.ndarray
-        and query.ndim == key.ndim == value.ndim >= 2
-        and query.shape[:-3] == key.shape[:-3]
-        and key.shape[:-1] == value.shape[:-1]
-        and 0 < query.shape[-1] == key.shape[-1] <= MAX_SIZE
-        and (query.ndim == 2 or (key.shape[-3] and query.shape[-3] % key.shape[-3] == 0))
-        and (is_causal is False or (is_causal is True and query.shape[-2] == key.shape[-2]))
-        and (scale is None or (type(scale) is float and math.isfinite(scale)))
-        and query.dtype == key.dtype == value.dtype
-        and handed_as(query.dtype) is not None
-        and _stands(query)
-        and _stands(key)
-        and _stands(value)
-    ):
-        return None
+def attend_plain(
+    chosen: int, query: Array, key: Array, value: Array, is_causal: bool, scale: float, *, lse: bool
+) -> tuple[Array, Array | None]:
+    """Attention of arrays that `stands` is true of, with no rule but causality from place 0."""
     rows = query.shape[:-1]
     out = np.empty((*rows, value.shape[-1]), query.dtype)
     found = np.empty((*rows, 1), np.float64) if lse else None
@@ -142,11 +125,11 @@ def quick_attention(
         None,  # window
         0 if is_causal else None,
         None,  # softcap
-        1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        scale,
         get_num_threads(),
         None,  # weights
     )
-    return out, None if found is None else found[..., 0].astype(np.float32)
+    return out, None if found is None else found[..., 0]
 
 
 @functools.cache
@@ -199,14 +182,14 @@ def _handed(array: Array) -> Array:
     return array if handed is array.dtype or handed is None else array.view(handed)
 
 
-def _stands(array: Array) -> bool:
+def stands(array: Array) -> bool:
     """Whether its elements are whole, and those of the last axis stand together."""
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
 def _standing(array: Array) -> Array:
     """The same where it stands so that the kernel can read it, otherwise a copy."""
-    return array if _stands(array) and array.dtype.isnative else _copy(array, whole=1)
+    return array if stands(array) and array.dtype.isnative else _copy(array, whole=1)
 
 
 def _addressed(array: Array) -> Array:

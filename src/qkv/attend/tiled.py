@@ -6,6 +6,8 @@ al. 2022). How the work is cut depends on shapes and rules alone, never on the n
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -16,10 +18,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.call import Call, narrow
 from qkv.attend.formula import weigh
+from qkv.backend import one_blas_thread
 
 QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
 KEYS = 512  # columns of a block
 CELLS = QUERIES * KEYS  # of a block; smaller problems put several heads and texts into one
+FEW = 16  # queries of a head: below that keys are not laid out anew for them
+NEAR = 8.0  # scores so near to 0 need not be moved: their exponentials are neither large nor small
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ def parts(call: Call, keys: int = KEYS) -> Iterator[Part]:
     *lead, kv_heads, group, length = call.shape
     rows_per_block = min(length, max(1, QUERIES // max(group, 1)))
     cells = max(1, group * rows_per_block * min(call.keys, keys))
-    heads = max(1, min(kv_heads, CELLS // cells))
+    heads = _even(kv_heads, max(1, CELLS // cells))
     texts = max(1, min(lead[-1], CELLS // (cells * heads))) if heads == kv_heads else 1
     for outer in np.ndindex(*lead[:-1]):
         for text, head, query in product(
@@ -49,12 +54,16 @@ def parts(call: Call, keys: int = KEYS) -> Iterator[Part]:
             yield Part(rows, index, slice(query, min(length, query + rows_per_block)))
 
 
+def _even(count: int, most: int) -> int:
+    """The size of pieces of at most `most` that `count` falls into, the last one hardly smaller."""
+    return -(-count // max(1, -(-count // most)))
+
+
 def scores_of(call: Call, part: Part, keys: slice) -> tuple[Array, Array | None]:
     """The masked scores of one block `(texts, heads, G, queries, keys)`, and what is visible."""
     i, j = part.queries, keys
-    key = call.key[part.index][..., j, :]
-    scores: Array = call.query[part.index][..., i, :] @ np.swapaxes(key, -1, -2)
-    scores *= call.scale
+    query, key = call.query[part.index][..., i, :], call.key[part.index][..., j, :]
+    scores = _products(query, key, call.scale)
     if call.softcap is not None:
         scores = (call.softcap * np.tanh(scores / call.softcap)).astype(call.kind, copy=False)
     if call.bias is not None:
@@ -71,11 +80,79 @@ def scores_of(call: Call, part: Part, keys: slice) -> tuple[Array, Array | None]
     return scores, visible
 
 
+def _products(query: Array, key: Array, scale: float) -> Array:
+    """`query (..., l, d) @ key.T (..., d, s) * scale`, where the thread's next block will stand."""
+    *heads, keys, size = key.shape
+    shape = (*query.shape[:-1], keys)
+    if query.shape[-2] < FEW or not 1e-3 < abs(scale) < 1e3:
+        scores = _room("scores", shape, query.dtype)
+        np.matmul(query, key.swapaxes(-1, -2), out=scores)
+        scores *= scale
+        return scores
+    # keys that stand as they are read, and are scaled already: quicker where heads are small
+    turned = _room("keys", (*heads, size, keys), key.dtype)
+    np.multiply(key.swapaxes(-1, -2), scale, out=turned)
+    return np.matmul(query, turned, out=_room("scores", shape, query.dtype))
+
+
+def _room(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+    """Memory of a thread, the same for each block that it computes.
+
+    The system takes longer to find fresh memory than a small block takes to be computed.
+    """
+    count = math.prod(shape)
+    if count > CELLS:
+        return np.empty(shape, kind)
+    if not hasattr(_kept, name):
+        setattr(_kept, name, np.empty(CELLS, np.float64))
+    room: Array = getattr(_kept, name).view(kind)[:count].reshape(shape)
+    return room
+
+
+_kept = threading.local()
+
+
 def key_blocks(call: Call, part: Part, keys: int = KEYS) -> Iterator[slice]:
     """The blocks of keys that some query of the part may see."""
     start, stop = call.visibility.key_range(part.rows, part.queries)
     for j in range(start, stop, keys):
         yield slice(j, min(stop, j + keys))
+
+
+def takes_at_once(query: Array, key: Array) -> bool:
+    """Whether all scores of `query (..., L, d)` and `key (..., S, d)` fit into one small block."""
+    length, keys = query.shape[-2], key.shape[-2]
+    return (
+        query.dtype in (np.float32, np.float64)
+        and query.dtype.isnative
+        and length <= QUERIES
+        and keys <= KEYS
+        and 0 < keys * math.prod(query.shape[:-1]) <= CELLS // 2
+    )
+
+
+def attend_at_once(
+    query: Array, key: Array, value: Array, scale: float, *, lse: bool
+) -> tuple[Array, Array | None] | None:
+    """Attention of few scores without any rule: `out (..., L, dv)` and `lse (..., L)`, float64.
+
+    To the bits of `attend`; None where numbers leave their range, which it can deal with.
+    """
+    with np.errstate(all="ignore"), one_blas_thread():
+        scores = _products(query, key, scale)
+        base = _base(scores)
+        if base is not None:
+            scores -= base
+        exps = np.exp(scores, out=scores)
+        total = _sums(exps)
+        out: Array = exps @ value
+        out /= total
+        if not _all_finite(out):
+            return None
+        if not lse:
+            return out, None
+        exact = np.log(total, dtype=np.float64)
+        return out, (exact if base is None else base + exact)[..., 0]
 
 
 def attend(call: Call, part: Part, out: Array, lse: Array | None, weights: Array | None) -> None:
@@ -85,56 +162,106 @@ def attend(call: Call, part: Part, out: Array, lse: Array | None, weights: Array
     hold zeros.
     """
     here = (*part.index, slice(None), part.queries)  # into (*lead, Hkv, G, L)
+    context = out[here]
     with np.errstate(all="ignore"):  # NaN and infinity are for the caller to see
-        context, sums = _pass_over_keys(call, part, weights)
+        base, total = _pass_over_keys(call, part, context, weights)
+        if not _all_finite(context):  # the sum of values can be too large, not their mean
+            again = np.empty_like(context)
+            _pass_over_keys(call, part, again, None, unit=2.0**64)
+            np.copyto(context, again, where=~np.isfinite(context))
         if lse is not None:
-            lse[here] = sums
-        if not np.isfinite(context).all():  # the sum of values can be too large, not their mean
-            again, _ = _pass_over_keys(call, part, None, unit=2.0**64)
-            context = np.where(np.isfinite(context), context, again)
-    out[here] = context
+            bases = 0 if base is None else _finite_from_below(base)
+            lse[..., None][here] = bases + np.log(total, dtype=np.float64)
 
 
 def _pass_over_keys(
-    call: Call, part: Part, weights: Array | None, unit: float = 1.0
-) -> tuple[Array, Array]:
-    """Context and log-sum-exp of one part, by a running maximum and sum over blocks of keys.
+    call: Call, part: Part, context: Array, weights: Array | None, unit: float = 1.0
+) -> tuple[Array | None, Array]:
+    """Fill in one part's `context`; gives a base for each row and its sum of `exp(score - base)`.
 
-    With `weights` all keys pass in one block. Values are counted in units of `unit`.
+    Blocks of keys pass by, and what is summed so far fades when the base rises. A base of None is 0
+    for all. With `weights` all keys pass in one block. Values are counted in units of `unit`.
     """
     here = (*part.index, slice(None), part.queries)
-    rows = (*call.query[here].shape[:-1], 1)
-    top = np.full(rows, -np.inf, call.kind)
-    total = np.zeros(rows, call.kind)
-    context = np.zeros((*rows[:-1], call.value.shape[-1]), call.kind)
-    seen = np.zeros(rows, bool)
+    base: Array | None = None
+    total = np.zeros((), call.kind)
+    seen: Any = False
+    fresh, empty = True, True  # nothing is summed in `total`, in `context`
     if call.sinks is not None:
         sinks = call.sinks[part.index[-1]]  # (heads, G, 1, n)
-        top = np.maximum(top, sinks.max(axis=-1, keepdims=True))
-        total = total + np.exp(sinks - _finite_from_below(top)).sum(axis=-1, keepdims=True)
+        base = sinks.max(axis=-1, keepdims=True)
+        total = np.exp(sinks - _finite_from_below(base)).sum(axis=-1, keepdims=True)
+        fresh = False
     for j in key_blocks(call, part, KEYS if weights is None else max(1, call.keys)):
         scores, visible = scores_of(call, part, j)
-        higher = np.maximum(top, scores.max(axis=-1, keepdims=True))
-        base = _finite_from_below(higher)
-        scores -= base
+        block = _base(scores)
+        faded: Any = 1
+        if fresh:
+            base = block
+        elif not (base is block is None):
+            before = 0 if base is None else base
+            base = np.maximum(before, 0 if block is None else block)
+            faded = np.exp(before - _finite_from_below(base))  # seen from the new base
+        if base is not None:
+            scores -= _finite_from_below(base)
         exps = np.exp(scores, out=scores)
-        faded = np.exp(top - base)  # what is summed so far, seen from the new maximum
-        top = higher
-        total *= faded
-        total += exps.sum(axis=-1, keepdims=True)
-        context *= faded
+        total = total * faded + _sums(exps)
         value = call.value[part.index][..., j, :]
-        context += weigh(exps, value if unit == 1 else value / unit, visible)
-        seen |= True if visible is None else visible.any(axis=-1, keepdims=True)
+        if unit != 1:
+            value = value / unit
+        added = np.matmul(exps, value, out=context if empty else None)
+        if visible is not None and not _all_finite(added):
+            added = weigh(exps, value, visible)
+        if not empty:
+            context *= faded
+            context += added
+        elif added is not context:
+            context[...] = added
+        fresh = empty = False
+        if visible is None:
+            seen = True
+        elif seen is not True:
+            seen = np.logical_or(seen, visible.any(axis=-1, keepdims=True))
         if weights is not None:
             shown = exps / total
             weights[(*here, j)] = shown if visible is None else np.where(visible, shown, 0)
-    context /= total / unit
-    context[~np.broadcast_to(seen, context.shape)] = 0
-    lse = _finite_from_below(top).astype(np.float64) + np.log(total, dtype=np.float64)
-    return context, lse[..., 0]
+    if not empty:
+        context /= total if unit == 1 else total / unit
+    if seen is not True:
+        np.copyto(context, 0, where=np.logical_not(seen))
+    return base, total
+
+
+def _base(scores: Array) -> Array | None:
+    """What to count a block's scores from: 0 where all of a head are near, else each row's largest.
+
+    None where it is 0 for all heads: to look at all at once is quicker than at each head, and that
+    is quicker than at each row.
+    """
+    if scores.max() <= NEAR and scores.min() >= -NEAR:
+        return None
+    lowest = scores.min(axis=(-2, -1), keepdims=True)
+    highest = scores.max(axis=(-2, -1), keepdims=True)
+    near = (lowest >= -NEAR) & (highest <= NEAR)
+    return np.where(near, np.zeros((), scores.dtype), scores.max(axis=-1, keepdims=True))
+
+
+def _sums(exps: Array) -> Array:
+    """The sum of each row: a product adds up several times as fast as NumPy, and as exactly."""
+    sums: Array = exps @ np.ones(exps.shape[-1], exps.dtype)
+    return sums[..., None]
+
+
+def _all_finite(array: Array) -> bool:
+    if not array.size:
+        return True
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        if math.isfinite(np.dot(flat, flat)):  # one quick pass; it may overflow where no number is
+            return True
+    return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def _finite_from_below(top: Array) -> Array:
     """A maximum to subtract: 0 in place of -inf, so that exp(-inf - 0) is 0 and not NaN."""
-    return np.where(np.isneginf(top), np.zeros((), top.dtype), top)
+    return np.where(top == -np.inf, np.zeros((), top.dtype), top)
