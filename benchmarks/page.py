@@ -332,7 +332,7 @@ def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -
         axes[1].set_title("Memory above the inputs", loc="left", fontsize=11)
         for axis in axes:  # room for the legend
             low, high = axis.get_ylim()
-            axis.set_ylim(low, high * (high / low) ** 0.25)
+            axis.set_ylim(low, high * (high / low) ** 0.5)
         figure.savefig(path, transparent=True, metadata={"Date": None})
         plt.close(figure)
 
