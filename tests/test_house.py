@@ -147,7 +147,10 @@ def test_a_broken_rule_is_seen(module: str, source: str, complaint: str) -> None
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("qkv.models.bert", "from qkv.layers import Block\nimport numpy as np\nimport json"),
+        (
+            "qkv.models.families.bert",
+            "from qkv.layers import Block\nimport numpy as np\nimport json",
+        ),
         ("qkv.attend.tiled", "from .heads import split\nfrom qkv.attend.formula import formula"),
         ("qkv.text.words", "def f():\n    import tokenizers"),
         ("qkv.text.words", "if TYPE_CHECKING:\n    import tokenizers"),

@@ -16,6 +16,7 @@ from qkv.arrays import Array
 from qkv.files import replacing
 
 _SCORES = "hook_attn_scores"
+_LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
 
 
@@ -203,6 +204,8 @@ class Trace:
         for layer in range(self.num_layers):
             normalized = f"blocks.{layer}.hook_normalized_resid_post"
             after.append(self[normalized] if normalized in self else self["resid_post", layer])
+        if _LAST in self:  # theirs is what the norm behind the last layer makes of it
+            after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
@@ -344,8 +347,10 @@ def _cut(name: str, array: Array, length: int, longest: int) -> Array:
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
     """One text's part of the options of an attention: of a mask `(B, Hq, T, T)`, say."""
-    mask = options.get("attn_mask")
-    if not isinstance(mask, np.ndarray) or mask.ndim != 4:
-        return dict(options)
-    rows = slice(index, index + 1) if len(mask) == texts else slice(None)
-    return {**options, "attn_mask": mask[rows, :, :length, :length]}
+    found = dict(options)
+    for name in ("attn_mask", "bias"):
+        added = options.get(name)
+        if isinstance(added, np.ndarray) and added.ndim == 4:
+            rows = slice(index, index + 1) if len(added) == texts else slice(None)
+            found[name] = added[rows, :, :length, :length]
+    return found

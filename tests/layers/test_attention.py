@@ -363,7 +363,7 @@ def test_options_are_those_of_the_formula() -> None:
     inputs = {"query", "key", "value", "cu_query_lengths", "cu_key_lengths"}
     assert set(OPTIONS) == set(inspect.signature(attention).parameters) - inputs
     packed = set(inspect.signature(varlen_attention).parameters) - inputs
-    assert set(PACKED) == packed | {"attn_mask"}
+    assert set(PACKED) == packed | {"attn_mask", "bias"}
 
 
 def test_padding_may_hold_anything() -> None:
@@ -934,9 +934,9 @@ def ones(*shape: int) -> Array:
             "cu_lengths goes without a context",
         ),
         (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], bias=ones(3, 3)),
+            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),
             ValueError,
-            "bias does not go with cu_lengths: choose from attn_mask, is_causal",
+            "key_lengths does not go with cu_lengths: choose from attn_mask, bias, is_causal",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 1, 3], attn_mask=ones(3, 3) > 0),

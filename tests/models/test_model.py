@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 import qkv
 from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
-from qkv.models.encoder import EMBED_HOOKS
+from qkv.models.transformer import EMBED_HOOKS
 
 from .support import WORDS, plain_bert, tokenizer_json
 

@@ -16,6 +16,7 @@ def apply_rotary(
     base: float = 10000.0,
     interleaved: bool = False,
     dims: int | None = None,
+    speeds: ArrayLike | None = None,
 ) -> Array:
     """Turn each pair of numbers of a query or key by an angle that grows with its position.
 
@@ -31,6 +32,9 @@ def apply_rotary(
             True takes (2i, 2i + 1) as RoFormer and GPT-J do.
         dims: how many of the d numbers are turned, the first ones; the rest stay as they are.
             None: all of them.
+        speeds: (dims / 2,), the angle of each pair from one position to the next, in place of
+            those that follow from `base`: how models are made to read longer texts than they
+            were trained on.
 
     Returns:
         A new array of the shape and type of `x`. Angles are computed in float64, halves are
@@ -39,7 +43,7 @@ def apply_rotary(
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
         ValueError: `dims` is odd or more than d; `positions` do not broadcast or are not finite;
-            `base` is not finite and positive.
+            `base` is not finite and positive; `speeds` are not one finite number for each pair.
 
     Source:
         Su et al. 2021, RoFormer, equation 34; partial `dims` as GPT-NeoX has them.
@@ -59,8 +63,9 @@ def apply_rotary(
     dims = _turned(dims, array.shape[-1])
     base = positive_number(base, call=call, name="base")
     places = _places(positions, array.shape[:-1])
+    turns = _speeds(speeds, base, dims)
 
-    angle = places[..., None] * base ** (-np.arange(0, dims, 2) / dims)  # (..., L, dims / 2)
+    angle = places[..., None] * turns  # (..., L, dims / 2)
     work = compute_type(array.dtype)
     cos, sin = np.cos(angle).astype(work), np.sin(angle).astype(work)
     half = dims // 2
@@ -90,6 +95,20 @@ def _turned(dims: int | None, size: int) -> int:
             f"{call}: dims is {dims} and x has rows of {size}: give an even dims up to {size}"
         )
     return dims
+
+
+def _speeds(given: ArrayLike | None, base: float, dims: int) -> Array:
+    """The angle of each pair from one position to the next, float64."""
+    if given is None:
+        turns: Array = base ** (-np.arange(0, dims, 2) / dims)
+        return turns
+    speeds = as_array(given, call="apply_rotary", name="speeds").astype(np.float64)
+    if speeds.shape != (dims // 2,) or not np.isfinite(speeds).all():
+        raise ValueError(
+            f"apply_rotary: speeds have shape {speeds.shape} and {dims} numbers are turned: "
+            f"give ({dims // 2},) finite numbers"
+        )
+    return speeds
 
 
 def _places(positions: ArrayLike, shape: tuple[int, ...]) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, check_out, compute_type, whole_number
 from qkv.attend import varlen_attention
 from qkv.attend.attention import trace_call
+from qkv.attend.cache import KVCache
 from qkv.attend.call import Call, check_call
 from qkv.attend.heads import join_heads, split_heads
 from qkv.attend.options import RETURNS
@@ -20,7 +21,8 @@ from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import check_starts
 from qkv.attend.visibility import check_offset
 from qkv.embed import apply_rotary
-from qkv.layers.options import PACKED, check_options
+from qkv.layers.norm import LayerNorm, RMSNorm
+from qkv.layers.options import PACKED, PADDED, check_options
 from qkv.layers.packed import keep, padded, places
 from qkv.layers.parameters import (
     checked,
@@ -40,6 +42,19 @@ Layout = Literal["in_out", "out_in"]
 _SUMMARY = ("top_indices", "top_weights", "received", "lse")
 
 
+Norm = LayerNorm | RMSNorm
+
+
+class Scaling(Protocol):
+    """How a model's rotary positions were stretched for longer texts."""
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """The angles of `qkv.apply_rotary` (dims / 2,), and what queries and keys are scaled by.
+
+        `length` is that of the text: some stretch no more than it needs.
+        """
+
+
 @dataclass(frozen=True)
 class Rotary:
     """How queries and keys are turned by their positions; see `qkv.apply_rotary`."""
@@ -47,6 +62,19 @@ class Rotary:
     base: float = 10000.0
     dims: int | None = None
     interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def turn(self, x: Array, positions: Array, length: int) -> Array:
+        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
+        if self.scaling is None:
+            return apply_rotary(
+                x, positions, base=self.base, dims=self.dims, interleaved=self.interleaved
+            )
+        dims = x.shape[-1] if self.dims is None else self.dims
+        speeds, factor = self.scaling.speeds(self.base, dims, length)
+        turned = apply_rotary(x, positions, dims=dims, interleaved=self.interleaved, speeds=speeds)
+        turned[..., :dims] *= turned.dtype.type(factor)
+        return turned
 
 
 class MultiHeadAttention:
@@ -91,6 +119,8 @@ class MultiHeadAttention:
     d_query: int
     d_value: int
     rotary: Rotary | None
+    q_norm: Norm | None
+    k_norm: Norm | None
 
     def __init__(
         self,
@@ -175,6 +205,8 @@ class MultiHeadAttention:
         *,
         num_heads: int = 1,
         rotary: Rotary | Mapping[str, Any] | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
     ) -> Self:
         """A layer with these parameters, used where they stand; sizes and key heads are inferred.
 
@@ -184,10 +216,19 @@ class MultiHeadAttention:
                 biases "q_proj.bias" and so on.
             num_heads: Hq.
             rotary: as for the class.
+            q_norm: a norm of each head's queries (..., d), before they are turned.
+            k_norm: the same for keys.
         """
         layer = cls.__new__(cls)
         call = cls.__name__
         layer._set(Weights(checked(parameters, call=call), call), num_heads, rotary)
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None and norm.dim != layer.d_query:
+                raise ValueError(
+                    f"{call}: {name} takes vectors of {norm.dim} and a head has {layer.d_query}: "
+                    "both must be the same"
+                )
+        layer.q_norm, layer.k_norm = q_norm, k_norm
         return layer
 
     @classmethod
@@ -214,9 +255,10 @@ class MultiHeadAttention:
         self.output_dim = sizes.output_dim
         self.num_heads, self.num_kv_heads = sizes.num_heads, sizes.num_kv_heads
         self.d_query, self.d_value = sizes.d_query, sizes.d_value
+        self.q_norm = self.k_norm = None
         self.rotary = _as_rotary(rotary, call=weights.call)
         if self.rotary is not None:  # one row through it, for its own errors
-            self._turn(np.zeros((1, self.d_query)), np.zeros(1))
+            self.rotary.turn(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @quiet
     def __call__(
@@ -225,6 +267,8 @@ class MultiHeadAttention:
         context: ArrayLike | None = None,
         *,
         cu_lengths: ArrayLike | None = None,
+        cache: KVCache | None = None,
+        lengths: ArrayLike | None = None,
         residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
@@ -238,8 +282,12 @@ class MultiHeadAttention:
             context: (..., S, D), what keys and values are made of; `x` unless given.
             cu_lengths: (B + 1,), where each of those texts begins and the last one ends. With it
                 go `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks`, `scale`,
-                `return_lse` and `attn_mask`, which then broadcasts to (B, Hq, T, T), T the length
-                of the longest text.
+                `return_lse`, `attn_mask` and `bias`, which then broadcast to (B, Hq, T, T), T the
+                length of the longest text.
+            cache: keys and values of the words before `x` (B, L, D), which are looked at too and
+                to which those of `x` are added. It says where `x` stands, so `q_offset` is left
+                out.
+            lengths: (B,), with `cache` how many words of each row of `x` are real.
             residual: (..., L, D), added to the result before that is rounded to a half, if it is.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
@@ -262,6 +310,10 @@ class MultiHeadAttention:
                 f"{call}: x has vectors of {self.embed_dim} and "
                 f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
             )
+        if cache is not None and (context is not None or cu_lengths is not None):
+            raise ValueError(
+                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
+            )
         cu = None
         if cu_lengths is not None:
             if context is not None:
@@ -280,7 +332,9 @@ class MultiHeadAttention:
             shape = (*lead, words.shape[-2], self.output_dim)
             check_out(target, shape, dtype, (words, others, *self.parameters.values()), call=call)
         plain = self.num_heads == 1 and words.ndim == others.ndim == 2
-        checked = self._checked(words, others, cu, compute_type(dtype), options)
+        checked = None
+        if cache is None:
+            checked = self._checked(words, others, cu, compute_type(dtype), options)
 
         words, others = working(words, dtype), working(others, dtype)
         query = split_heads(project(words, self.parameters, "q_proj"), self.num_heads)
@@ -288,10 +342,24 @@ class MultiHeadAttention:
         value = split_heads(project(others, self.parameters, "v_proj"), self.num_kv_heads)
         for name, part in (("hook_q", query), ("hook_k", key), ("hook_v", value)):
             keep(record, name, np.swapaxes(part, -3, -2), cu)  # (B, T, H, d)
-        if self.rotary is not None:
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        if self.k_norm is not None:
+            key = self.k_norm(key)
+        if self.rotary is not None and cache is not None:
+            at = cache.lengths[..., None, None] + np.arange(words.shape[-2])  # (B, 1, L)
+            query, key = self._turn(query, at), self._turn(key, at)
+        elif self.rotary is not None:
             query, key = self._turn_both(query, key, options.get("q_offset"), lead, cu)
+        if self.rotary is not None or self.q_norm is not None or self.k_norm is not None:
             for name, part in (("hook_rot_q", query), ("hook_rot_k", key)):
                 keep(record, name, np.swapaxes(part, -3, -2), cu)
+        if cache is not None:
+            given = cache.append(key, value, lengths) | {"window": cache.window}
+            kept = {n: v for n, v in options.items() if n not in RETURNS and n != "window"}
+            key, value = given.pop("key"), given.pop("value")
+            checked = check_call(query, key, value, **given, **kept, call=call)
+        assert checked is not None
         z, extra = _attend(checked, (query, key, value), options, cu, record, top_k)
         keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
         out = join_heads(z)  # (..., L, Hq * dv)
@@ -394,8 +462,7 @@ class MultiHeadAttention:
 
     def _turn(self, x: Array, positions: Array) -> Array:
         assert self.rotary is not None
-        how = self.rotary
-        return apply_rotary(x, positions, base=how.base, dims=how.dims, interleaved=how.interleaved)
+        return self.rotary.turn(x, positions, 1 + int(np.max(positions, initial=0)))
 
     def _turn_both(
         self, query: Array, key: Array, q_offset: Any, lead: tuple[int, ...], cu: Array | None
@@ -505,11 +572,11 @@ def _attend(
     if cu is None:
         out, *extra = answer(checked.of(*parts), weights=weights, lse=lse)
         return out, extra
-    if options.get("attn_mask") is not None:
+    if any(options.get(name) is not None for name in PADDED):
         out, *extra = answer(checked.of(*_padded_heads(parts, cu)), weights=weights, lse=lse)
         text, place = places(cu)
         return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
-    packed = {n: v for n, v in options.items() if n in PACKED and n not in ("attn_mask", *RETURNS)}
+    packed = {n: v for n, v in options.items() if n in PACKED and n not in (*PADDED, *RETURNS)}
     query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     found = varlen_attention(query, key, value, cu, cu, **packed, return_lse=lse)
     out, *extra = found if lse else (found,)

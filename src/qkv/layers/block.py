@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
+from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
-from qkv.layers.attention import MultiHeadAttention
-from qkv.layers.mlp import MLP
-from qkv.layers.norm import LayerNorm, RMSNorm
+from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.options import settings
 from qkv.layers.packed import keep
 from qkv.layers.parameters import quiet, result_type, word_vectors, working
 from qkv.trace import Recorder, Trace
+
+
+class Feed(Protocol):
+    """What stands in the place of the MLP."""
+
+    parameters: dict[str, Array]
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the vectors."""
+
+    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
+        """From (..., T, D) to the same."""
 
 
 class Block:
@@ -23,20 +35,24 @@ class Block:
 
     With the norm after (post-norm, as in the first transformer and BERT):
     `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
-    and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`.
+    and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
+    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`.
 
     Args:
         attn: the attention layer.
-        norm1: the norm that belongs to it.
-        mlp: the MLP.
+        norm1: the norm that belongs to it; None for none, where the norms stand before.
+        mlp: the MLP, or what stands in its place.
         norm2: the norm that belongs to that.
         post_norm: where the norms stand.
+        out_norm1: the norm of what the attention gives, where the norms stand before.
+        out_norm2: the same of what the MLP gives.
 
     Source:
         Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
         the Transformer Architecture".
 
     >>> import numpy as np
+    >>> from qkv.layers import LayerNorm
     >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
     ...               LayerNorm(8), post_norm=True)
     >>> block(np.ones((3, 5, 8)), is_causal=True).shape
@@ -48,11 +64,13 @@ class Block:
     def __init__(
         self,
         attn: MultiHeadAttention,
-        norm1: LayerNorm | RMSNorm,
-        mlp: MLP,
-        norm2: LayerNorm | RMSNorm,
+        norm1: Norm | None,
+        mlp: Feed,
+        norm2: Norm,
         *,
         post_norm: bool,
+        out_norm1: Norm | None = None,
+        out_norm2: Norm | None = None,
     ) -> None:
         call = type(self).__name__
         if attn.output_dim != attn.embed_dim:
@@ -60,22 +78,30 @@ class Block:
                 f"{call}: attn takes vectors of {attn.embed_dim} and gives {attn.output_dim}: "
                 "they are added, so both must be the same"
             )
-        for name, part in (("norm1", norm1), ("mlp", mlp), ("norm2", norm2)):
-            if part.dim != attn.embed_dim:
+        if post_norm and (norm1 is None or out_norm1 is not None or out_norm2 is not None):
+            raise ValueError(
+                f"{call}: with post_norm there are norm1 and norm2, and no other norm: "
+                "give both and leave out_norm1 and out_norm2 out"
+            )
+        self._parts: dict[str, Any] = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2}
+        self._parts |= {"out_norm1": out_norm1, "out_norm2": out_norm2}
+        self._parts = {name: part for name, part in self._parts.items() if part is not None}
+        for name, part in self._parts.items():
+            if name != "attn" and part.dim != attn.embed_dim:
                 raise ValueError(
                     f"{call}: {name} takes vectors of {part.dim} and attn of {attn.embed_dim}: "
                     "all parts of a block must take the same"
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
+        self.out_norm1, self.out_norm2 = out_norm1, out_norm2
         self.post_norm = post_norm
 
     @property
     def parameters(self) -> dict[str, Array]:
         """The arrays of all parts by name: "attn.q_proj.weight" and so on."""
-        parts = {"attn": self.attn, "norm1": self.norm1, "mlp": self.mlp, "norm2": self.norm2}
         return {
             f"{part}.{name}": array
-            for part, layer in parts.items()
+            for part, layer in self._parts.items()
             for name, array in layer.parameters.items()
         }
 
@@ -85,6 +111,8 @@ class Block:
         x: ArrayLike,
         *,
         cu_lengths: ArrayLike | None = None,
+        cache: KVCache | None = None,
+        lengths: ArrayLike | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
         **options: Any,
@@ -94,6 +122,8 @@ class Block:
         Args:
             x: word vectors, (..., T, D); or rows (total, D) of texts laid end to end.
             cu_lengths: (B + 1,), where each of those texts begins and the last one ends.
+            cache: keys and values of the words before `x` (B, T, D), as for the attention.
+            lengths: (B,), with `cache` how many words of each row are real.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
             options: those of the formula, for the attention.
@@ -121,21 +151,29 @@ class Block:
         inside = None if record is None else record.under("attn.")
 
         keep(record, "hook_resid_pre", x, cu)
-        attn_in = x if self.post_norm else self.norm1(x)
-        options |= {"cu_lengths": cu, "record": inside, "top_k": top_k}
-        if record is not None and record.wants("hook_attn_out"):
+        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
+        options |= {"cu_lengths": cu, "cache": cache, "lengths": lengths}
+        options |= {"record": inside, "top_k": top_k}
+        wanted = record is not None and record.wants("hook_attn_out")
+        if wanted or self.out_norm1 is not None:
             attn_out = self.attn(attn_in, **options)
+            if self.out_norm1 is not None:
+                attn_out = self.out_norm1(attn_out)
             keep(record, "hook_attn_out", attn_out, cu)
             mid = x + attn_out
         else:
             mid = self.attn(attn_in, residual=x, **options)
         keep(record, "hook_resid_mid", mid, cu)
         if self.post_norm:
+            assert self.norm1 is not None
             mid = mlp_in = self.norm1(mid)
         else:
             mlp_in = self.norm2(mid)
-        if record is not None and record.wants("hook_mlp_out"):
+        wanted = record is not None and record.wants("hook_mlp_out")
+        if wanted or self.out_norm2 is not None:
             mlp_out = self.mlp(mlp_in)
+            if self.out_norm2 is not None:
+                mlp_out = self.out_norm2(mlp_out)
             keep(record, "hook_mlp_out", mlp_out, cu)
             out = mid + mlp_out
         else:
@@ -166,6 +204,7 @@ class Block:
         pattern (see `qkv.summarize_attention`).
 
         >>> import numpy as np
+        >>> from qkv.layers import LayerNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
         ...               LayerNorm(8), post_norm=False)
         >>> trace = block.trace(np.ones((5, 8)), is_causal=True)

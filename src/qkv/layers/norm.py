@@ -29,11 +29,13 @@ class _Norm:
     parameters: dict[str, Array]
     dim: int
     eps: float
+    offset: float
 
-    def _set(self, parameters: dict[str, Array], eps: float) -> None:
+    def _set(self, parameters: dict[str, Array], eps: float, offset: float = 0.0) -> None:
         self.parameters = parameters
         self.dim = len(parameters["weight"])
         self.eps = _checked_eps(eps, call=type(self).__name__)
+        self.offset = offset
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
@@ -41,6 +43,8 @@ class _Norm:
         array, dtype = _vectors_in(x, self.dim, self.parameters, call=type(self).__name__)
         weight, bias = self.parameters["weight"], self.parameters.get("bias")
         x = working(array, dtype)
+        if self.offset:
+            weight = weight.astype(x.dtype, copy=False) + x.dtype.type(self.offset)
         found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:
@@ -144,10 +148,18 @@ class RMSNorm(_Norm):
         self._set({"weight": np.ones(dim, kind)}, eps)
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6) -> RMSNorm:
-        """A layer with this "weight" (D,), used where it stands."""
+    def from_parameters(
+        cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6, offset: float = 0.0
+    ) -> RMSNorm:
+        """A layer with this "weight" (D,), used where it stands.
+
+        Args:
+            parameters: "weight" (D,).
+            eps: as for the class.
+            offset: is added to the weight: 1 where a model's files hold its distance from 1.
+        """
         layer = cls.__new__(cls)
-        layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps)
+        layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)
         return layer
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import options as formula
 
-PACKED = ("attn_mask", *formula.PACKED)  # with a mask packed rows are padded again
+PADDED = ("attn_mask", "bias")  # with one of these packed rows are padded again
+PACKED = (*PADDED, *formula.PACKED)
 
 
 def check_options(options: Mapping[str, Any], *, packed: bool, call: str) -> None:

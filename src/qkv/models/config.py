@@ -15,7 +15,8 @@ Choice = TypeVar("Choice")
 # written or is to be used, and what the library around it does.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
-    *("_num_labels", "architectures", "attention_probs_dropout_prob", "bos_token_id"),
+    *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
+    *("bos_token_id",),
     *("chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id", "finetuning_task"),
     *("gradient_checkpointing", "hidden_dropout_prob", "id2label", "initializer_factor"),
     *("initializer_range", "keys_to_ignore_at_inference", "label2id", "language", "mask_token_id"),
@@ -35,6 +36,23 @@ NEUTRAL: Mapping[str, Collection[Any]] = {
     "sparsify_config": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
+
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+_MOST_LAYERS = 10_000
 
 
 class Config:
@@ -63,12 +81,19 @@ class Config:
             )
         return value
 
-    def heads(self, dim: int, default: int) -> int:
-        """`num_attention_heads`, which divides `hidden_size`, here `dim`."""
-        heads = self.size("num_attention_heads", default)
+    def heads(
+        self,
+        dim: int,
+        default: int,
+        *,
+        key: str = "num_attention_heads",
+        of: str = "hidden_size",
+    ) -> int:
+        """The number of heads, which divides the size `of` the vectors, here `dim`."""
+        heads = self.size(key, default)
         if dim % heads:
             raise ModelError(
-                f"{self.source}: hidden_size is {dim} and num_attention_heads is {heads}: "
+                f"{self.source}: {of} is {dim} and {key} is {heads}: "
                 "the first must be a multiple of the second"
             )
         return heads
@@ -80,6 +105,62 @@ class Config:
         if not number or not 0 < value < math.inf:
             raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be a number above 0")
         return float(value)
+
+    def layers(self, key: str, default: int) -> int:
+        """How many layers, a number that a list of them can have."""
+        count = self.size(key, default)
+        if count > _MOST_LAYERS:
+            raise ModelError(f"{self.source}: {key} is {count}: it must be at most {_MOST_LAYERS}")
+        return count
+
+    def whole(self, key: str, default: int) -> int:
+        """A whole number of at least 0."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= 0"
+            )
+        return value
+
+    def size_or_none(self, key: str, default: int | None = None) -> int | None:
+        """A whole number of at least 1, or None where the config has null or nothing."""
+        return None if self._get(key, default) is None else self.size(key, default or 1)
+
+    def positive_or_none(self, key: str, default: float | None = None) -> float | None:
+        """A finite number above 0, or None where the config has null or nothing."""
+        return None if self._get(key, default) is None else self.positive(key, default or 1.0)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be true or false")
+        return value
+
+    def activation(self, key: str, default: str) -> str:
+        """The activation of an MLP, as `qkv.MLP` calls it."""
+        return self.choice(key, ACTIVATIONS, default)
+
+    def head(self) -> str:
+        """What the model has on top, by the end of its class's name: "MaskedLM", "CausalLM", ...
+
+        Empty for none, or where the config does not say.
+
+        >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
+        'MaskedLM'
+        """
+        names = self._get("architectures", None)
+        name = names[0] if isinstance(names, list) and names else ""
+        if isinstance(name, str) and name.endswith("LMHeadModel"):
+            return "CausalLM"
+        return name.rpartition("For")[2] if isinstance(name, str) and "For" in name else ""
+
+    def labels(self) -> int:
+        """How many classes a classifier has."""
+        names = self._get("id2label", None)
+        if isinstance(names, dict) and names:
+            return len(names)
+        return self.size("num_labels", 2)
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
         """What `choices` has for the value."""
@@ -107,7 +188,8 @@ class Config:
             harmless: keys of this family that do not change what is computed.
         """
         for key, allowed in NEUTRAL.items():
-            self.only(key, *allowed)
+            if key not in self._read:
+                self.only(key, *allowed)
         known = self._read | HARMLESS | {"model_type", *harmless}
         unknown = [
             key for key, value in self.values.items() if key not in known and value is not None
@@ -118,6 +200,11 @@ class Config:
                 UserWarning,
                 stacklevel=2,
             )
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The keys that were read, those that are only allowed to be neutral included."""
+        return frozenset(self._read)
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

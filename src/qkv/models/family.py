@@ -1,18 +1,18 @@
-"""What a family of models is: its settings, and how its files name the parameters."""
+"""What a family of models is: its design, and how its files name and lay out the parameters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.config import Config
-from qkv.models.encoder import Encoder
 from qkv.models.files import ModelError
+from qkv.models.transformer import Transformer
 from qkv.models.weights import FLOATS, Tensors
 
 Shape = tuple[int, ...]
@@ -21,11 +21,51 @@ Shape = tuple[int, ...]
 class Design(Protocol):
     """A model before it has parameters: the sizes that its config gives."""
 
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text."""
+
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter by our name, with its shape; lazily, since a config can name any size."""
 
-    def build(self, parameters: Mapping[str, Array]) -> Encoder:
+    def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One of several parameters that files hold as one tensor, side by side.
+
+    Attributes:
+        name: of that tensor, `*` for the layer's number.
+        index: which one this is.
+        count: how many there are, all of one size.
+        groups: the columns fall into so many equal groups, each with a piece of every one: as
+            many as there are heads, say, where each head's query, key and value stand together.
+
+    >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
+    (array([2, 3]), array([1, 4]))
+    """
+
+    name: str
+    index: int
+    count: int
+    groups: int = 1
+
+    def cut(self, whole: Array) -> Array:
+        """This one's columns, `(..., n)` of `(..., count * n)`."""
+        *lead, columns = whole.shape
+        piece = columns // self.count // self.groups
+        split = whole.reshape(*lead, self.groups, self.count, piece)[..., self.index, :]
+        found: Array = split.reshape(*lead, columns // self.count)
+        return found
+
+    def join(self, parts: list[Array]) -> Array:
+        """The whole of all parts in their order."""
+        *lead, columns = parts[0].shape
+        split = [part.reshape(*lead, self.groups, columns // self.groups) for part in parts]
+        joined: Array = np.stack(split, axis=-2).reshape(*lead, columns * self.count)
+        return joined
 
 
 @dataclass(frozen=True)
@@ -35,37 +75,74 @@ class Family:
     Attributes:
         model_type: as config.json spells it.
         design: reads the sizes and options from a config.
-        names: our name of a part -> the name in the files; `*` stands for the layer's number.
+        names: our name of a part -> the name in the files, or a `Fused` of it, for any config;
+            `*` stands for the layer's number. Where the files' layout depends on the config, a
+            function from the config to that.
+        layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
         old: endings that old files have -> what they are called now.
         body: the beginnings of names that belong to the model itself; a tensor of another name
-            is a head, which is kept and not used.
+            is a head that is not computed, which is kept.
         unused: patterns of tensors in the body that say nothing.
         harmless: config keys of the family that have no say in what is computed.
     """
 
     model_type: str
     design: Callable[[Config], Design]
-    names: Mapping[str, str]
+    names: Mapping[str, str | Fused] | Callable[[Config], Mapping[str, str | Fused]]
+    layout: Literal["out_in", "in_out"] = "out_in"
     prefix: str = ""
     old: Mapping[str, str] = field(default_factory=dict)
     body: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
 
-    def file_name(self, name: str) -> str:
-        """The name of a parameter in the files.
+    def turned(self, name: str) -> bool:
+        """Whether files hold this parameter as (out, in), which we use as (in, out)."""
+        turned = self.layout == "out_in" or name.startswith("head.")
+        return turned and name.endswith("_proj.weight")
 
-        >>> family = Family("x", None, {"blocks.*.attn.q_proj": "layer.*.query"})
-        >>> family.file_name("blocks.12.attn.q_proj.weight")
-        'layer.12.query.weight'
+
+@dataclass(frozen=True)
+class Names:
+    """How the files of one model name its parameters.
+
+    Attributes:
+        family: its family.
+        parts: our name of a part -> the name in the files, or a `Fused` of it.
+    """
+
+    family: Family
+    parts: Mapping[str, str | Fused]
+
+    @classmethod
+    def of(cls, family: Family, config: Config) -> Names:
+        """Those of a model with this config."""
+        return cls(family, family.names(config) if callable(family.names) else family.names)
+
+    def place(self, name: str) -> tuple[str, Fused | None]:
+        """The tensor that holds a parameter, and which part of it this is.
+
+        >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
+        >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")
+        ('layer.12.query.weight', None)
         """
-        part, _, ending = name.rpartition(".")
+        if name in self.parts:  # a tensor that is no part of a layer of its own
+            part, ending, number = name, "", ""
+        else:
+            part, _, ending = name.rpartition(".")
+            number = ""
         layer = re.match(r"blocks\.(\d+)\.", part)
-        if layer is None:
-            return f"{self.names[part]}.{ending}"
-        general = f"blocks.*.{part[layer.end() :]}"
-        return f"{self.names[general]}.{ending}".replace("*", layer[1])
+        if layer is not None:
+            number = layer[1]
+            part = f"blocks.*.{part[layer.end() :]}"
+            whole = f"{part}.{ending}"
+            if whole in self.parts:
+                part, ending = whole, ""
+        found = self.parts[part]
+        file = found.name if isinstance(found, Fused) else found
+        full = f"{file}.{ending}" if ending else file
+        return full.replace("*", number), found if isinstance(found, Fused) else None
 
 
 @dataclass(frozen=True)
@@ -74,28 +151,36 @@ class Weights:
 
     Attributes:
         parameters: by our names, linear weights as (in, out).
-        heads: tensors that are not part of the model itself, by the names in the files.
-        prefix: what stands before the names of the model itself in the files.
+        heads: tensors that are not computed with, by the names in the files.
+        places: our name of a parameter -> the tensor of the files that it comes from.
     """
 
     parameters: dict[str, Array]
     heads: dict[str, Array] = field(default_factory=dict)
-    prefix: str = ""
+    places: dict[str, str] = field(default_factory=dict)
 
-    def to_files(self, family: Family) -> dict[str, Array]:
+    def to_files(self, names: Names) -> dict[str, Array]:
         """The tensors under the names that they have in files."""
-        own = {
-            self.prefix + family.file_name(name): array.T if is_linear(name) else array
-            for name, array in self.parameters.items()
-        }
-        return {**own, **self.heads}
+        files: dict[str, Array] = {}
+        parts: dict[str, dict[int, str]] = {}
+        for name, array in self.parameters.items():
+            place, fused = names.place(name)
+            place = self.places.get(name, place)
+            if fused is None:
+                files[place] = array.T if names.family.turned(name) else array
+                continue
+            parts.setdefault(place, {})[fused.index] = name
+            if len(parts[place]) == fused.count:
+                whole = fused.join([self.parameters[n] for _, n in sorted(parts[place].items())])
+                files[place] = whole.T if names.family.turned(name) else whole
+        return {**files, **self.heads}
 
 
-def read_weights(family: Family, design: Design, tensors: Tensors, dtype: Any = None) -> Weights:
-    """The weights of a model, those of the model itself in one type.
+def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = None) -> Weights:
+    """The weights of a model, those that are computed with in one type.
 
     Args:
-        family: how the files name them.
+        names: what the files call them.
         design: which there must be, and of which shapes.
         tensors: the files.
         dtype: the type to have; without it float64 where the files have it, otherwise float32.
@@ -105,50 +190,50 @@ def read_weights(family: Family, design: Design, tensors: Tensors, dtype: Any = 
     Raises:
         ModelError: a tensor is missing, has another shape or type, or is not known.
     """
+    family = names.family
     stored = _stored_names(family, tensors)
-    wanted: dict[str, str] = {}  # ours -> the file's
+    wanted: dict[str, tuple[str, Fused | None]] = {}  # ours -> the file's
+    known = set()
     for name, shape in design.shapes():  # stops at the first that is missing
-        theirs = family.file_name(name)
+        theirs, fused = names.place(name)
         if theirs not in stored:
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
-        found = tensors.shape(stored[theirs])
-        expected = shape[::-1] if is_linear(name) else shape
-        if found != expected:
+        place = stored[theirs]
+        expected = shape if fused is None else (*shape[:-1], shape[-1] * fused.count)
+        expected = expected[::-1] if family.turned(name) else expected
+        if tensors.shape(place) != expected:
             raise ModelError(
-                f"{tensors.source}: {theirs} has shape {found} and must have {expected} "
-                "by the sizes in config.json"
+                f"{tensors.source}: {theirs} has shape {tensors.shape(place)} and must have "
+                f"{expected} by the sizes in config.json"
             )
-        if tensors.kind(stored[theirs]) not in FLOATS:
+        if tensors.kind(place) not in FLOATS:
             raise ModelError(
-                f"{tensors.source}: {theirs} is {tensors.kind(stored[theirs])}: "
+                f"{tensors.source}: {theirs} is {tensors.kind(place)}: "
                 f"weights are {', '.join(FLOATS)}"
             )
-        wanted[name] = stored[theirs]
-    known = {family.file_name(name) for name in wanted}
+        wanted[name] = place, fused
+        known.add(theirs)
     heads = {}
     for name, place in stored.items():
         if name in known or any(re.fullmatch(pattern, name) for pattern in family.unused):
             continue
-        if name.startswith(family.body):
+        if family.body and name.startswith(family.body):
             raise ModelError(
                 f"{tensors.source}: {name} is not a part of the {family.model_type} model that "
                 "config.json describes"
             )
         if tensors.readable(place):
             heads[place] = tensors[place]
-    double = any(tensors.kind(place) == "F64" for place in wanted.values())
+    double = any(tensors.kind(place) == "F64" for place, _ in wanted.values())
     kind = np.dtype(dtype or (np.float64 if double else np.float32))
-    parameters = {
-        name: (tensors[place].T if is_linear(name) else tensors[place]).astype(kind, copy=False)
-        for name, place in wanted.items()
-    }
-    prefixed = any(place.startswith(family.prefix) for place in wanted.values())
-    return Weights(parameters, heads, family.prefix if prefixed else "")
-
-
-def is_linear(name: str) -> bool:
-    """Whether files hold this parameter as (out, in), which we use as (in, out)."""
-    return name.endswith("_proj.weight")
+    parameters, places = {}, {}
+    for name, (place, fused) in wanted.items():
+        array = tensors[place].T if family.turned(name) else tensors[place]
+        array = array if fused is None else fused.cut(array)
+        parameters[name] = array.astype(kind, copy=False)
+        prefix = family.prefix if place.startswith(family.prefix) else ""
+        places[name] = prefix + names.place(name)[0]  # in today's spelling
+    return Weights(parameters, heads, places)
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:

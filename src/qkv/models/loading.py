@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.bert import BERT
 from qkv.models.config import Config
-from qkv.models.family import Family, read_weights
+from qkv.models.families import FAMILIES as PUBLISHED
+from qkv.models.family import Family, Names, read_weights
 from qkv.models.files import (
     CONFIG,
     DEFAULT,
@@ -27,7 +27,7 @@ from qkv.models.sentence import read_sentence
 from qkv.models.weights import Tensors
 from qkv.text import SubwordTokenizer, Tokenizer
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, LESSON)}
+FAMILIES: dict[str, Family] = {**PUBLISHED, LESSON.model_type: LESSON}
 
 
 def load(
@@ -75,11 +75,12 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     family = _family(values.get("model_type"), home / CONFIG)
     config = Config(values, str(home / CONFIG))
     design = family.design(config)
+    names = Names.of(family, config)
     config.finish(family.harmless)
-    weights = read_weights(family, design, Tensors(home), kind)
+    weights = read_weights(names, design, Tensors(home), kind)
     return Model(
         name=name,
-        family=family,
+        names=names,
         config=values,
         design=design,
         weights=weights,

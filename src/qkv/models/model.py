@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, frozen
 from qkv.files import replacing
-from qkv.models.encoder import EMBED_HOOKS, SUMMARY_HOOKS, Encoder
-from qkv.models.family import Design, Family, Weights
+from qkv.models.family import Design, Names, Weights
 from qkv.models.files import CONFIG, TOKENIZER, WEIGHTS, ModelError
 from qkv.models.parameters import Parameters
 from qkv.models.progress import progress
 from qkv.models.sentence import Sentence
+from qkv.models.transformer import EMBED_HOOKS, LAST_HOOKS, SUMMARY_HOOKS, Transformer
 from qkv.models.without import hidden_words, left_out_heads, masks
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
@@ -36,9 +36,12 @@ class ModelOutput:
 
     Attributes:
         last_hidden_state: (B, T, D), 0 where the attention mask hides.
+        logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
+            (B, classes) for a classifier.
     """
 
     last_hidden_state: Array
+    logits: Array | None = None
 
 
 class Model:
@@ -62,7 +65,7 @@ class Model:
         self,
         *,
         name: str,
-        family: Family,
+        names: Names,
         config: dict[str, Any],
         design: Design,
         weights: Weights,
@@ -74,15 +77,15 @@ class Model:
         self.tokenizer = tokenizer
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
-        self._family, self._design, self._weights = family, design, weights
+        self._names, self._design, self._weights = names, design, weights
         self._build()
-        encoder = self._encoder
         self._sentence = sentence or Sentence()
-        places = None if encoder.positions is None else len(encoder.positions)
-        limits = [limit for limit in (places, self._sentence.max_length) if limit is not None]
+        limits = [
+            limit for limit in (design.max_length, self._sentence.max_length) if limit is not None
+        ]
         self.max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
-            _check_tokenizer(tokenizer, len(encoder.embed), self.max_length, name)
+            _check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
 
     def __repr__(self) -> str:
         kind = self.config.get("model_type")
@@ -92,7 +95,7 @@ class Model:
         )
 
     def _build(self) -> None:
-        self._encoder: Encoder = self._design.build(self._weights.parameters)
+        self._body: Transformer = self._design.build(self._weights.parameters)
 
     @property
     def parameters(self) -> Parameters:
@@ -105,17 +108,17 @@ class Model:
     @property
     def dim(self) -> int:
         """D, the size of a token's vector."""
-        return self._encoder.dim
+        return self._body.dim
 
     @property
     def num_layers(self) -> int:
         """How many layers."""
-        return len(self._encoder.layers)
+        return len(self._body.layers)
 
     @property
     def num_heads(self) -> int:
         """How many query heads each layer has."""
-        return self._encoder.layers[0].attn.num_heads
+        return self._body.layers[0].attn.num_heads
 
     def tokenize(self, text: str) -> Tokenized:
         """The tokens of a text, whole: `trace` and `encode` cut it at `max_length`.
@@ -136,7 +139,7 @@ class Model:
 
     def trace(
         self,
-        texts: str | Iterable[str],
+        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
         *,
         layers: int | Iterable[int] | None = None,
         names: str | Iterable[str] | None = None,
@@ -153,7 +156,8 @@ class Model:
         which `trace.attention_inputs` holds, and `trace.changed` says what was asked for.
 
         Args:
-            texts: one text or several.
+            texts: one text or several; or the ids of their tokens, (T,) integers for one and
+                (B, T), or a list of such for texts of unlike lengths, for several.
             layers: the layers to keep, counted from 0, or from the end with -1; all by default.
             names: the names to keep, in full ("blocks.0.attn.hook_pattern") or short
                 ("pattern", "resid_post"); all by default.
@@ -180,11 +184,16 @@ class Model:
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
         wanted = self._wanted(layers, names, top_k)
-        single = isinstance(texts, str)
-        batch = self._cut_tokens(texts, call="trace")
+        given = _ids_given(texts)
+        if given is not None:
+            single, batch = given
+            self._check_ids(batch)
+        else:
+            single = isinstance(texts, str)
+            batch = self._cut_tokens(cast("str | Iterable[str]", texts), call="trace")
         if not batch:
             raise ValueError("trace: there is no text: give at least one")
-        heads = [layer.attn.num_heads for layer in self._encoder.layers]
+        heads = [layer.attn.num_heads for layer in self._body.layers]
         ablated = left_out_heads(ablate, heads)
         words = [hide] if isinstance(hide, str) else list(hide)
         found = masks(ablated, hidden_words(words, batch, self._pieces), heads)
@@ -198,9 +207,8 @@ class Model:
             offsets=[text.offsets for text in batch],
             special=[text.special for text in batch],
             settings={
-                layer: self._encoder.options
-                | ({"attn_mask": found[layer]} if layer in found else {})
-                for layer in range(self.num_layers)
+                layer: options | ({"attn_mask": found[layer]} if layer in found else {})
+                for layer, options in self._body.settings(max(map(len, batch))).items()
             },
             single=single,
             model=self.name,
@@ -270,7 +278,7 @@ class Model:
         if tokens_wanted:
             return found[0] if single else found
         width = self.dim * len(self._sentence.modes)
-        vectors = np.array(found, self._encoder.embed.dtype).reshape(len(found), width)
+        vectors = np.array(found, self._body.dtype).reshape(len(found), width)
         normalize = (
             self._sentence.normalize if normalize_embeddings is None else normalize_embeddings
         )
@@ -302,24 +310,33 @@ class Model:
         if ids.dtype.kind not in "iu" and ids.size:
             raise TypeError(f"model: input_ids are {ids.dtype}: give integers")
         mask = _checked_mask(attention_mask, ids.shape)
-        positions = self._encoder.positions
-        if positions is not None and ids.shape[1] > len(positions):
+        room = self._body.embedding.room
+        if room is not None and ids.shape[1] > room:
             raise ValueError(
-                f"model: input_ids have {ids.shape[1]} columns and the model {len(positions)} "
+                f"model: input_ids have {ids.shape[1]} columns and the model {room} "
                 "positions: cut them"
             )
-        visible, rows = ids[mask], len(self._encoder.embed)
+        visible, rows = ids[mask], len(self._body.embedding.table)
         outside = visible[(visible < 0) | (visible >= rows)]
         if outside.size:
             raise ValueError(
                 f"model: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
             )
-        out = np.zeros((*ids.shape, self.dim), self._encoder.embed.dtype)
-        if visible.size:
-            places = np.nonzero(mask)[1]
-            cu_lengths = np.concatenate([[0], np.cumsum(mask.sum(1))])
-            out[mask] = self._encoder(visible.astype(np.int64), places, cu_lengths)
-        return ModelOutput(out)
+        out = np.zeros((*ids.shape, self.dim), self._body.dtype)
+        if not visible.size:
+            return ModelOutput(out)
+        places = self._places(ids, mask)
+        cu_lengths = np.concatenate([[0], np.cumsum(mask.sum(1))])
+        packed = self._body(visible.astype(np.int64), places, cu_lengths)
+        out[mask] = packed
+        if self._body.head is None:
+            return ModelOutput(out)
+        found = self._body.head(packed, cu_lengths)
+        if self._body.head.pools:
+            return ModelOutput(out, found)
+        logits = np.zeros((*ids.shape, found.shape[-1]), found.dtype)
+        logits[mask] = found
+        return ModelOutput(out, logits)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
@@ -338,9 +355,9 @@ class Model:
         inner.mkdir(parents=True, exist_ok=True)
         arrays = {
             name: np.ascontiguousarray(array)
-            for name, array in self._weights.to_files(self._family).items()
+            for name, array in self._weights.to_files(self._names).items()
         }
-        kind = self._encoder.embed.dtype.name
+        kind = self._body.dtype.name
         config = {key: value for key, value in self.config.items() if key != "torch_dtype"}
         with replacing(inner / WEIGHTS) as file:
             file.write(save(arrays, {"format": "pt"}))
@@ -366,8 +383,34 @@ class Model:
         cu_lengths = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate([text.ids for text in batch])
         places = np.concatenate([np.arange(length) for length in lengths])
-        rows = self._encoder(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
+        rows = self._body(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
         return rows, cu_lengths
+
+    def _check_ids(self, batch: Sequence[Tokenized]) -> None:
+        """An error unless each id has a row, and each text some and not too many."""
+        rows = len(self._body.embedding.table)
+        for number, text in enumerate(batch):
+            if not 0 < len(text) <= (self.max_length or len(text)):
+                raise ValueError(
+                    f"trace: text {number} has {len(text)} ids: give 1 to "
+                    f"{self.max_length or 'any number'}"
+                )
+            outside = text.ids[(text.ids < 0) | (text.ids >= rows)]
+            if outside.size:
+                raise ValueError(
+                    f"trace: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
+                )
+
+    def _places(self, ids: Array, mask: Array) -> Array:
+        """Where each visible token of ids (B, T) stands, (total,).
+
+        That is its column, or for some families how many tokens before it are not padding.
+        """
+        padding = self._body.embedding.padding
+        if padding is None:
+            return np.nonzero(mask)[1]
+        real = ids != padding
+        return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
 
     def _cut_tokens(self, texts: str | Iterable[str], *, call: str) -> list[Tokenized]:
         """The tokens of each text, cut at the limit; a warning counts what was cut."""
@@ -426,7 +469,7 @@ class Model:
             raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
         if top_k is not None and top_k < 1:
             raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
-        known = self._encoder.hook_names
+        known = self._body.hook_names
         kept = set(known)
         if names is not None:
             asked = [names] if isinstance(names, str) else list(names)
@@ -441,7 +484,9 @@ class Model:
         if layers is not None:
             chosen = self._chosen(layers)
             kept = {
-                full for full in kept if full in EMBED_HOOKS or int(full.split(".")[1]) in chosen
+                full
+                for full in kept
+                if full in (*EMBED_HOOKS, *LAST_HOOKS) or int(full.split(".")[1]) in chosen
             }
         return kept.__contains__
 
@@ -456,6 +501,31 @@ class Model:
                     f"0 to {self.num_layers - 1}"
                 )
         return {int(number) % self.num_layers for number in numbers}
+
+
+def _ids_given(texts: Any) -> tuple[bool, list[Tokenized]] | None:
+    """Whether it is one text, and each text's tokens, where ids are given in the place of texts."""
+    if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
+        return None
+    first = texts[0]
+    single = isinstance(first, int | np.integer)
+    if not single and not isinstance(first, np.ndarray | list | tuple):
+        return None
+    rows = [np.asarray(row) for row in ([texts] if single else texts)]
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise TypeError(
+                f"trace: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
+            )
+    return single, [
+        Tokenized(
+            ids=row.astype(np.int64),
+            tokens=[str(token) for token in row],
+            offsets=[(0, 0)] * len(row),
+            special=[False] * len(row),
+        )
+        for row in rows
+    ]
 
 
 def _spellings(full: str) -> set[str]:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend import KVCache
 from qkv.embed import TokenEmbedding, sinusoidal_positions
 from qkv.layers import SelfAttention
 from qkv.layers.packed import keep
 from qkv.models.config import Config
-from qkv.models.encoder import Encoder
-from qkv.models.family import Family, Weights
+from qkv.models.family import Family, Names, Weights
 from qkv.models.model import Model
 from qkv.models.sentence import Sentence
+from qkv.models.transformer import Embedding, Transformer
 from qkv.text import WordTokenizer
 from qkv.trace import Recorder
 
@@ -39,29 +40,31 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 class AttentionOnly:
     """A layer that is attention and nothing else: no way past it, no norm, no MLP."""
 
-    def __init__(self, attn: SelfAttention, *, causal: bool) -> None:
+    def __init__(self, attn: SelfAttention) -> None:
         self.attn = attn
-        self.causal = causal
 
     def __call__(
         self,
         x: Array,
         *,
-        cu_lengths: Array,
+        cu_lengths: Array | None = None,
+        cache: KVCache | None = None,
+        lengths: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-        attn_mask: Array | None = None,
+        **options: Any,
     ) -> Array:
-        """From packed rows (total, D) to the same."""
+        """From rows (total, D), or with a cache from (B, T, D), to the same."""
         inside = None if record is None else record.under("attn.")
         keep(record, "hook_resid_pre", x, cu_lengths)
         out: Array = self.attn(
             x,
             cu_lengths=cu_lengths,
+            cache=cache,
+            lengths=lengths,
             record=inside,
             top_k=top_k,
-            is_causal=self.causal,
-            attn_mask=attn_mask,
+            **options,
         )
         keep(record, "hook_attn_out", out, cu_lengths)
         keep(record, "hook_resid_post", out, cu_lengths)
@@ -77,6 +80,7 @@ class Lesson:
     num_heads: int
     causal: bool
     positions: bool
+    max_length: int = MAX_LENGTH
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each parameter and its shape."""
@@ -84,21 +88,22 @@ class Lesson:
         for name in _PROJECTIONS:
             yield f"blocks.0.attn.{name}.weight", (self.dim, self.dim)
 
-    def build(self, parameters: Mapping[str, Array]) -> Encoder:
+    def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters."""
-        embed = parameters["embed.weight"]
-        tables = {"embed.weight": embed}
+        table = parameters["embed.weight"]
+        places = None
         if self.positions:
-            tables["pos_embed.weight"] = sinusoidal_positions(MAX_LENGTH, self.dim).astype(
-                embed.dtype
-            )
+            places = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
         attn = SelfAttention.from_parameters(
             {f"{name}.weight": parameters[f"blocks.0.attn.{name}.weight"] for name in _PROJECTIONS},
             num_heads=self.num_heads,
         )
-        layer = AttentionOnly(attn, causal=self.causal)
-        options = {"is_causal": True} if self.causal else {}
-        return Encoder(tables, [layer], options=options, hooks=_HOOKS)
+        return Transformer(
+            Embedding(table, positions=places),
+            [AttentionOnly(attn)],
+            options=[{"is_causal": True} if self.causal else {}],
+            hooks=_HOOKS,
+        )
 
 
 def design(config: Config) -> Lesson:
@@ -174,11 +179,12 @@ def random_model(
         "positions": bool(positions),
         "seed": seed,
     }
+    values = Config(config, "random_model")
     return Model(
         name="random",
-        family=LESSON,
+        names=Names.of(LESSON, values),
         config=config,
-        design=design(Config(config, "random_model")),
+        design=design(values),
         weights=Weights(parameters),
         tokenizer=tokenizer,
         sentence=Sentence(max_length=MAX_LENGTH),

@@ -221,8 +221,8 @@ def walk_layer(
             f"D={other.shape[1]}", side="keys",
         )  # fmt: skip
         at.start_keys(other, "C")
-    if isinstance(layer, Block) and not layer.post_norm:
-        norm = layer.norm1
+    norm = layer.norm1 if isinstance(layer, Block) and not layer.post_norm else None
+    if norm is not None:
         values = norm_step(
             notes, words, "X", "N", norm.parameters, norm.eps, rms=isinstance(norm, RMSNorm)
         )

@@ -1,0 +1,63 @@
+"""Biases by the distance of two tokens: near ones each have their own, far ones share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.arrays import Array
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How distances are put into buckets, each with a learned bias for each head.
+
+    Attributes:
+        count: how many buckets.
+        furthest: from this distance on all share the last one.
+        both_ways: whether keys before and after a query have buckets of their own; otherwise
+            those after it share the first.
+
+    Source:
+        Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
+        Text-to-Text Transformer", section 2.1.
+
+    >>> Buckets(8, 16).of(np.array([-20, -1, 0, 1, 2, 20]))
+    array([3, 1, 0, 5, 6, 7])
+    """
+
+    count: int
+    furthest: int
+    both_ways: bool = True
+
+    def of(self, distance: Array) -> Array:
+        """The bucket of each `key place - query place`."""
+        count = self.count // 2 if self.both_ways else self.count
+        after = np.where(distance > 0, count, 0) if self.both_ways else 0
+        away = np.abs(distance) if self.both_ways else np.maximum(-distance, 0)
+        near = count // 2  # so many distances have a bucket each, the rest grow by a factor
+        # float32, as the models were trained: on the border of two buckets the rounding decides
+        ratio = np.log(np.maximum(away, near).astype(np.float32) / np.float32(near))
+        steps = ratio / np.float32(math.log(self.furthest / near)) * np.float32(count - near)
+        far = np.minimum(near + steps.astype(np.int64), count - 1)
+        found: Array = after + np.where(away < near, away, far)
+        return found
+
+    def with_table(self, table: Array) -> RelativeBias:
+        """The same with the biases (count, Hq)."""
+        return RelativeBias(self, table)
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """Buckets with their biases."""
+
+    buckets: Buckets
+    table: Array  # (count, Hq)
+
+    def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
+        """The bias (1, Hq, L, S) of queries from place `q_offset` on for keys from 0 on."""
+        distance = np.arange(keys) - (np.arange(length) + q_offset)[:, None]  # (L, S)
+        return np.moveaxis(self.table[self.buckets.of(distance)], -1, 0)[None]

@@ -1,0 +1,241 @@
+"""A transformer before it has parameters: its sizes and options, as a config gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qkv.arrays import Array
+from qkv.embed import alibi_slopes
+from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from qkv.models.buckets import Buckets
+from qkv.models.head import Head
+from qkv.models.transformer import Embedding, Transformer
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How one layer attends.
+
+    Attributes:
+        num_heads: Hq.
+        num_kv_heads: Hkv.
+        head_size: d.
+        rotary: turns queries and keys.
+        options: those of `qkv.attention` that hold in every run: `is_causal`, `window`, `scale`,
+            `softcap`.
+        alibi: whether scores fall with the distance.
+        sinks: whether each head has a learned sink.
+        qk_norm: whether the queries and keys of each head are normalised.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rotary: Rotary | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    alibi: bool = False
+    sinks: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Design:
+    """Token ids, through embeddings and blocks, to vectors, and through a head to logits.
+
+    Attributes:
+        vocabulary: V.
+        dim: D.
+        hidden: F, the size between the two layers of an MLP.
+        activation: that of the MLP.
+        eps: of the norms.
+        layers: how each layer attends.
+        max_length: the most tokens of a text; None for no limit.
+        positions: the rows of a table of learned positions, 0 for none.
+        first_position: the row of a text's first token.
+        padding: the id of the padding token, where positions count the other tokens alone.
+        token_types: the rows of a table of segments, 0 for none.
+        embed_scale: what the rows of the token table are multiplied by.
+        embed_norm: whether there is a norm over the embeddings.
+        norms: where those of a block stand: after each part, before it, or on both sides.
+        first_norm: whether the first layer's attention has its norm, where they stand before.
+        final_norm: whether there is one after the last block.
+        rms: whether the norms leave the mean where it is.
+        norm_bias: whether they have biases.
+        norm_offset: what is added to their weights.
+        gated: whether the MLP has a gate.
+        qkv_bias: whether the linear layers to queries, keys and values have biases.
+        out_bias: the same of the output projection.
+        mlp_bias: the same of the MLP.
+        buckets: biases by the distance of two tokens, shared by all layers.
+        head: from the last vectors to logits.
+    """
+
+    vocabulary: int
+    dim: int
+    hidden: int
+    activation: str
+    eps: float
+    layers: tuple[Attention, ...]
+    max_length: int | None = None
+    positions: int = 0
+    first_position: int = 0
+    padding: int | None = None
+    token_types: int = 0
+    embed_scale: float = 1.0
+    embed_norm: bool = False
+    norms: Literal["after", "before", "both"] = "before"
+    first_norm: bool = True
+    final_norm: bool = True
+    rms: bool = False
+    norm_bias: bool = True
+    norm_offset: float = 0.0
+    gated: bool = False
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    buckets: Buckets | None = None
+    head: Head | None = None
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Each parameter by our name and its shape; lazily, since a config can name any size."""
+        yield "embed.weight", (self.vocabulary, self.dim)
+        if self.positions:
+            yield "pos_embed.weight", (self.positions, self.dim)
+        if self.token_types:
+            yield "token_type_embed.weight", (self.token_types, self.dim)
+        if self.embed_norm:
+            yield from self._norm_shapes("embed_norm", self.dim)
+        if self.buckets is not None:
+            yield "relative_bias.weight", (self.buckets.count, self.layers[0].num_heads)
+        for number, layer in enumerate(self.layers):
+            for name, shape in self._block_shapes(number, layer):
+                yield f"blocks.{number}.{name}", shape
+        if self.final_norm:
+            yield from self._norm_shapes("final_norm", self.dim)
+        if self.head is not None:
+            yield from self.head.shapes(self.dim)
+
+    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+        """The transformer with these parameters, used where they stand."""
+        return Transformer(
+            Embedding(
+                parameters["embed.weight"],
+                positions=parameters.get("pos_embed.weight"),
+                token_types=parameters.get("token_type_embed.weight"),
+                norm=self._norm(parameters, "embed_norm") if self.embed_norm else None,
+                scale=self.embed_scale,
+                first_position=self.first_position,
+                padding=self.padding,
+            ),
+            [self._block(number, layer, parameters) for number, layer in enumerate(self.layers)],
+            options=[
+                self._options(number, layer, parameters) for number, layer in enumerate(self.layers)
+            ],
+            bias=None
+            if self.buckets is None
+            else self.buckets.with_table(parameters["relative_bias.weight"]),
+            final_norm=self._norm(parameters, "final_norm") if self.final_norm else None,
+            head=None if self.head is None else self.head.build(parameters, norm=self._norm),
+        )
+
+    def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
+        dim, size = self.dim, layer.head_size
+        for name, heads in (
+            ("q_proj", layer.num_heads),
+            ("k_proj", layer.num_kv_heads),
+            ("v_proj", layer.num_kv_heads),
+        ):
+            yield from _linear(f"attn.{name}", dim, heads * size, self.qkv_bias)
+        yield from _linear("attn.out_proj", layer.num_heads * size, dim, self.out_bias)
+        if layer.qk_norm:
+            yield from self._norm_shapes("attn.q_norm", size)
+            yield from self._norm_shapes("attn.k_norm", size)
+        if layer.sinks:
+            yield "attn.sinks", (layer.num_heads,)
+        if self._has_norm1(number):
+            yield from self._norm_shapes("norm1", dim)
+        yield from self._mlp_shapes()
+        yield from self._norm_shapes("norm2", dim)
+        if self.norms == "both":
+            yield from self._norm_shapes("out_norm1", dim)
+            yield from self._norm_shapes("out_norm2", dim)
+
+    def _mlp_shapes(self) -> Iterator[tuple[str, Shape]]:
+        if self.gated:
+            yield from _linear("mlp.gate_proj", self.dim, self.hidden, self.mlp_bias)
+        yield from _linear("mlp.up_proj", self.dim, self.hidden, self.mlp_bias)
+        yield from _linear("mlp.down_proj", self.hidden, self.dim, self.mlp_bias)
+
+    def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
+        yield f"{name}.weight", (size,)
+        if self.norm_bias and not self.rms:
+            yield f"{name}.bias", (size,)
+
+    def _has_norm1(self, number: int) -> bool:
+        return number > 0 or self.first_norm
+
+    def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
+        here = f"blocks.{number}."
+
+        def norm(name: str, there: bool = True) -> LayerNorm | RMSNorm | None:
+            return self._norm(parameters, here + name) if there else None
+
+        projections = ("q_proj.", "k_proj.", "v_proj.", "out_proj.")
+        attn = MultiHeadAttention.from_parameters(
+            {
+                name: array
+                for name, array in under(parameters, f"{here}attn.").items()
+                if name.startswith(projections)
+            },
+            num_heads=layer.num_heads,
+            rotary=layer.rotary,
+            q_norm=norm("attn.q_norm", layer.qk_norm),
+            k_norm=norm("attn.k_norm", layer.qk_norm),
+        )
+        return Block(
+            attn,
+            norm("norm1", self._has_norm1(number)),
+            self._mlp(under(parameters, f"{here}mlp.")),
+            self._norm(parameters, f"{here}norm2"),
+            post_norm=self.norms == "after",
+            out_norm1=norm("out_norm1", self.norms == "both"),
+            out_norm2=norm("out_norm2", self.norms == "both"),
+        )
+
+    def _mlp(self, parameters: Mapping[str, Array]) -> MLP:
+        return MLP.from_parameters(parameters, activation=self.activation)
+
+    def _norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
+        own = under(parameters, f"{name}.")
+        if self.rms:
+            return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
+        return LayerNorm.from_parameters(own, eps=self.eps)
+
+    def _options(
+        self, number: int, layer: Attention, parameters: Mapping[str, Array]
+    ) -> dict[str, Any]:
+        options = dict(layer.options)
+        if layer.alibi:
+            options["alibi_slopes"] = alibi_slopes(layer.num_heads)
+        if layer.sinks:
+            options["sinks"] = parameters[f"blocks.{number}.attn.sinks"]
+        return options
+
+
+def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The parameters whose names begin with `prefix`, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in parameters.items()
+        if name.startswith(prefix)
+    }
+
+
+def _linear(name: str, size: int, out: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (size, out)
+    if bias:
+        yield f"{name}.bias", (out,)

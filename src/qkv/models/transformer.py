@@ -1,0 +1,258 @@
+"""A transformer: embeddings, then blocks, over packed rows, so that no padding is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type
+from qkv.attend import KVCache
+from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
+from qkv.layers.packed import keep
+from qkv.trace import Recorder
+
+EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
+LAST_HOOKS = ("ln_final.hook_normalized",)
+SUMMARY_HOOKS = tuple(f"attn.{name}" for name in ("top_indices", "top_weights", "received", "lse"))
+BLOCK_HOOKS = (
+    "hook_resid_pre",
+    *(f"attn.hook_{name}" for name in ("q", "k", "v", "rot_q", "rot_k")),
+    *(f"attn.hook_{name}" for name in ("attn_scores", "pattern", "z")),
+    *(f"hook_{name}" for name in ("attn_out", "resid_mid", "mlp_out", "resid_post")),
+    "hook_normalized_resid_post",
+)
+
+
+class Layer(Protocol):
+    """What stands between two residual states: a `Block`, or something smaller in lessons."""
+
+    @property
+    def attn(self) -> MultiHeadAttention:
+        """Its attention."""
+
+    def __call__(
+        self,
+        x: Array,
+        *,
+        cu_lengths: Array | None = None,
+        cache: KVCache | None = None,
+        lengths: Array | None = None,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        **options: Any,
+    ) -> Array:
+        """From rows (total, D), or with a cache from (B, T, D), to the same."""
+
+
+class Bias(Protocol):
+    """A bias of scores that depends on where query and key stand."""
+
+    def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
+        """For queries from place `q_offset` on and keys from 0 on, (1, Hq, L, S)."""
+
+
+class Predict(Protocol):
+    """What a model has on top."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether it gives one row for each text, not for each token."""
+
+    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
+        """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
+
+
+class Embedding:
+    """Token ids and their places to vectors.
+
+    Args:
+        table: (V, D), a row for each token.
+        positions: (rows, D), a row for each place in a text.
+        token_types: (segments, D), of which row 0 is used.
+        norm: over their sum.
+        scale: what the rows of the token table are multiplied by.
+        first_position: the row of place 0.
+        padding: the id of the padding token, where positions count the other tokens alone.
+    """
+
+    def __init__(
+        self,
+        table: Array,
+        *,
+        positions: Array | None = None,
+        token_types: Array | None = None,
+        norm: LayerNorm | RMSNorm | None = None,
+        scale: float = 1.0,
+        first_position: int = 0,
+        padding: int | None = None,
+    ) -> None:
+        self.table, self.positions, self.token_types = table, positions, token_types
+        self.norm, self.scale, self.first_position = norm, scale, first_position
+        self.padding = padding
+
+    def __call__(
+        self,
+        ids: Array,
+        places: Array,
+        cu_lengths: Array | None = None,
+        record: Recorder | None = None,
+    ) -> Array:
+        """Vectors (..., D) of ids (...) at these places."""
+        x = self.table[ids]
+        keep(record, "hook_embed", x, cu_lengths)
+        x = x.astype(compute_type(x.dtype), copy=False)
+        if self.scale != 1:
+            x *= x.dtype.type(self.scale)
+        if self.token_types is not None:
+            kinds = np.broadcast_to(self.token_types[0], x.shape)
+            keep(record, "hook_token_type_embed", kinds, cu_lengths)
+            x += kinds
+        if self.positions is not None:
+            where = self.positions[places + self.first_position]
+            keep(record, "hook_pos_embed", where, cu_lengths)
+            x += where
+        if self.norm is not None:
+            x = self.norm(x)
+        x = x.astype(self.table.dtype, copy=False)
+        keep(record, "hook_full_embed", x, cu_lengths)
+        return x
+
+    @property
+    def room(self) -> int | None:
+        """How many places there are; None for any number."""
+        return None if self.positions is None else len(self.positions) - self.first_position
+
+
+class Transformer:
+    """Token ids to contextual vectors.
+
+    Args:
+        embedding: from ids to vectors.
+        layers: what follows, in order.
+        options: for each layer the options of `qkv.attention` that it runs with.
+        bias: of the scores of every layer.
+        final_norm: what comes after the last layer.
+        head: from the last vectors of packed texts, and where each begins, to logits.
+        hooks: the names that each layer leaves in a trace.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        layers: Sequence[Layer],
+        *,
+        options: Sequence[Mapping[str, Any]] | None = None,
+        bias: Bias | None = None,
+        final_norm: LayerNorm | RMSNorm | None = None,
+        head: Predict | None = None,
+        hooks: Sequence[str] = BLOCK_HOOKS,
+    ) -> None:
+        self.embedding = embedding
+        self.layers = list(layers)
+        self.options = [dict(one) for one in options or [{}] * len(self.layers)]
+        self.bias, self.final_norm, self.head = bias, final_norm, head
+        self.hooks = tuple(hooks)
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the vectors."""
+        return int(self.embedding.table.shape[1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the vectors."""
+        return self.embedding.table.dtype
+
+    @property
+    def hook_names(self) -> list[str]:
+        """Every name that a trace may hold, the summaries of `top_k` included."""
+        return [
+            *EMBED_HOOKS,
+            *(
+                f"blocks.{number}.{hook}"
+                for number in range(len(self.layers))
+                for hook in (*self.hooks, *SUMMARY_HOOKS)
+            ),
+            *LAST_HOOKS,
+        ]
+
+    def settings(self, longest: int) -> dict[int, dict[str, Any]]:
+        """The options each layer runs with on texts of up to `longest` tokens, for a trace."""
+        bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
+        return {number: {**one, **bias} for number, one in enumerate(self.options)}
+
+    def __call__(
+        self,
+        ids: Array,
+        places: Array,
+        cu_lengths: Array,
+        *,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        masks: Mapping[int, Array] | None = None,
+    ) -> Array:
+        """Run texts that are laid end to end.
+
+        Args:
+            ids: (total,) token ids that have a row in the table.
+            places: (total,) the place of each token in its text.
+            cu_lengths: (B + 1,) where each text begins and the last one ends.
+            record: collects what is computed on the way, as (B, T, ...).
+            top_k: with `record`, keep the largest weights of each query in place of all.
+            masks: for layers that have one, which key each head sees: broadcasts to
+                (B, Hq, T, T), T the length of the longest text.
+
+        Returns:
+            (total, D)
+        """
+        x = self.embedding(ids, places, cu_lengths, record)  # (total, D)
+        longest = int(np.diff(cu_lengths).max(initial=0))
+        for number, options in self.settings(longest).items():
+            if masks is not None and number in masks:
+                options["attn_mask"] = masks[number]
+            inside = None if record is None else record.under(f"blocks.{number}.")
+            layer = self.layers[number]
+            x = layer(x, cu_lengths=cu_lengths, record=inside, top_k=top_k, **options)
+        return self._last(x, cu_lengths, record)
+
+    def caches(self) -> list[KVCache]:
+        """An empty cache for each layer, bounded by its window."""
+        return [KVCache(one.get("window")) for one in self.options]
+
+    def step(
+        self,
+        ids: Array,
+        caches: Sequence[KVCache],
+        lengths: Array | None = None,
+        *,
+        record: Recorder | None = None,
+    ) -> Array:
+        """Run the tokens that follow those in the caches, which then hold these too.
+
+        Args:
+            ids: (B, n) token ids, one row for each text.
+            caches: one for each layer.
+            lengths: (B,), how many of the n are real; all of them unless given.
+            record: collects what is computed on the way.
+
+        Returns:
+            (B, n, D)
+        """
+        seen = caches[0].lengths
+        places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
+        if self.embedding.room is not None:
+            places = np.minimum(places, self.embedding.room - 1)  # of padding, which nobody reads
+        x = self.embedding(ids, places, record=record)
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            inside = None if record is None else record.under(f"blocks.{number}.")
+            options = self.options[number]
+            x = layer(x, cache=cache, lengths=lengths, record=inside, **options)
+        return self._last(x, None, record)
+
+    def _last(self, x: Array, cu_lengths: Array | None, record: Recorder | None) -> Array:
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+            keep(record, LAST_HOOKS[0], x, cu_lengths)
+        return x

@@ -1,0 +1,112 @@
+"""Random models that transformers makes and saves, loaded by both libraries and held together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import qkv
+
+BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # of the largest value
+
+
+def scatter(model: Any, seed: int = 0) -> None:
+    """Weights, biases and norms all far from their first values, and all different."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            is_norm = "norm" in name.lower() or "ln_" in name or "layernorm" in name.lower()
+            if is_norm and name.endswith("weight"):
+                parameter.copy_(1 + 0.2 * numbers)
+            elif parameter.ndim >= 2 and "emb" not in name and "wte" not in name:
+                parameter.copy_(numbers / np.sqrt(min(parameter.shape[-2:])))
+            else:
+                parameter.copy_(0.3 * numbers)
+
+
+@dataclass
+class Pair:
+    """One model in both libraries."""
+
+    ours: qkv.Model
+    theirs: Any
+    bound: float
+
+    def near(self, found: Any, expected: Any, what: str) -> None:
+        """Equal shapes and values, but for the bound times the largest value."""
+        expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
+        assert found.shape == expected.shape, what
+        assert np.isfinite(expected).all(), what
+        difference = np.abs(found.astype(np.float64) - expected).max(initial=0)
+        allowed = self.bound * max(1, np.abs(expected).max(initial=0))
+        assert difference <= allowed, f"{what}: {difference:.2e} > {allowed:.2e}"
+
+
+def made(
+    folder: Path, kind: type, config: Any, dtype: torch.dtype = torch.float32, *, seed: int = 0
+) -> Pair:
+    """A random model of class `kind`, saved by transformers and loaded by both."""
+    torch.manual_seed(seed)
+    model = kind(config).to(dtype)
+    scatter(model, seed)
+    model.save_pretrained(folder)
+    theirs = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+    return Pair(qkv.load(folder), theirs, BOUND[dtype])
+
+
+def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[Any, Any]:
+    """Random ids (B, T) and their mask, padded on one side."""
+    rng = np.random.default_rng(seed)
+    longest = max(lengths)
+    size = pair.theirs.config.get_text_config().vocab_size
+    ids = rng.integers(3, size, (len(lengths), longest))
+    mask = np.zeros((len(lengths), longest), np.int64)
+    for row, length in enumerate(lengths):
+        mask[row, slice(0, length) if side == "right" else slice(longest - length, None)] = 1
+    padding = pair.theirs.config.get_text_config().pad_token_id
+    return np.where(mask == 1, ids, 1 if padding is None else padding), mask
+
+
+def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
+    """Last vectors and logits of a padded batch, where it is not padding."""
+    ids, mask = ids_of(pair, lengths, side)
+    with torch.inference_mode():
+        theirs = pair.theirs(
+            torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True
+        )
+    ours = pair.ours(ids, mask)
+    real = mask.astype(bool)
+    pair.near(ours.last_hidden_state[real], theirs.hidden_states[-1].numpy()[real], "last")
+    if getattr(theirs, "logits", None) is not None:
+        assert ours.logits is not None
+        if ours.logits.ndim == 3:
+            pair.near(ours.logits[real], theirs.logits.numpy()[real], "logits")
+        else:
+            pair.near(ours.logits, theirs.logits, "logits")
+
+
+def compare_layers(pair: Pair, length: int) -> None:
+    """The vectors and weights of every layer, of one text without padding."""
+    ids, _ = ids_of(pair, [length], "right")
+    with torch.inference_mode():
+        theirs = pair.theirs(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
+    trace = pair.ours.trace(ids)
+    assert len(trace.hidden_states) == len(theirs.hidden_states)
+    for number, states in enumerate(zip(trace.hidden_states, theirs.hidden_states, strict=True)):
+        pair.near(*states, f"hidden state {number}")
+    for number, weights in enumerate(zip(trace.attentions, theirs.attentions, strict=True)):
+        pair.near(*weights, f"weights of layer {number}")
+    again = qkv.attention(**trace.attention_inputs(0), return_weights=True)[1]
+    pair.near(again, theirs.attentions[0], "the inputs of layer 0")
+
+
+def compare(pair: Pair, *, length: int = 23) -> None:
+    """All of it."""
+    compare_layers(pair, length)
+    for side in ("right", "left"):
+        compare_batch(pair, [length, 5, 1, 14], side)
