@@ -52,7 +52,7 @@ class Block:
         the Transformer Architecture".
 
     >>> import numpy as np
-    >>> from qkv.layers import LayerNorm
+    >>> from qkv.layers import MLP, LayerNorm
     >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
     ...               LayerNorm(8), post_norm=True)
     >>> block(np.ones((3, 5, 8)), is_causal=True).shape
@@ -204,7 +204,7 @@ class Block:
         pattern (see `qkv.summarize_attention`).
 
         >>> import numpy as np
-        >>> from qkv.layers import LayerNorm
+        >>> from qkv.layers import MLP, LayerNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
         ...               LayerNorm(8), post_norm=False)
         >>> trace = block.trace(np.ones((5, 8)), is_causal=True)
