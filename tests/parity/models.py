@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 import qkv
 
 BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # of the largest value
+
+
+class _Double(TorchFunctionMode):
+    """float64 wherever torch is asked for float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        given = (kwargs or {}).items()
+        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in given})
+
+
+def double(wanted: bool) -> AbstractContextManager[Any]:
+    """Here transformers does in float64 what it always does in float32: norms, softmax, angles."""
+    return _Double() if wanted else nullcontext()
 
 
 def scatter(model: Any, seed: int = 0) -> None:
@@ -37,6 +56,11 @@ class Pair:
     theirs: Any
     bound: float
 
+    @property
+    def is_double(self) -> bool:
+        """Whether their numbers are float64."""
+        return bool(self.theirs.dtype == torch.float64)
+
     def near(self, found: Any, expected: Any, what: str) -> None:
         """Equal shapes and values, but for the bound times the largest value."""
         expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
@@ -52,10 +76,11 @@ def made(
 ) -> Pair:
     """A random model of class `kind`, saved by transformers and loaded by both."""
     torch.manual_seed(seed)
-    model = kind(config).to(dtype)
-    scatter(model, seed)
-    model.save_pretrained(folder)
-    theirs = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+    with double(dtype == torch.float64):
+        model = kind(config).to(dtype)
+        scatter(model, seed)
+        model.save_pretrained(folder)
+        theirs = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
     return Pair(qkv.load(folder), theirs, BOUND[dtype])
 
 
@@ -75,7 +100,7 @@ def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[An
 def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
     """Last vectors and logits of a padded batch, where it is not padding."""
     ids, mask = ids_of(pair, lengths, side)
-    with torch.inference_mode():
+    with torch.inference_mode(), double(pair.is_double):
         theirs = pair.theirs(
             torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True
         )
@@ -93,7 +118,7 @@ def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
 def compare_layers(pair: Pair, length: int) -> None:
     """The vectors and weights of every layer, of one text without padding."""
     ids, _ = ids_of(pair, [length], "right")
-    with torch.inference_mode():
+    with torch.inference_mode(), double(pair.is_double):
         theirs = pair.theirs(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
     trace = pair.ours.trace(ids)
     assert len(trace.hidden_states) == len(theirs.hidden_states)
