@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from qkv.models.files import ModelError
+from qkv.models.files import ModelError, plain
 
 Choice = TypeVar("Choice")
 
@@ -81,6 +81,17 @@ class Config:
             )
         return value
 
+    def pair(self, key: str, default: int) -> tuple[int, int]:
+        """Height and width: two whole numbers of at least 1, or one for both."""
+        value = self._get(key, default)
+        both = value if isinstance(value, list) else [value, value]
+        whole = all(isinstance(side, int) and not isinstance(side, bool) for side in both)
+        if not whole or len(both) != 2 or min(both) < 1:
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= 1, or two"
+            )
+        return both[0], both[1]
+
     def heads(
         self,
         dim: int,
@@ -102,7 +113,7 @@ class Config:
         """A finite number above 0."""
         value = self._get(key, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
+        if not number or not 0 < value <= sys.float_info.max:
             raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be a number above 0")
         return float(value)
 
@@ -149,11 +160,16 @@ class Config:
         >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
         'MaskedLM'
         """
+        name = self.architecture()
+        if name.endswith("LMHeadModel"):
+            return "CausalLM"
+        return name.rpartition("For")[2] if "For" in name else ""
+
+    def architecture(self) -> str:
+        """The name of the model's class, empty where the config does not say."""
         names = self._get("architectures", None)
         name = names[0] if isinstance(names, list) and names else ""
-        if isinstance(name, str) and name.endswith("LMHeadModel"):
-            return "CausalLM"
-        return name.rpartition("For")[2] if isinstance(name, str) and "For" in name else ""
+        return name if isinstance(name, str) else ""
 
     def labels(self) -> int:
         """How many classes a classifier has."""
@@ -161,6 +177,21 @@ class Config:
         if isinstance(names, dict) and names:
             return len(names)
         return self.size("num_labels", 2)
+
+    def spelling(self, *keys: str) -> str:
+        """Which of these keys for one thing the config has, the first of them for none.
+
+        >>> Config({"num_attention_heads": 4}, "config.json").spelling("n_head", "num_attention_heads")
+        'num_attention_heads'
+        """
+        given = [key for key in keys if self._get(key, None) is not None]
+        for key in given[1:]:
+            if self.values[key] != self.values[given[0]]:
+                raise ModelError(
+                    f"{self.source}: {given[0]} is {self.values[given[0]]!r:.40} and {key} is "
+                    f"{self.values[key]!r:.40}: they are two names for one thing"
+                )
+        return (given or keys)[0]
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
         """What `choices` has for the value."""
@@ -196,7 +227,8 @@ class Config:
         ]
         if unknown:
             warnings.warn(
-                f"{self.source}: qkv does not know {', '.join(unknown)} and went on without",
+                f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)} "
+                "and went on without",
                 UserWarning,
                 stacklevel=2,
             )

@@ -81,9 +81,13 @@ class Family:
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
         old: endings that old files have -> what they are called now.
+        instead: a tensor -> the one that stands for it in files that lack it.
         body: the beginnings of names that belong to the model itself; a tensor of another name
             is a head that is not computed, which is kept.
         unused: patterns of tensors in the body that say nothing.
+        optional: our names of parameters that files may leave out: what is then tied to another.
+        copies: names in the files -> the tensor that it repeats, or stands for where that is
+            left out.
         harmless: config keys of the family that have no say in what is computed.
     """
 
@@ -93,8 +97,11 @@ class Family:
     layout: Literal["out_in", "in_out"] = "out_in"
     prefix: str = ""
     old: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     body: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
 
     def turned(self, name: str) -> bool:
@@ -132,10 +139,10 @@ class Names:
         else:
             part, _, ending = name.rpartition(".")
             number = ""
-        layer = re.match(r"blocks\.(\d+)\.", part)
+        layer = re.search(r"\bblocks\.(\d+)\.", part)
         if layer is not None:
             number = layer[1]
-            part = f"blocks.*.{part[layer.end() :]}"
+            part = f"{part[: layer.start()]}blocks.*.{part[layer.end() :]}"
             whole = f"{part}.{ending}"
             if whole in self.parts:
                 part, ending = whole, ""
@@ -192,11 +199,15 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    wanted: dict[str, tuple[str, Fused | None]] = {}  # ours -> the file's
+    wanted: dict[str, tuple[str, str, Fused | None]] = {}  # ours -> theirs
     known = set()
     for name, shape in design.shapes():  # stops at the first that is missing
         theirs, fused = names.place(name)
+        if theirs not in stored and family.instead.get(theirs) in stored:
+            theirs = family.instead[theirs]
         if theirs not in stored:
+            if name in family.optional:
+                continue
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         place = stored[theirs]
         expected = shape if fused is None else (*shape[:-1], shape[-1] * fused.count)
@@ -211,7 +222,7 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
                 f"{tensors.source}: {theirs} is {tensors.kind(place)}: "
                 f"weights are {', '.join(FLOATS)}"
             )
-        wanted[name] = place, fused
+        wanted[name] = place, theirs, fused
         known.add(theirs)
     heads = {}
     for name, place in stored.items():
@@ -224,15 +235,15 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
             )
         if tensors.readable(place):
             heads[place] = tensors[place]
-    double = any(tensors.kind(place) == "F64" for place, _ in wanted.values())
+    double = any(tensors.kind(place) == "F64" for place, *_ in wanted.values())
     kind = np.dtype(dtype or (np.float64 if double else np.float32))
     parameters, places = {}, {}
-    for name, (place, fused) in wanted.items():
+    for name, (place, theirs, fused) in wanted.items():
         array = tensors[place].T if family.turned(name) else tensors[place]
         array = array if fused is None else fused.cut(array)
         parameters[name] = array.astype(kind, copy=False)
         prefix = family.prefix if place.startswith(family.prefix) else ""
-        places[name] = prefix + names.place(name)[0]  # in today's spelling
+        places[name] = prefix + theirs
     return Weights(parameters, heads, places)
 
 
@@ -246,4 +257,12 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
         if name in stored:
             raise ModelError(f"{tensors.source}: {place} and {stored[name]} are the same tensor")
         stored[name] = place
+    for copy, name in family.copies.items():
+        if copy in stored:
+            place = stored.pop(copy)
+            if not tensors.same(place, stored.setdefault(name, place)):
+                raise ModelError(
+                    f"{tensors.source}: {place} is another tensor than {name}, which qkv does not "
+                    "support: they must be the same"
+                )
     return stored

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +22,9 @@ SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
+MOST_TOKENIZER = 512 * 2**20
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -153,16 +157,49 @@ def shards(index: Path) -> dict[str, str]:
     """The file of each tensor, as an index says; each is a plain name of a file beside it.
 
     Raises:
-        ModelError: it is not an index, or a name leads out of the folder.
+        ModelError: it is not an index, or a name or a link leads out of the folder.
     """
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise ModelError(f"{index}: it has no weight_map from tensors to files")
     for file in set(names.values()):
-        plain = PurePosixPath(file).name == file == PureWindowsPath(file).name
-        if not plain or file in ("", ".", ".."):
+        beside = PurePosixPath(file).name == file == PureWindowsPath(file).name
+        if not beside or file in ("", ".", "..") or not file.isprintable():
             raise ModelError(f"{index}: the shard {file!r} is not the name of a file beside it")
+        if not _stays(index.parent / file):
+            raise ModelError(
+                f"{index}: the shard {file} is a link that leads out of the folder: "
+                "put the file itself there"
+            )
     return names
+
+
+def _stays(path: Path) -> bool:
+    """Whether a file lies where it seems to, or where the Hugging Face cache puts its files."""
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    roots = [home]
+    for above in home.parents:
+        if above.name == "snapshots":  # its repository's files, and those that several share
+            roots += [above.parent / "blobs", above.parent.parent / "blobs"]
+    return any(real.is_relative_to(root) for root in roots)
+
+
+def need_file(path: Path, most: int) -> None:
+    """Raise unless this is an ordinary file of at most so many bytes.
+
+    Raises:
+        ModelError: there is no such file, it is something else or too large.
+    """
+    try:
+        about = path.stat()
+    except (OSError, ValueError):
+        raise ModelError(f"{path}: there is no such file") from None
+    if not stat.S_ISREG(about.st_mode):
+        raise ModelError(f"{path}: is not a file")
+    if about.st_size > most:
+        raise ModelError(
+            f"{path}: is {about.st_size} bytes long: a file of this kind has at most {most}"
+        )
 
 
 def read_json(path: Path, kind: type[Any] = dict) -> Any:
@@ -171,10 +208,9 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     Raises:
         ModelError: there is no such file, or it holds something else.
     """
+    need_file(path, MOST_JSON)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: there is no such file") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not JSON that can be read: {first_line(error)}") from error
     if not isinstance(values, kind):
@@ -185,7 +221,17 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
 
 def first_line(error: BaseException) -> str:
     """What an error says, on one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return plain(" ".join(str(error).split()), 200) or type(error).__name__
+
+
+def plain(text: str, most: int) -> str:
+    r"""Text that a file had a say in, as it can be shown: printable, on one line, not too long.
+
+    >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
+    a\nb\x1b[31...
+    """
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def weight_files(folder: Path) -> Iterator[Path]:

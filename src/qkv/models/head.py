@@ -68,7 +68,7 @@ class Head:
     ) -> BuiltHead:
         """The head with these parameters; `norm` makes one by its name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
-        if self.tied:
+        if self.tied or "head.out_proj.weight" not in own:  # files may leave a tied one out
             own["head.out_proj.weight"] = parameters["embed.weight"].T
         return BuiltHead(self, own, norm(parameters, "head.norm") if self.norm else None)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,8 @@ _TYPES = {
     **{"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_},
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
+_MOST_DIMENSIONS = 32
+_MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -64,6 +68,12 @@ class Tensors(Mapping[str, Array]):
     def kind(self, name: str) -> str:
         """The type of a tensor as the header spells it: "F32", "BF16", "I64", ..."""
         return self._places[name].kind
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors have one type, one shape and the same bytes."""
+        one, two = self._places[name], self._places[other]
+        alike = (one.kind, one.shape) == (two.kind, two.shape)
+        return alike and np.array_equal(one.raw, two.raw)
 
     def readable(self, name: str) -> bool:
         """Whether NumPy has a type for this tensor."""
@@ -121,7 +131,7 @@ def _header(path: Path) -> list[_Place]:
             names = set(file.keys())
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(length), object_pairs_hook=_once)
         # the numbers come from the file when they are used
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
@@ -129,6 +139,10 @@ def _header(path: Path) -> list[_Place]:
             f"{path}: is truncated or not a safetensors file: {first_line(error)}: "
             "download or save it again"
         ) from error
+    for name in names:
+        shape = header[name]["shape"]
+        if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
+            raise ModelError(f"{path}: {name} has a shape that no array has: {shape!s:.80}")
     return [
         _Place(
             path,
@@ -140,3 +154,13 @@ def _header(path: Path) -> list[_Place]:
         for name, about in header.items()
         if name in names
     ]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"its header has {name} twice")
+        found[name] = value
+    return found
