@@ -15,10 +15,13 @@ from qkv.models.family import Family, Names, read_weights
 from qkv.models.files import (
     CONFIG,
     DEFAULT,
+    MOST_TOKENIZER,
     TOKENIZER,
     ModelError,
     find_model,
     first_line,
+    need_file,
+    plain,
     read_json,
 )
 from qkv.models.model import Model
@@ -65,7 +68,7 @@ def load(
     try:
         return _read(folder, _shown(name_or_path), kind)
     except ModelError as error:
-        raise ModelError(f"load: {error}") from error
+        raise ModelError(plain(f"load: {str(error).removeprefix('load: ')}", 2000)) from error
 
 
 def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
@@ -111,6 +114,7 @@ def _family(model_type: Any, path: Path) -> Family:
 def _tokenizer(path: Path) -> Tokenizer | None:
     if not path.is_file():
         return None
+    need_file(path, MOST_TOKENIZER)
     try:
         tokenizer = SubwordTokenizer.from_file(path)
         tokenizer.tokenize("a")  # some faults show only here
