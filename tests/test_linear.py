@@ -40,6 +40,7 @@ FUNCTIONS: dict[str | None, Callable[[float], float]] = {
     "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
+    "gelu_bloom": lambda x: x / 2 * (1 + math.tanh(0.79788456 * (x + 0.044715 * x**3))),
 }
 ROUNDING = {np.float32: 2.0**-24, np.float16: 2.0**-11, bfloat16: 2.0**-8}
 
@@ -166,7 +167,7 @@ def test_activations_over_their_whole_range(activation: str | None) -> None:
     assert (error <= 1.7e-7 * np.maximum(1, np.abs(column[:, 0]))).all(), error.max()
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu", "gelu_bloom"])
 def test_activations_end_at_nothing_and_at_x(activation: str) -> None:
     x = np.array([[-1e4], [-60.0], [60.0], [1e4], [np.inf], [np.nan]], np.float32)
     found = linear(x, np.ones((1, 20), np.float32), activation=activation)

@@ -181,7 +181,8 @@ def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | No
 
 
 _FLOAT32 = np.dtype(np.float32)
-_CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4}  # native/problem.h
+# native/problem.h, where a rounded constant makes no difference
+_CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "gelu_bloom": 2}
 
 
 def _kernel_linear(

@@ -181,8 +181,8 @@ class Config:
     def spelling(self, *keys: str) -> str:
         """Which of these keys for one thing the config has, the first of them for none.
 
-        >>> Config({"num_attention_heads": 4}, "config.json").spelling("n_head", "num_attention_heads")
-        'num_attention_heads'
+        >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
+        'hidden_size'
         """
         given = [key for key in keys if self._get(key, None) is not None]
         for key in given[1:]:

@@ -1,10 +1,17 @@
 """The families of models that can be loaded, one short file for each."""
 
 from qkv.models.families.bert import BERT
+from qkv.models.families.bloom import BLOOM
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.llama import LLAMA
 from qkv.models.family import Family
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, GPT2, LLAMA)}
+_ALL = (
+    BERT,
+    BLOOM,
+    GPT2,
+    LLAMA,
+)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 
 __all__ = ["FAMILIES"]
