@@ -564,7 +564,18 @@ def _check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: s
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
             f"{rows} rows: they do not belong together"
         )
-    around = len(tokenizer.tokenize(""))
+    added = tokenizer.tokenize("")
+    around = len(added)
+    if len(added.ids) != around:
+        raise ModelError(
+            f"load: the tokenizer of {name} adds {around} tokens with {len(added.ids)} ids to a "
+            "text: they do not fit each other"
+        )
+    if added.ids.max(initial=0) >= rows:
+        raise ModelError(
+            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text and its "
+            f"token table has {rows} rows: they do not belong together"
+        )
     if limit is not None and limit <= around:
         raise ModelError(
             f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class SubwordTokenizer(Tokenizer):
     """Cut a text into the subwords that a trained model knows.
 
-    The file's own rules decide, special tokens included, but for padding and truncation, which
-    are switched off: a text gives as many tokens as it has. `decode` leaves special tokens out.
+    The file's own rules decide, special tokens included, but for padding, truncation and the
+    dropout of training, which are switched off: a text gives as many tokens as it has, and the
+    same each time. `decode` leaves special tokens out.
 
     Args:
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
@@ -42,6 +43,8 @@ class SubwordTokenizer(Tokenizer):
         inner = library.Tokenizer.from_str(tokenizer.to_str())
         inner.no_padding()
         inner.no_truncation()
+        if getattr(inner.model, "dropout", None) is not None:
+            inner.model.dropout = None
         super().__init__(inner)
 
     @classmethod

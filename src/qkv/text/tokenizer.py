@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,20 +62,24 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            ValueError: `text` holds half a character (a lone surrogate).
+            ValueError: `text` holds half a character (a lone surrogate), or the rules of the
+                tokenizer's file do not work on it.
         """
         check_text(text, call="tokenize", name="text")
-        return _tokenized(self._inner.encode(text))
+        with _said("tokenize"):
+            return _tokenized(self._inner.encode(text))
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
         """Cut each of several texts into tokens, as `tokenize` does.
 
         Raises:
             TypeError: `texts` is one string, or a text is not a string.
-            ValueError: a text holds half a character (a lone surrogate).
+            ValueError: a text holds half a character (a lone surrogate), or the rules of the
+                tokenizer's file do not work on it.
         """
         batch = check_texts(texts, call="tokenize_batch")
-        return [_tokenized(encoding) for encoding in self._inner.encode_batch(batch)]
+        with _said("tokenize_batch"):
+            return [_tokenized(encoding) for encoding in self._inner.encode_batch(batch)]
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of token ids `(T,)`.
@@ -92,7 +97,7 @@ class Tokenizer:
         if row.size and row.dtype.kind not in "iu":
             raise TypeError(f"decode: ids are {row.dtype}: give integers")
         wanted = [int(index) for index in row]
-        missing = sorted(index for index in set(wanted) if not self._has(index))
+        missing = sorted(index for index in set(wanted) if self.token(index) is None)
         if missing:
             raise ValueError(
                 f"decode: no token has the id {', '.join(map(str, missing[:5]))}: "
@@ -100,7 +105,16 @@ class Tokenizer:
             )
         if self._skip_special:
             wanted = [index for index in wanted if index not in self._special_ids]
-        return self._inner.decode(wanted, skip_special_tokens=False)
+        with _said("decode"):
+            return self._inner.decode(wanted, skip_special_tokens=False)
+
+    def token(self, index: int) -> str | None:
+        """The token of an id as the vocabulary spells it; None where there is none."""
+        return self._inner.id_to_token(index) if 0 <= index < len(self) else None
+
+    def is_special(self, index: int) -> bool:
+        """Whether an id is that of a special token, which stands for no text."""
+        return index in self._special_ids
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a tokenizer.json, which `SubwordTokenizer.from_file` reads.
@@ -111,8 +125,20 @@ class Tokenizer:
         with replacing(path) as file:
             file.write(self._inner.to_str(pretty=True).encode("utf-8"))
 
-    def _has(self, index: int) -> bool:
-        return 0 <= index < len(self) and self._inner.id_to_token(index) is not None
+
+@contextmanager
+def _said(call: str) -> Iterator[None]:
+    """Turn what the library raises, panics included, into an error that says whose fault it is."""
+    try:
+        yield
+    except BaseException as error:
+        # the library raises bare Exceptions; a panic of its is not even one of them
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{call}: the tokenizer's own rules do not work on this text: {reason}"
+        ) from error
 
 
 def check_text(text: Any, *, call: str, name: str) -> str:
