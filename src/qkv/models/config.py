@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from qkv.models.files import ModelError, plain
@@ -211,6 +211,29 @@ class Config:
                 f"{self.source}: {key} is {value!r:.80}, which qkv does not support: "
                 f"it knows {', '.join(map(repr, allowed))}"
             )
+
+    def kinds(self, default: Sequence[str], key: str = "layer_types") -> tuple[str, ...]:
+        """What each layer attends to, as `default` has it where the config does not say.
+
+        >>> Config({}, "config.json").kinds(["full_attention"] * 2)
+        ('full_attention', 'full_attention')
+        """
+        value = self._get(key, None)
+        if value is None:
+            return tuple(default)
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(value, list) or len(value) != len(default):
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.80}: it must be a list of {len(default)}, "
+                "one for each layer"
+            )
+        for kind in value:
+            if kind not in known:
+                raise ModelError(
+                    f"{self.source}: {key} has {kind!r:.80}, which qkv does not support: "
+                    f"it knows {', '.join(known)}"
+                )
+        return tuple(value)
 
     def finish(self, harmless: Collection[str] = ()) -> None:
         """Refuse what no family supports, and name what was neither read nor known to be harmless.
