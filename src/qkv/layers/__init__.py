@@ -2,12 +2,14 @@
 
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block
+from qkv.layers.experts import Experts
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 
 __all__ = [
     "MLP",
     "Block",
+    "Experts",
     "LayerNorm",
     "MultiHeadAttention",
     "RMSNorm",

@@ -1,0 +1,156 @@
+"""A mixture of experts: several MLPs, of which each token goes through the few it is sent to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from qkv.arrays import Array, whole_number
+from qkv.attend import softmax
+from qkv.backend import linear
+from qkv.layers.parameters import (
+    checked,
+    need_shape,
+    project,
+    quiet,
+    result_type,
+    word_vectors,
+    working,
+)
+
+
+class Experts:
+    """A router sends each token to `top_k` experts; their results are added by its weights.
+
+    The router is a linear layer with a number for each expert. The largest `top_k` of them choose,
+    and the softmax of those alone says what each expert's result counts. An expert is a gated MLP
+    whose numbers are held within a limit, as in GPT-OSS: with `g = min(gate(x), limit)` and
+    `u = up(x)` between `-limit` and `limit`, it is `down((u + 1) * g * sigmoid(alpha * g))`.
+
+    Args:
+        parameters: "router_proj.weight" (D, E) for E experts and "router_proj.bias" (E,);
+            "experts.gate_up" (E, D, 2 * F), in whose columns gate and up take turns, and
+            "experts.gate_up_bias" (E, 2 * F); "experts.down" (E, F, D) and
+            "experts.down_bias" (E, D). They are used where they stand.
+        top_k: how many experts a token goes through.
+        alpha: how steep the sigmoid is.
+        limit: of the numbers in an expert.
+
+    The result has the type that `x` and the parameters promote to; integers take the parameters'.
+    Halves are computed in float32.
+
+    Raises:
+        ValueError: parameters that are missing or do not fit, or more experts chosen than there
+            are.
+        TypeError: parameters that are not floats.
+
+    Source:
+        Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2, and OpenAI 2025,
+        "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2.
+
+    >>> shapes = {"gate_up": (3, 4, 10), "gate_up_bias": (3, 10), "down": (3, 5, 4)}
+    >>> shapes["down_bias"] = (3, 4)
+    >>> parameters = {f"experts.{name}": np.ones(shape) for name, shape in shapes.items()}
+    >>> parameters |= {"router_proj.weight": np.ones((4, 3)), "router_proj.bias": np.ones(3)}
+    >>> Experts(parameters, top_k=2)(np.ones((2, 6, 4))).shape
+    (2, 6, 4)
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, ArrayLike],
+        *,
+        top_k: int,
+        alpha: float = 1.702,
+        limit: float = 7.0,
+    ) -> None:
+        call = type(self).__name__
+        self.parameters = checked(parameters, call=call)
+        self.dim, self.hidden, self.count = _sizes(self.parameters, call=call)
+        self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
+        if self.top_k > self.count:
+            raise ValueError(
+                f"{call}: top_k is {top_k} and there are {self.count} experts: choose no more"
+            )
+        for name, value in (("alpha", alpha), ("limit", limit)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{call}: {name} is {value}: it must be finite and above 0")
+        self.alpha, self.limit = float(alpha), float(limit)
+        names = ("gate_up", "gate_up_bias", "down", "down_bias")
+        whole = [self.parameters[f"experts.{name}"] for name in names]
+        self._experts = list(zip(*whole, strict=True))  # kept, as what is laid out anew for them is
+
+    @quiet
+    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
+        """From `x` (..., T, D) to the same shape.
+
+        Args:
+            x: word vectors.
+            residual: (..., T, D), added to the result before that is rounded to a half, if it is.
+        """
+        call = type(self).__name__
+        array = word_vectors(x, call=call, name="x")
+        if array.shape[-1] != self.dim:
+            raise ValueError(
+                f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
+            )
+        dtype = result_type([array], self.parameters, call=call)
+        rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
+        chosen, weights = self._route(rows)
+        out = np.zeros_like(rows)
+        for number in np.unique(chosen):
+            row, rank = np.nonzero(chosen == number)
+            out[row] += weights[row, rank, None] * self._expert(rows[row], number)
+        out = out.reshape(array.shape)
+        if residual is not None:
+            out = out + residual
+        return out.astype(dtype, copy=False)
+
+    def forward(self, x: ArrayLike) -> Array:
+        """The same as calling the layer."""
+        return self(x)
+
+    def _route(self, rows: Array) -> tuple[Array, Array]:
+        """For each row the experts it goes through and what they count, both (rows, top_k)."""
+        scores = project(rows, self.parameters, "router_proj")  # (rows, E)
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
+        return chosen, softmax(np.take_along_axis(scores, chosen, -1))
+
+    def _expert(self, rows: Array, number: int) -> Array:
+        gate_up, gate_up_bias, down, down_bias = self._experts[number]
+        both = linear(rows, gate_up, gate_up_bias)  # (rows, 2 * F)
+        limit = both.dtype.type(self.limit)
+        gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
+        hidden = (up + 1) * gate / (1 + np.exp(-both.dtype.type(self.alpha) * gate))  # (rows, F)
+        return linear(hidden, down, down_bias)
+
+
+def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
+    """D, F and E; one clear error for the first parameter that does not fit."""
+    down = parameters.get("experts.down")
+    if down is None:
+        raise ValueError(
+            f"{call}: experts.down is missing: there is {', '.join(parameters) or 'nothing'}"
+        )
+    if down.ndim != 3:
+        raise ValueError(f"{call}: experts.down has shape {down.shape}: it must be (E, F, D)")
+    count, hidden, dim = down.shape
+    shapes = {
+        "router_proj.weight": (dim, count),
+        "router_proj.bias": (count,),
+        "experts.gate_up": (count, dim, 2 * hidden),
+        "experts.gate_up_bias": (count, 2 * hidden),
+        "experts.down": down.shape,
+        "experts.down_bias": (count, dim),
+    }
+    if parameters.keys() != shapes.keys():
+        raise ValueError(
+            f"{call}: the parameters are {', '.join(parameters)}: give {', '.join(shapes)}"
+        )
+    for name, shape in shapes.items():
+        why = f"experts.down has shape {down.shape}"
+        need_shape(parameters[name], shape, call=call, name=name, why=why)
+    return dim, hidden, count

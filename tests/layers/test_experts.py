@@ -1,0 +1,144 @@
+"""A mixture of experts, one number at a time."""
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qkv.layers import Experts
+
+from .support import Array, dot, numbers
+
+DIM, HIDDEN, COUNT = 3, 5, 4
+
+
+def drawn(dtype: Any = np.float64) -> dict[str, Array]:
+    shapes = {
+        "router_proj.weight": (DIM, COUNT),
+        "router_proj.bias": (COUNT,),
+        "experts.gate_up": (COUNT, DIM, 2 * HIDDEN),
+        "experts.gate_up_bias": (COUNT, 2 * HIDDEN),
+        "experts.down": (COUNT, HIDDEN, DIM),
+        "experts.down_bias": (COUNT, DIM),
+    }
+    return {
+        name: numbers(*shape, seed=seed, dtype=dtype)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def one_row(row: Any, given: dict[str, Array], top_k: int, alpha: float, limit: float) -> Any:
+    scores = dot(row, given["router_proj.weight"], given["router_proj.bias"])
+    chosen = sorted(range(COUNT), key=lambda e: -scores[e])[:top_k]
+    total = math.fsum(math.exp(scores[e]) for e in chosen)
+    out = np.zeros(DIM)
+    for e in chosen:
+        both = dot(row, given["experts.gate_up"][e], given["experts.gate_up_bias"][e])
+        hidden = []
+        for gate, up in zip(both[0::2], both[1::2], strict=True):
+            gate, up = min(gate, limit), max(-limit, min(up, limit))
+            hidden.append((up + 1) * gate / (1 + math.exp(-alpha * gate)))
+        found = dot(hidden, given["experts.down"][e], given["experts.down_bias"][e])
+        out += np.array(found) * math.exp(scores[e]) / total
+    return out
+
+
+@pytest.mark.parametrize("top_k", [1, 2, COUNT])
+@pytest.mark.parametrize(("alpha", "limit"), [(1.702, 7.0), (0.5, 0.3)])
+def test_each_number(top_k: int, alpha: float, limit: float) -> None:
+    given = drawn()
+    x = numbers(2, 6, DIM, seed=9)
+    before = x.copy()
+    experts = Experts(given, top_k=top_k, alpha=alpha, limit=limit)
+    expected = np.empty_like(x)
+    for place in np.ndindex(2, 6):
+        expected[place] = one_row(x[place], given, top_k, alpha, limit)
+    np.testing.assert_allclose(experts(x), expected, rtol=1e-13, atol=1e-14)
+    np.testing.assert_array_equal(experts.forward(x), experts(x))
+    np.testing.assert_array_equal(x, before)
+
+
+def test_gpt_oss_is_what_is_left_out() -> None:
+    x = 20 * numbers(4, DIM, seed=9)
+    found = Experts(drawn(), top_k=2)(x)
+    np.testing.assert_array_equal(found, Experts(drawn(), top_k=2, alpha=1.702, limit=7.0)(x))
+    assert (found != Experts(drawn(), top_k=2, alpha=1.702, limit=8.0)(x)).any()
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    given = drawn()
+    given["router_proj.weight"][:], given["router_proj.bias"][:] = 0, 0
+    x = numbers(5, DIM)
+    only_these = {name: array[..., :2] for name, array in given.items() if "router" in name}
+    only_these |= {name: array[:2] for name, array in given.items() if "router" not in name}
+    np.testing.assert_array_equal(Experts(given, top_k=2)(x), Experts(only_these, top_k=2)(x))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_types(dtype: Any) -> None:
+    given = drawn(dtype)
+    x, residual = numbers(7, DIM, seed=1, dtype=dtype), numbers(7, DIM, seed=2, dtype=dtype)
+    exact = Experts({name: array.astype(np.float64) for name, array in given.items()}, top_k=2)
+    expected = exact(x.astype(np.float64), residual=residual.astype(np.float64))
+    found = Experts(given, top_k=2)(x, residual=residual)
+    assert found.dtype == dtype
+    close = 1e-5 if dtype == np.float32 else 2e-2
+    np.testing.assert_allclose(found.astype(np.float64), expected, close, close)
+
+
+def test_whole_numbers_take_the_type_of_the_parameters() -> None:
+    experts = Experts(drawn(np.float32), top_k=1)
+    x = np.array([[1, -2, 3]])
+    assert experts(x).dtype == np.float32
+    np.testing.assert_allclose(experts(x), experts(x.astype(np.float64)), 1e-5, 1e-5)
+
+
+def test_no_rows() -> None:
+    assert Experts(drawn(), top_k=2)(np.zeros((0, DIM))).shape == (0, DIM)
+
+
+def test_a_nan_stays_in_its_row() -> None:
+    x = numbers(4, DIM)
+    clean = Experts(drawn(), top_k=2)(x)
+    x[2, 1] = np.nan
+    found = Experts(drawn(), top_k=2)(x)
+    assert np.isnan(found[2]).all()
+    np.testing.assert_allclose(found[[0, 1, 3]], clean[[0, 1, 3]], 1e-13)
+
+
+@pytest.mark.parametrize("change", sorted(drawn()))
+def test_parameters_that_do_not_fit(change: str) -> None:
+    given = drawn()
+    del given[change]
+    with pytest.raises(ValueError, match=rf"^Experts: .*{change}"):
+        Experts(given, top_k=1)
+    given = drawn()
+    given[change] = given[change][..., :-1]
+    with pytest.raises(ValueError, match=r"^Experts: .*must have|^Experts: .*has shape"):
+        Experts(given, top_k=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_k": 5}, "top_k is 5 and there are 4 experts"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": 1, "alpha": 0.0}, "alpha is 0.0"),
+        ({"top_k": 1, "limit": math.inf}, "limit is inf"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Experts(drawn(), **settings)
+
+
+def test_other_errors() -> None:
+    experts = Experts(drawn(), top_k=1)
+    with pytest.raises(ValueError, match=r"\(2, 4\).*\(\.\.\., 3\)"):
+        experts(np.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"\(4, 5\): it must be \(E, F, D\)"):
+        Experts(drawn() | {"experts.down": np.ones((4, 5))}, top_k=1)
+    with pytest.raises(TypeError, match=r"experts\.down is int64"):
+        Experts(drawn() | {"experts.down": np.ones((4, 5, 3), int)}, top_k=1)
