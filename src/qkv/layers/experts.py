@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, whole_number
-from qkv.attend import softmax
+from qkv.attend.softmax import softmax
 from qkv.backend import linear
 from qkv.layers.parameters import (
     checked,
@@ -100,7 +100,7 @@ class Experts:
         dtype = result_type([array], self.parameters, call=call)
         rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
         chosen, weights = self._route(rows)
-        out = np.zeros_like(rows)
+        out: Array = np.zeros_like(rows)
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             out[row] += weights[row, rank, None] * self._expert(rows[row], number)
