@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
-from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from qkv.models.buckets import Buckets
 from qkv.models.head import Head
 from qkv.models.transformer import Embedding, Transformer
@@ -43,6 +43,23 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """What stands in the place of each MLP: a router and the MLPs it chooses among.
+
+    Attributes:
+        count: E, how many experts there are.
+        top_k: how many of them a token goes through.
+        alpha: as for `Experts`.
+        limit: the same.
+    """
+
+    count: int
+    top_k: int
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Design:
     """Token ids, through embeddings and blocks, to vectors, and through a head to logits.
 
@@ -70,6 +87,7 @@ class Design:
         qkv_bias: whether the linear layers to queries, keys and values have biases.
         out_bias: the same of the output projection.
         mlp_bias: the same of the MLP.
+        experts: what the MLPs are where there are several in each block; None for one.
         buckets: biases by the distance of two tokens, shared by all layers.
         head: from the last vectors to logits.
     """
@@ -97,6 +115,7 @@ class Design:
     qkv_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True
+    experts: Mixture | None = None
     buckets: Buckets | None = None
     head: Head | None = None
 
@@ -165,10 +184,21 @@ class Design:
             yield from self._norm_shapes("out_norm2", dim)
 
     def _mlp_shapes(self) -> Iterator[tuple[str, Shape]]:
+        if self.experts is not None:
+            yield from self._expert_shapes(self.experts.count)
+            return
         if self.gated:
             yield from _linear("mlp.gate_proj", self.dim, self.hidden, self.mlp_bias)
         yield from _linear("mlp.up_proj", self.dim, self.hidden, self.mlp_bias)
         yield from _linear("mlp.down_proj", self.hidden, self.dim, self.mlp_bias)
+
+    def _expert_shapes(self, count: int) -> Iterator[tuple[str, Shape]]:
+        dim, hidden = self.dim, self.hidden
+        yield from _linear("mlp.router_proj", dim, count, True)
+        yield "mlp.experts.gate_up", (count, dim, 2 * hidden)
+        yield "mlp.experts.gate_up_bias", (count, 2 * hidden)
+        yield "mlp.experts.down", (count, hidden, dim)
+        yield "mlp.experts.down_bias", (count, dim)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         yield f"{name}.weight", (size,)
@@ -206,7 +236,10 @@ class Design:
             out_norm2=norm("out_norm2", self.norms == "both"),
         )
 
-    def _mlp(self, parameters: Mapping[str, Array]) -> MLP:
+    def _mlp(self, parameters: Mapping[str, Array]) -> MLP | Experts:
+        if self.experts is not None:
+            one = self.experts
+            return Experts(parameters, top_k=one.top_k, alpha=one.alpha, limit=one.limit)
         return MLP.from_parameters(parameters, activation=self.activation)
 
     def _norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
