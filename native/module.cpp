@@ -597,15 +597,18 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(weight.plain() && weight.count() == p.size && (!bias || bias.plain()) &&
              (!bias || bias.count() == p.size) && scale.plain() && scale.count() == p.rows,
          "weight, bias or scale does not fit");
-    for (const Array* array : {&x, &y, &weight, &scale})
-      need(array->type() == Type::float32, "a norm is of float32");
-    need(!bias || bias.type() == Type::float32, "a norm is of float32");
-    p.x = static_cast<const float*>(x.data());
+    p.type = x.type();
+    need((p.type == Type::float32 || p.type == Type::bfloat16) && y.type() == p.type,
+         "x and y are not both float32 or bfloat16");
+    need(weight.type() == Type::float32 && scale.type() == Type::float32 &&
+             (!bias || bias.type() == Type::float32),
+         "weight, bias or scale is not float32");
+    p.x = x.data();
     p.x_step = x.step(-2);
     p.weight = static_cast<const float*>(weight.data());
     p.bias = bias ? static_cast<const float*>(bias.data()) : nullptr;
     p.scale = static_cast<float*>(scale.data());
-    p.y = static_cast<float*>(y.data());
+    p.y = y.data();
     p.y_step = y.step(-2);
     if (p.rows && p.size) {
       Unlocked unlocked;

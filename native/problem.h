@@ -73,17 +73,18 @@ struct Linear {
   int64_t y_step = 0;
 };
 
-// y = (x - mean) / scale * weight + bias over rows, scale = sqrt(mean square + eps); all float32.
+// y = (x - mean) / scale * weight + bias over rows, scale = sqrt(mean square + eps).
 struct Norm {
   int64_t rows = 0, size = 0;
-  const float* x = nullptr;  // (rows, size): steps between rows, columns stand together
+  Type type = Type::float32;  // of x and y, or bfloat16; all else is float32
+  const void* x = nullptr;    // (rows, size): steps between rows, columns stand together
   int64_t x_step = 0;
   bool centred = true;  // else the mean is taken as 0
   float eps = 0;
   const float* weight = nullptr;  // (size)
   const float* bias = nullptr;    // (size), where there is one
   float* scale = nullptr;         // (rows)
-  float* y = nullptr;             // (rows, size)
+  void* y = nullptr;              // (rows, size)
   int64_t y_step = 0;
 };
 

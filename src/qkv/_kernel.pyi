@@ -105,12 +105,12 @@ def linear(
 ) -> None: ...
 def norm(
     body: int,
-    x: Array,  # (rows, size) float32
+    x: Array,  # (rows, size) float32 or bfloat16
     weight: Array,  # (size,) float32
     bias: Array | None,
     eps: float,
     centred: bool,
-    y: Array,  # (rows, size) float32
+    y: Array,  # (rows, size), of the type of x
     scale: Array,  # (rows,) float32: what was divided by
     threads: int,
     /,

@@ -228,17 +228,25 @@ def normalize(
     Returns:
         What `qkv.LayerNorm` says, and what was divided by, (..., 1).
     """
-    here = body()
-    if here is None or x.dtype != _FLOAT32 or x.shape[-1:] == (0,):
+    here, kind = body(), x.dtype
+    if here is None or (kind != _FLOAT32 and not stays_half(kind)) or x.shape[-1:] == (0,):
         return None
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    y, scale = np.empty((rows, size), np.float32), np.empty(rows, np.float32)
+    y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
     if bias is not None:
         bias = _rows(bias, 1, size, _FLOAT32)
     weight = _rows(weight, 1, size, _FLOAT32)
-    x, shape = _rows(x, rows, size, _FLOAT32), x.shape
-    kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
+    x, shape = _rows(x, rows, size, kind), x.shape
+    kernel.norm(here, x, weight, bias, eps, centred, _bits(y), scale, get_num_threads())
     return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+
+
+def stays_half(dtype: np.dtype[Any]) -> bool:
+    """Whether a layer hands numbers of `dtype`, a half, from one operation to the next as they are.
+
+    The kernel multiplies bfloat16 as it is, with sums in float32. In NumPy all halves are widened.
+    """
+    return not _is_plain(dtype) and dtype.isnative and body() is not None
 
 
 def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:

@@ -100,7 +100,8 @@ def test_the_first_weights_keep_the_size_of_their_input() -> None:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
-def test_halves_are_rounded_once(half: Any, gated: bool) -> None:
+def test_halves(half: Any, gated: bool) -> None:
+    """float16 is rounded once, bfloat16 what is between the two products as well."""
     mlp = MLP(16, 64, gated=gated, seed=0, dtype=half)
     x = numbers(3, 16, seed=1).astype(half)
     wide = {name: array.astype(np.float64) for name, array in mlp.parameters.items()}
@@ -109,7 +110,9 @@ def test_halves_are_rounded_once(half: Any, gated: bool) -> None:
     assert out.dtype == half
     # half a unit in the last place, and a little for float32
     step = float(ml_dtypes.finfo(half).eps)
-    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=step / 2 * 1.01, atol=1e-6)
+    once = {"rtol": step / 2 * 1.01, "atol": 1e-6}
+    allowed = once if half is np.float16 else {"rtol": 0, "atol": step * abs(expected).max()}
+    np.testing.assert_allclose(out.astype(np.float64), expected, **allowed)
 
 
 def test_types_promote_and_inputs_stay() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, compute_type, whole_number
+from qkv.arrays import Array, as_array, check_out, whole_number
 from qkv.attend import varlen_attention
 from qkv.attend.attention import trace_call
 from qkv.attend.cache import KVCache
@@ -33,6 +33,7 @@ from qkv.layers.parameters import (
     result_type,
     word_vectors,
     working,
+    working_type,
 )
 from qkv.layers.sizes import SHORT, Weights
 from qkv.trace import Recorder, Trace
@@ -334,7 +335,7 @@ class MultiHeadAttention:
         plain = self.num_heads == 1 and words.ndim == others.ndim == 2
         checked = None
         if cache is None:
-            checked = self._checked(words, others, cu, compute_type(dtype), options)
+            checked = self._checked(words, others, cu, working_type(dtype), options)
 
         words, others = working(words, dtype), working(others, dtype)
         query = split_heads(project(words, self.parameters, "q_proj"), self.num_heads)

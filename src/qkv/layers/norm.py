@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float, whole_number
+from qkv.arrays import Array, as_array, compute_type, is_float, whole_number
 from qkv.backend import normalize
 from qkv.layers.parameters import (
     checked,
@@ -44,7 +44,8 @@ class _Norm:
         weight, bias = self.parameters["weight"], self.parameters.get("bias")
         x = working(array, dtype)
         if self.offset:
-            weight = weight.astype(x.dtype, copy=False) + x.dtype.type(self.offset)
+            wide = compute_type(x.dtype)
+            weight = weight.astype(wide, copy=False) + wide.type(self.offset)
         found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:

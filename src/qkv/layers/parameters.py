@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
-from qkv.backend import linear
+from qkv.backend import linear, stays_half
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")
@@ -110,4 +110,12 @@ def project(
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:
     """`x` in the type that work on `dtype` is done in; no copy where it has it."""
-    return x.astype(compute_type(dtype), copy=False)
+    return x.astype(working_type(dtype), copy=False)
+
+
+def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of what a layer hands from one operation to the next.
+
+    It is float32 for halves, but bfloat16 stays as it is where the kernel computes.
+    """
+    return dtype if stays_half(dtype) else compute_type(dtype)
