@@ -2,15 +2,23 @@
 
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
+from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.llama import LLAMA
+from qkv.models.families.mpnet import MPNET
+from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.family import Family
 
 _ALL = (
     BERT,
     BLOOM,
+    CAMEMBERT,
+    DISTILBERT,
     GPT2,
     LLAMA,
+    MPNET,
+    ROBERTA,
+    XLM_ROBERTA,
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 

@@ -1,0 +1,90 @@
+"""DistilBERT: a BERT with names of its own, no segments, and classes read without a tanh."""
+
+from __future__ import annotations
+
+from qkv.models.config import Config
+from qkv.models.design import Attention, Design
+from qkv.models.family import Family
+from qkv.models.head import Head
+
+
+def design(config: Config) -> Design:
+    """The sizes of a DistilBERT; keys that are left out have the values of the base one."""
+    width = config.spelling("dim", "hidden_size")
+    dim = config.size(width, 768)
+    heads = config.heads(dim, 12, key=config.spelling("n_heads", "num_attention_heads"), of=width)
+    layers = config.layers(config.spelling("n_layers", "num_hidden_layers"), 6)
+    vocabulary = config.size("vocab_size", 30522)
+    positions = config.size("max_position_embeddings", 512)
+    activation = config.activation("activation", "gelu")
+    return Design(
+        vocabulary=vocabulary,
+        dim=dim,
+        hidden=config.size("hidden_dim", 3072),
+        activation=activation,
+        eps=1e-12,
+        layers=(Attention(heads, heads, dim // heads),) * layers,
+        max_length=positions,
+        positions=positions,
+        embed_norm=True,
+        norms="after",
+        final_norm=False,
+        head=head(config, vocabulary, activation),
+    )
+
+
+def head(config: Config, vocabulary: int, activation: str) -> Head | None:
+    """Words in the place of masked ones, or classes of the text or of each token."""
+    match config.head():
+        case "MaskedLM":
+            return Head(
+                vocabulary,
+                tied=config.flag("tie_word_embeddings", True),
+                bias=True,
+                dense=True,
+                activation=activation,
+                norm=True,
+            )
+        case "SequenceClassification":
+            return Head(config.labels(), bias=True, pool="first", dense=True, activation="relu")
+        case "TokenClassification":
+            return Head(config.labels(), bias=True)
+    return None
+
+
+def names(config: Config) -> dict[str, str]:
+    """What the files call the parts."""
+    masked = {
+        "head.dense_proj": "vocab_transform",
+        "head.norm": "vocab_layer_norm",
+        "head.out_proj": "vocab_projector",
+    }
+    classes = {"head.dense_proj": "pre_classifier", "head.out_proj": "classifier"}
+    return {
+        "embed": "embeddings.word_embeddings",
+        "pos_embed": "embeddings.position_embeddings",
+        "embed_norm": "embeddings.LayerNorm",
+        "blocks.*.attn.q_proj": "transformer.layer.*.attention.q_lin",
+        "blocks.*.attn.k_proj": "transformer.layer.*.attention.k_lin",
+        "blocks.*.attn.v_proj": "transformer.layer.*.attention.v_lin",
+        "blocks.*.attn.out_proj": "transformer.layer.*.attention.out_lin",
+        "blocks.*.norm1": "transformer.layer.*.sa_layer_norm",
+        "blocks.*.mlp.up_proj": "transformer.layer.*.ffn.lin1",
+        "blocks.*.mlp.down_proj": "transformer.layer.*.ffn.lin2",
+        "blocks.*.norm2": "transformer.layer.*.output_layer_norm",
+        **(classes if config.head().endswith("Classification") else masked),
+    }
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    design=design,
+    names=names,
+    prefix="distilbert.",
+    body=("embeddings.", "transformer."),
+    unused=(r"embeddings\.position_ids", r"vocab_projector\.weight"),
+    harmless=(
+        *("dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
+        "sinusoidal_pos_embds",  # how the table of positions was first made
+    ),
+)
