@@ -17,6 +17,7 @@ from qkv.extras import need
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
 MODULES = "modules.json"
 SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -29,7 +30,17 @@ MOST_TOKENIZER = 512 * 2**20
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 _NEEDED = [
-    *(CONFIG, TOKENIZER, MODULES, SENTENCE, PROMPTS, INDEX, "*.safetensors", "*/config.json"),
+    *(
+        CONFIG,
+        TOKENIZER,
+        GENERATION,
+        MODULES,
+        SENTENCE,
+        PROMPTS,
+        INDEX,
+        "*.safetensors",
+        "*/config.json",
+    ),
     *("tokenizer_config.json", "special_tokens_map.json", "*/sentence_bert_config.json"),
 ]
 

@@ -15,6 +15,7 @@ from qkv.models.family import Family, Names, read_weights
 from qkv.models.files import (
     CONFIG,
     DEFAULT,
+    GENERATION,
     MOST_TOKENIZER,
     TOKENIZER,
     ModelError,
@@ -89,6 +90,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
         weights=weights,
         tokenizer=_tokenizer(home / TOKENIZER),
         sentence=sentence,
+        generation=read_json(home / GENERATION) if (home / GENERATION).is_file() else None,
     )
 
 

@@ -14,10 +14,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, frozen
+from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import replacing
 from qkv.models.family import Design, Names, Weights
-from qkv.models.files import CONFIG, TOKENIZER, WEIGHTS, ModelError
+from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
+from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, run, spelled
 from qkv.models.parameters import Parameters
 from qkv.models.progress import progress
 from qkv.models.sentence import Sentence
@@ -71,6 +72,7 @@ class Model:
         weights: Weights,
         tokenizer: Tokenizer | None = None,
         sentence: Sentence | None = None,
+        generation: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -80,6 +82,8 @@ class Model:
         self._names, self._design, self._weights = names, design, weights
         self._build()
         self._sentence = sentence or Sentence()
+        self._generation = dict(generation or {})
+        self._ends = end_tokens(config, self._generation, name)
         limits = [
             limit for limit in (design.max_length, self._sentence.max_length) if limit is not None
         ]
@@ -184,10 +188,10 @@ class Model:
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
         wanted = self._wanted(layers, names, top_k)
-        given = _ids_given(texts)
+        given = _ids_given(texts, "trace")
         if given is not None:
             single, batch = given
-            self._check_ids(batch)
+            self._check_ids(batch, "trace")
         else:
             single = isinstance(texts, str)
             batch = self._cut_tokens(cast("str | Iterable[str]", texts), call="trace")
@@ -198,8 +202,23 @@ class Model:
         words = [hide] if isinstance(hide, str) else list(hide)
         found = masks(ablated, hidden_words(words, batch, self._pieces), heads)
         changed = {name: value for name, value in (("ablate", ablated), ("hide", words)) if value}
-        record = Recorder(wanted)
-        self._run(batch, record=record, top_k=top_k, masks=found)
+        return self._traced(
+            batch, Recorder(wanted), single, top_k=top_k, masks=found, changed=changed
+        )
+
+    def _traced(
+        self,
+        batch: Sequence[Tokenized],
+        record: Recorder,
+        single: bool,
+        *,
+        top_k: int | None = None,
+        masks: Mapping[int, Array] | None = None,
+        changed: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Trace:
+        """The trace of texts that are known to fit."""
+        masks = masks or {}
+        self._run(batch, record=record, top_k=top_k, masks=masks)
         return Trace(
             record.arrays,
             tokens=[text.tokens for text in batch],
@@ -207,7 +226,7 @@ class Model:
             offsets=[text.offsets for text in batch],
             special=[text.special for text in batch],
             settings={
-                layer: options | ({"attn_mask": found[layer]} if layer in found else {})
+                layer: options | ({"attn_mask": masks[layer]} if layer in masks else {})
                 for layer, options in self._body.settings(max(map(len, batch))).items()
             },
             single=single,
@@ -285,6 +304,92 @@ class Model:
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors[0] if single else vectors
+
+    def generate(
+        self,
+        prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stream: bool = False,
+        stop: str | Iterable[str] = (),
+        trace: bool = False,
+    ) -> Any:
+        """Continue a text, or several at once, token by token.
+
+        A text ends with a token that ends texts (`eos_token_id` of generation_config.json, or
+        else of config.json), before a stop string, or after `max_new_tokens`. With a temperature,
+        tokens are drawn as `transformers` does it: of the logits divided by it the `top_k` largest,
+        of these the likeliest until their probabilities sum to `top_p`.
+
+        Args:
+            prompt: one text or several; or the ids of their tokens, (T,) integers for one and
+                (B, T), or a list of such for texts of unlike lengths, for several.
+            max_new_tokens: the most tokens that are added to each.
+            temperature: 0 for the likeliest token each time; else what logits are divided by.
+            top_k: how many of the likeliest tokens may be drawn.
+            top_p: the probability, above 0 and at most 1, that those that may be drawn sum to.
+            seed: makes what is drawn the same again; each text draws numbers of its own.
+            stream: give the pieces as they come, each word once it is whole.
+            stop: strings that a new text ends before.
+            trace: keep, for each new token, what it looked at while it was chosen.
+
+        Returns:
+            A `Generated`, which is a string, the new text without the prompt, and has `prompt`,
+            `ids`, `finish_reason` and with `trace=True` also `trace`, `logits`, `probabilities`
+            and `looked_at`. For several prompts a list of them. With `stream=True` an iterator
+            over strings, for several prompts over (number of the prompt, string). A model without
+            a tokenizer shows ids as numbers.
+
+        Raises:
+            TypeError: a prompt or an argument is of a wrong type.
+            ValueError: the model has no head for the next token, or no tokenizer for text; a
+                prompt is empty, or with what is to be added longer than `max_length`; an argument
+                makes no sense.
+            FloatingPointError: the model's logits are not finite.
+
+        Source:
+            Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
+        """
+        choice = Choice.checked(temperature, top_k, top_p)
+        most = whole_number(max_new_tokens, call="generate", name="max_new_tokens", least=1)
+        if seed is not None:
+            seed = whole_number(seed, call="generate", name="seed", least=0)
+        strings = check_stop(stop)
+        if stream and trace:
+            raise ValueError("generate: stream and trace do not go together: choose one of them")
+        if not self._body.generates:
+            raise ValueError(
+                f"generate: {self.name} has nothing that predicts the next token: load a decoder "
+                "with its head (architectures in its config.json says ...ForCausalLM)"
+            )
+        single, prompts, batch = self._prompts(prompt, most)
+        decode = spelled(self.tokenizer)
+        seeds = np.random.SeedSequence(seed).spawn(len(batch))
+        rows = [
+            Row(
+                decode(text.ids.tolist()) if given is None else given,
+                text,
+                Speech(decode, text.ids.tolist(), strings),
+                np.random.default_rng(own),
+            )
+            for given, text, own in zip(prompts, batch, seeds, strict=True)
+        ]
+        pieces = run(
+            self._body, rows, choice=choice, most=most, ends=self._ends, measure=bool(trace)
+        )
+        if stream:
+            return (piece for _, piece in pieces) if single else pieces
+        for _ in pieces:
+            pass
+        traced = None
+        if trace and rows:
+            traced = self._traced([row.whole(self.tokenizer) for row in rows], Recorder(), False)
+        found = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
+        return found[0] if single else found
 
     def __call__(
         self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None
@@ -367,6 +472,9 @@ class Model:
                 file.write(content)
         if self.tokenizer is not None:
             self.tokenizer.save(inner / TOKENIZER)
+        if self._generation:
+            with replacing(inner / GENERATION) as file:
+                file.write(json.dumps(self._generation, indent=2).encode())
         with replacing(inner / CONFIG) as file:  # last: without it a folder is not a model
             file.write(json.dumps({**config, "dtype": kind}, indent=2).encode())
 
@@ -386,19 +494,45 @@ class Model:
         rows = self._body(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
         return rows, cu_lengths
 
-    def _check_ids(self, batch: Sequence[Tokenized]) -> None:
+    def _prompts(
+        self, prompt: Any, most: int
+    ) -> tuple[bool, Sequence[str | None], list[Tokenized]]:
+        """Whether it is one prompt, each one's text unless ids were given, and their tokens."""
+        given = _ids_given(prompt, "generate")
+        if given is not None:
+            single, batch = given
+            texts: Sequence[str | None] = [None] * len(batch)
+            self._check_ids(batch, "generate")
+        else:
+            single = isinstance(prompt, str)
+            tokenizer = self._need_tokenizer("generate")
+            texts = known = check_texts([prompt] if single else prompt, call="generate")
+            batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])
+        limit = self._design.max_length
+        for number, text in enumerate(batch):
+            which = "the prompt" if len(batch) == 1 else f"prompt {number}"
+            if not len(text):
+                raise ValueError(f"generate: {which} is empty: there is no token to go on from")
+            if limit is not None and len(text) + most > limit:
+                raise ValueError(
+                    f"generate: {which} has {len(text)} tokens and max_new_tokens is {most}: "
+                    f"{self.name} takes texts of at most {limit}"
+                )
+        return single, texts, batch
+
+    def _check_ids(self, batch: Sequence[Tokenized], call: str) -> None:
         """An error unless each id has a row, and each text some and not too many."""
         rows = len(self._body.embedding.table)
         for number, text in enumerate(batch):
             if not 0 < len(text) <= (self.max_length or len(text)):
                 raise ValueError(
-                    f"trace: text {number} has {len(text)} ids: give 1 to "
+                    f"{call}: text {number} has {len(text)} ids: give 1 to "
                     f"{self.max_length or 'any number'}"
                 )
             outside = text.ids[(text.ids < 0) | (text.ids >= rows)]
             if outside.size:
                 raise ValueError(
-                    f"trace: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
+                    f"{call}: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
                 )
 
     def _places(self, ids: Array, mask: Array) -> Array:
@@ -503,7 +637,7 @@ class Model:
         return {int(number) % self.num_layers for number in numbers}
 
 
-def _ids_given(texts: Any) -> tuple[bool, list[Tokenized]] | None:
+def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
     """Whether it is one text, and each text's tokens, where ids are given in the place of texts."""
     if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
         return None
@@ -515,7 +649,7 @@ def _ids_given(texts: Any) -> tuple[bool, list[Tokenized]] | None:
     for number, row in enumerate(rows):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(
-                f"trace: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
+                f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
             )
     return single, [
         Tokenized(

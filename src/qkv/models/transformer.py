@@ -217,6 +217,26 @@ class Transformer:
             x = layer(x, cu_lengths=cu_lengths, record=inside, top_k=top_k, **options)
         return self._last(x, cu_lengths, record)
 
+    @property
+    def generates(self) -> bool:
+        """Whether it gives logits for the token behind each one, from those up to it."""
+        causal = all(one.get("is_causal") for one in self.options)
+        return causal and self.head is not None and not self.head.pools
+
+    def logits(self, rows: Array) -> Array:
+        """From last vectors (B, D), one of each text, to logits (B, V)."""
+        if self.head is None:
+            raise ValueError("logits: this model has no head")
+        return self.head(rows, np.arange(len(rows) + 1))
+
+    def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
+        """Empty caches for texts, and the ids (B, n) to `step` through first, lengths (B,)."""
+        lengths = np.array([len(text) for text in texts])
+        ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
+        for row, text in zip(ids, texts, strict=True):
+            row[: len(text)] = text
+        return self.caches(), ids, lengths
+
     def caches(self) -> list[KVCache]:
         """An empty cache for each layer, bounded by its window."""
         return [KVCache(one.get("window")) for one in self.options]

@@ -1,0 +1,359 @@
+"""Text out of a decoder: token by token, each chosen from the logits behind the one before."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array, whole_number
+from qkv.models.files import ModelError
+from qkv.text import Tokenized, Tokenizer
+from qkv.trace import Trace
+
+CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
+_BROKEN = "\ufffd"  # what bytes that are no character, or not yet one, are shown as
+
+# What is read without blanks between words: Thai to Khmer, and Chinese, Japanese and their like.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
+
+
+class Decoder(Protocol):
+    """What generation asks of a model's body: a `Transformer`, or a pair of them."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether it gives logits for the token behind each one, from those up to it."""
+
+    def begin(self, texts: Sequence[Array]) -> tuple[Any, Array, Array]:
+        """Empty caches for texts, and the first ids (B, n) to `step` through, lengths (B,)."""
+
+    def step(self, ids: Array, caches: Any, lengths: Array | None = None) -> Array:
+        """From the ids (B, n) that follow, the first `lengths` real, to vectors (B, n, D)."""
+
+    def logits(self, rows: Array) -> Array:
+        """From vectors (B, D) to logits (B, V)."""
+
+
+class Generated(str):
+    """New text, with what is known of how it came about.
+
+    It is the text itself, without the prompt: `result.prompt + result` is both.
+
+    Attributes:
+        prompt: what it continues.
+        ids: the new tokens, the one that ended the text included.
+        finish_reason: "eos" for a token that ends texts, "stop" for a stop string, "length" for
+            `max_new_tokens`.
+        trace: with `trace=True` the run over prompt and new tokens, as `model.trace` gives it.
+        logits: with `trace=True` the logit of each new token, (n,).
+        probabilities: with `trace=True` the model's probability of each, before any temperature.
+    """
+
+    prompt: str
+    ids: list[int]
+    finish_reason: Literal["eos", "stop", "length"]
+    trace: Trace | None = None
+    logits: Array | None = None
+    probabilities: Array | None = None
+
+    def looked_at(self, token: int) -> list[Array]:
+        """What new token number `token` looked at while it was chosen.
+
+        A token is chosen by the one before it: these are that one's weights over all up to it.
+
+        Returns:
+            For each layer (Hq, K); K counts the prompt and the new tokens before this one.
+
+        Raises:
+            ValueError: it was generated without `trace=True`.
+            IndexError: there is no such token.
+        """
+        if self.trace is None:
+            raise ValueError("looked_at: nothing was traced: generate with trace=True")
+        if not -len(self.ids) <= token < len(self.ids):
+            raise IndexError(f"looked_at: there is no token {token}: {len(self.ids)} are new")
+        row = len(self.trace.tokens) - len(self.ids) + token % len(self.ids) - 1
+        return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token is chosen from logits, as `transformers` does it, in this order.
+
+    Attributes:
+        temperature: what logits are divided by; 0 takes the largest.
+        top_k: how many of the largest may be chosen, and what is as large as the last of them.
+        top_p: the likeliest tokens may be chosen until their probabilities sum to this.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    @classmethod
+    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> Choice:
+        """The same of what a user gave."""
+        temperature = _number("temperature", temperature)
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"generate: temperature is {temperature}: it must be 0 or above")
+        if top_k is not None:
+            top_k = whole_number(top_k, call="generate", name="top_k", least=1)
+        if top_p is not None:
+            top_p = _number("top_p", top_p)
+            if not 0 < top_p <= 1:
+                raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
+        return cls(temperature, top_k, top_p)
+
+    def allowed(self, logits: Array) -> tuple[Array, Array]:
+        """Which of the tokens (V,) may be chosen, and their probabilities.
+
+        >>> ids, probabilities = Choice(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
+        >>> ids, probabilities.round(2)
+        (array([1, 2]), array([0.67, 0.33]))
+        """
+        with np.errstate(over="ignore"):
+            scores = (logits - logits.max()).astype(np.float64) / (self.temperature or 1.0)
+        ids = np.arange(len(scores))
+        if self.top_k is not None and self.top_k < len(scores):
+            least = np.partition(scores, -self.top_k)[-self.top_k]
+            ids = np.flatnonzero(scores >= least)
+        chances = np.exp(scores[ids])
+        chances /= chances.sum()
+        if self.top_p is not None and self.top_p < 1:
+            order = np.argsort(chances, kind="stable")
+            left_out = np.cumsum(chances[order]) <= 1 - self.top_p
+            left_out[-1] = False
+            kept = np.sort(order[~left_out])
+            ids, chances = ids[kept], chances[kept] / chances[kept].sum()
+        return ids, chances
+
+    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
+        """One token, drawn from logits (V,)."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        ids, chances = self.allowed(logits)
+        sums = np.cumsum(chances)
+        return int(ids[np.searchsorted(sums, rng.random() * sums[-1], side="right")])
+
+
+class Speech:
+    """Tokens as text, as soon as a word of it is whole.
+
+    Args:
+        decode: from ids to their text.
+        before: the tokens that the text continues.
+        stop: the text ends before any of these.
+
+    >>> words = {0: "one", 1: " tw", 2: "o", 3: " three"}
+    >>> speech = Speech(lambda ids: "".join(words[i] for i in ids), [0])
+    >>> [speech.add(i) for i in (1, 2, 3)], speech.finish(), speech.text
+    (['', '', ' two'], ' three', ' two three')
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], before: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self._decode, self._stop = decode, stop
+        self._ids = [int(token) for token in before[-CONTEXT:]]
+        # Ids from `_done` on are not yet text; those from `_first` on say how they are spelled.
+        self._first, self._done = 0, len(self._ids)
+        self._held = ""
+        self.text = ""
+        self.stopped = False
+        self.spans: list[tuple[int, int]] = []
+
+    def add(self, token: int) -> str:
+        """What is whole with this token, and was not before."""
+        self._ids.append(token)
+        return self._release(self._spelled(), final=False)
+
+    def finish(self) -> str:
+        """The rest: there is no further token."""
+        return self._release(self._spelled(final=True), final=True)
+
+    def _spelled(self, final: bool = False) -> str:
+        """The text of the ids that had none; nothing if it ends on half a character."""
+        before = self._decode(self._ids[self._first : self._done])
+        whole = self._decode(self._ids[self._first :])
+        new = whole[len(before) :]
+        if not final and (not new or new.endswith(_BROKEN)):
+            return ""
+        begin = len(self.text) + len(self._held)
+        self.spans += [(begin, begin + len(new))] * (len(self._ids) - self._done)
+        self._first, self._done = self._done, len(self._ids)
+        return new
+
+    def _release(self, new: str, *, final: bool) -> str:
+        """What of the held text and this can be let go."""
+        held = self._held + new
+        found = [at for at in map(held.find, self._stop) if at >= 0]
+        if found:
+            held, self.stopped = held[: min(found)], True
+        size = len(held)
+        if not final and not found:
+            last = _LAST_WORD.search(held)
+            assert last is not None
+            size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
+        self._held = held[size:]
+        self.text += held[:size]
+        return held[:size]
+
+
+def _begun(text: str, stop: str) -> int:
+    """Where `stop` may have begun at the end of `text`; the length of `text` if it has not."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return len(text) - size
+    return len(text)
+
+
+@dataclass
+class Row:
+    """One prompt and what follows it."""
+
+    prompt: str
+    given: Tokenized
+    speech: Speech
+    rng: np.random.Generator
+    ids: list[int] = field(default_factory=list)
+    logits: list[float] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    reason: Literal["eos", "stop", "length"] | None = None
+
+    def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
+        """The tokens of the prompt and the new ones; those stand in `prompt + text`."""
+        begin, end = len(self.prompt), len(self.prompt) + len(self.speech.text)
+        spans = [(begin + a, min(begin + b, end)) for a, b in self.speech.spans]
+        spans += [(0, 0)] * (len(self.ids) - len(spans))
+        tokens = [tokenizer.token(token) if tokenizer else None for token in self.ids]
+        return Tokenized(
+            ids=np.concatenate([self.given.ids, self.ids]),
+            tokens=self.given.tokens + [t or str(i) for t, i in zip(tokens, self.ids, strict=True)],
+            offsets=self.given.offsets + spans,
+            special=self.given.special
+            + [tokenizer is not None and tokenizer.is_special(token) for token in self.ids],
+        )
+
+    def result(self, trace: Trace | None) -> Generated:
+        """What a user gets of it."""
+        found = Generated(self.speech.text)
+        found.prompt, found.ids = self.prompt, self.ids
+        found.finish_reason = self.reason or "length"
+        if trace is not None:
+            found.trace, found.logits = trace, np.array(self.logits)
+            found.probabilities = np.array(self.chances)
+        return found
+
+
+def run(
+    body: Decoder,
+    rows: Sequence[Row],
+    *,
+    choice: Choice,
+    most: int,
+    ends: frozenset[int],
+    measure: bool = False,
+) -> Iterator[tuple[int, str]]:
+    """Generate: give each piece of text with the number of its row, as soon as it is whole.
+
+    Args:
+        body: the model.
+        rows: the prompts, which the new tokens are added to.
+        choice: how a token is chosen.
+        most: how many are chosen for a row.
+        ends: tokens behind which there is nothing.
+        measure: whether logits and probabilities are kept.
+    """
+    if not rows:
+        return
+    caches, ids, lengths = body.begin([row.given.ids for row in rows])
+    for _ in range(most):
+        even = bool((lengths == ids.shape[1]).all())
+        x = body.step(ids, caches, None if even else lengths)  # (B, n, D)
+        last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
+        logits = body.logits(last)  # (B, V)
+        ids = np.zeros((len(rows), 1), np.int64)
+        lengths = np.zeros(len(rows), np.int64)
+        for number, row in enumerate(rows):
+            if row.reason is not None:
+                continue
+            token = choice(logits[number], row.rng)
+            if not np.isfinite(logits[number, token]):
+                raise FloatingPointError(
+                    f"generate: the model's logits behind {len(row.given) + len(row.ids)} tokens "
+                    "are not finite: its weights or its type cannot compute this text"
+                )
+            row.ids.append(token)
+            if measure:
+                row.logits.append(float(logits[number, token]))
+                row.chances.append(_chance(logits[number], token))
+            ended = token in ends
+            piece = "" if ended else row.speech.add(token)
+            if not row.speech.stopped and (ended or len(row.ids) == most):
+                row.reason = "eos" if ended else "length"
+                piece += row.speech.finish()
+            if row.speech.stopped:
+                row.reason = "stop"
+            ids[number], lengths[number] = token, row.reason is None
+            if piece:
+                yield number, piece
+        if not lengths.any():
+            return
+
+
+def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
+    """From ids to their text; numbers where there is no tokenizer."""
+    if tokenizer is None:
+        return lambda ids: " ".join(map(str, ids))
+    # a token table may have more rows than there are tokens
+    return lambda ids: tokenizer.decode([i for i in ids if tokenizer.token(i) is not None])
+
+
+def end_tokens(
+    config: Mapping[str, Any], generation: Mapping[str, Any], name: str
+) -> frozenset[int]:
+    """The ids that end a text, as generation_config.json says, or else config.json."""
+    found = generation.get("eos_token_id")
+    if found is None:
+        found = config.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ModelError(
+                f"generate: eos_token_id of {name} is {found!r:.40}: it must be a whole number, "
+                "or a list of such"
+            )
+    return frozenset(ids)
+
+
+def check_stop(stop: Any) -> tuple[str, ...]:
+    """Stop strings, as one or several were given."""
+    given = (stop,) if isinstance(stop, str) else stop
+    try:
+        strings = tuple(given)
+    except TypeError:
+        raise TypeError(f"generate: stop is {given!r:.40}: give strings") from None
+    for text in strings:
+        if not isinstance(text, str):
+            raise TypeError(f"generate: stop has {text!r:.40}: give strings")
+        if not text:
+            raise ValueError("generate: stop has an empty string: leave it out")
+    return strings
+
+
+def _chance(logits: Array, token: int) -> float:
+    """The probability of a token by the logits (V,)."""
+    wide = logits.astype(np.float64)
+    return float(1 / np.exp(wide - wide[token]).sum())
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"generate: {name} is {value!r:.40}: give a number")
+    return float(value)
