@@ -490,7 +490,9 @@ class Model:
         lengths = [len(text) for text in batch]
         cu_lengths = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate([text.ids for text in batch])
-        places = np.concatenate([np.arange(length) for length in lengths])
+        places = np.concatenate(
+            [self._places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch]
+        )
         rows = self._body(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
         return rows, cu_lengths
 

@@ -1,0 +1,96 @@
+"""RoBERTa, XLM-R and CamemBERT against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    CamembertConfig,
+    CamembertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
+
+from .models import compare, compare_saved, double, made
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "three heads": {"hidden_size": 33, "num_attention_heads": 3, "type_vocab_size": 1},
+    "padding is 7, gelu_new, untied": {
+        "hidden_size": 40,
+        "num_attention_heads": 5,
+        "hidden_act": "gelu_new",
+        "pad_token_id": 7,
+        "tie_word_embeddings": False,
+        "layer_norm_eps": 1e-5,
+        "num_labels": 3,
+    },
+}
+KINDS = {
+    RobertaModel: RobertaConfig,
+    RobertaForMaskedLM: RobertaConfig,
+    RobertaForSequenceClassification: RobertaConfig,
+    RobertaForTokenClassification: RobertaConfig,
+    XLMRobertaModel: XLMRobertaConfig,
+    XLMRobertaForMaskedLM: XLMRobertaConfig,
+    XLMRobertaForSequenceClassification: XLMRobertaConfig,
+    CamembertForMaskedLM: CamembertConfig,
+}
+
+
+def config_of(kind: type, name: str) -> Any:
+    return KINDS[kind](
+        vocab_size=97,
+        intermediate_size=50,
+        num_hidden_layers=3,
+        max_position_embeddings=50,
+        **CONFIGS[name],
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_roberta(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, kind, config_of(kind, name), dtype)
+    pooled = kind.__name__.endswith("SequenceClassification")
+    compare(pair, sides=("right",) if pooled else ("right", "left"))
+    compare_saved(pair, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
+    """The padding's id among the words: positions pass over it, whether it is hidden or not."""
+    pair = made(tmp_path, RobertaForMaskedLM, config_of(RobertaForMaskedLM, name), torch.float64)
+    padding = pair.theirs.config.pad_token_id
+    rng = np.random.default_rng(0)
+    ids = rng.integers(10, 97, (3, 20))
+    ids[0, [0, 5, 6, 19]] = ids[1, :3] = ids[2] = padding
+    mask = np.ones((3, 20), np.int64)
+    mask[1, 15:] = 0  # hidden words that are no padding are counted
+    with torch.inference_mode(), double(wanted=True):
+        theirs = pair.theirs(torch.tensor(ids), attention_mask=torch.tensor(mask))
+    ours = pair.ours(ids, mask)
+    assert ours.logits is not None
+    pair.near(ours.logits[mask == 1], theirs.logits.numpy()[mask == 1], "logits")
+    trace = pair.ours.trace(ids[:1])
+    pair.near(trace.hidden_states[-1][0], ours.last_hidden_state[0], "last of the trace")
+
+
+def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
+    config = config_of(RobertaModel, "padding is 7, gelu_new, untied")
+    pair = made(tmp_path, RobertaModel, config)
+    assert pair.ours.max_length == 42
+    compare(pair, length=42)
+    with pytest.raises(ValueError, match="43 columns and the model 42 positions"):
+        pair.ours(np.full((1, 43), 9))
