@@ -212,6 +212,27 @@ class Config:
                 f"it knows {', '.join(map(repr, allowed))}"
             )
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of so many finite numbers above 0."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.40}: it must be a list of {count} numbers"
+            )
+        return tuple(
+            Config({f"{key}[{n}]": one}, self.source).positive(f"{key}[{n}]", 1.0)
+            for n, one in enumerate(value)
+        )
+
+    def table(self, key: str) -> dict[str, Any]:
+        """A JSON object, empty where the config has null or nothing."""
+        value = self._get(key, None)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be a JSON object")
+        return dict(value)
+
     def kinds(self, default: Sequence[str], key: str = "layer_types") -> tuple[str, ...]:
         """What each layer attends to, as `default` has it where the config does not say.
 

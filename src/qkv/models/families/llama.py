@@ -2,51 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qkv.layers import Rotary
 from qkv.models.config import Config
 from qkv.models.design import Attention, Design
 from qkv.models.family import Family, Fused
+from qkv.models.files import ModelError
 from qkv.models.head import Head
+from qkv.models.rope import Dynamic, read_rotary
+
+SIZES: Mapping[str, int] = {  # of Llama 2 7B
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
 
 
 def design(config: Config) -> Design:
     """The sizes of a Llama; keys that are left out have the values of Llama 2 7B."""
-    return decoder(config)
-
-
-def decoder(config: Config, **others: Any) -> Design:
-    """What Llama and the families after it share; `others` are what is different in one."""
-    dim = config.size("hidden_size", 4096)
-    heads = config.size("num_attention_heads", 32)
-    size = config.size_or_none("head_dim") or dim // heads
-    positions = config.size("max_position_embeddings", 2048)
+    config.only("pretraining_tp", 1, None)
     bias = config.flag("attention_bias", False)
-    attention = Attention(
-        heads,
-        config.size_or_none("num_key_value_heads") or heads,
-        size,
-        rotary=Rotary(base=config.positive("rope_theta", 10000.0)),
-        options={"is_causal": True},
-    )
-    vocabulary = config.size("vocab_size", 32000)
+    return decoder(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+
+
+def decoder(
+    config: Config,
+    sizes: Mapping[str, int] = SIZES,
+    *,
+    windows: Sequence[int | None] = (),
+    qk_norm: bool = False,
+    **others: Any,
+) -> Design:
+    """What Llama and the families after it share.
+
+    Args:
+        config: of the model.
+        sizes: what stands for keys that it leaves out.
+        windows: for each layer how many tokens a query sees, itself included, None for all.
+        qk_norm: whether the queries and keys of each head are normalised.
+        others: fields of the design that are different.
+    """
+    found = {key: config.size(key, size) for key, size in sizes.items() if key in SIZES}
+    dim, heads = found["hidden_size"], found["num_attention_heads"]
+    size = config.size_or_none("head_dim", sizes.get("head_dim"))
+    if size is None:
+        size = dim // config.heads(dim, heads)
+    positions = found["max_position_embeddings"]
+    rotary = read_rotary(config, size, positions)
+    count = config.layers("num_hidden_layers", sizes["num_hidden_layers"])
     settings: dict[str, Any] = {
-        "vocabulary": vocabulary,
+        "vocabulary": found["vocab_size"],
         "dim": dim,
-        "hidden": config.size("intermediate_size", 11008),
+        "hidden": found["intermediate_size"],
         "activation": config.activation("hidden_act", "silu"),
         "eps": config.positive("rms_norm_eps", 1e-6),
-        "layers": (attention,) * config.layers("num_hidden_layers", 32),
-        "max_length": positions,
+        "layers": tuple(
+            Attention(
+                heads,
+                key_heads(config, heads, sizes.get("num_key_value_heads")),
+                size,
+                rotary=rotary,
+                options={"is_causal": True} | ({"window": (window - 1, 0)} if window else {}),
+                qk_norm=qk_norm,
+            )
+            for window in windows or [None] * count
+        ),
+        "max_length": None if isinstance(rotary.scaling, Dynamic) else positions,
         "rms": True,
         "gated": True,
-        "qkv_bias": bias,
-        "out_bias": bias,
-        "mlp_bias": config.flag("mlp_bias", False),
-        "head": head(config, vocabulary),
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+        "head": head(config, found["vocab_size"]),
     }
     return Design(**{**settings, **others})
+
+
+def key_heads(config: Config, heads: int, default: int | None = None) -> int:
+    """Hkv, which divides Hq, here `heads`."""
+    found = config.size_or_none("num_key_value_heads", default) or heads
+    if heads % found:
+        raise ModelError(
+            f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is {found}: "
+            "the first must be a multiple of the second"
+        )
+    return found
 
 
 def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
@@ -72,6 +116,7 @@ NAMES: dict[str, str | Fused] = {
     "final_norm": "norm",
 }
 BODY = ("embed_tokens.", "layers.", "norm.")
+UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 
 
 def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:
@@ -81,11 +126,5 @@ def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:
 
 
 LLAMA = Family(
-    model_type="llama",
-    design=design,
-    names=names,
-    prefix="model.",
-    body=BODY,
-    unused=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight"),
-    harmless=("pretraining_tp",),
+    model_type="llama", design=design, names=names, prefix="model.", body=BODY, unused=UNUSED
 )

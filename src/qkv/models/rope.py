@@ -1,0 +1,415 @@
+"""Rotary positions as configs describe them: how fast each pair of numbers turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.layers import Rotary
+from qkv.layers.attention import Scaling
+from qkv.models.config import Config
+from qkv.models.files import ModelError
+
+# All that follows is computed in float64. Most libraries round the speeds, the angles and their
+# cosines to float32 one after the other; what is published is the formula, and float64 stays within
+# their own rounding.
+
+
+def read_rotary(
+    config: Config,
+    size: int,
+    positions: int,
+    *,
+    base: float = 10000.0,
+    default: Mapping[str, Any] | None = None,
+) -> Rotary:
+    """How all layers turn queries and keys, by `rope_parameters` or the keys of older configs.
+
+    Args:
+        config: with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
+        size: d, of a head's queries and keys.
+        positions: `max_position_embeddings`.
+        base: where the config has no `rope_theta`.
+        default: what stands for `rope_parameters` where the config has neither.
+
+    Raises:
+        ModelError: a kind or a key that is not supported, or a value that makes no sense.
+
+    >>> scaling = {"rope_type": "linear", "factor": 4.0}
+    >>> read_rotary(Config({"rope_scaling": scaling}, "config.json"), 8, 512)
+    Rotary(base=10000.0, dims=None, interleaved=False, scaling=Linear(factor=4.0))
+    """
+    theta = config.positive_or_none("rope_theta") or base
+    sizes = _Sizes(
+        size,
+        positions,
+        config.size_or_none("original_max_position_embeddings"),
+        config.positive_or_none("partial_rotary_factor"),
+    )
+    given = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
+    given = {key: table for key, table in given.items() if table}
+    found = [_rotary(config, key, table, theta, sizes) for key, table in given.items()]
+    if not found:
+        return _rotary(config, "rope_parameters", default or {}, theta, sizes)
+    if found[0] != found[-1]:
+        raise ModelError(
+            f"{config.source}: rope_scaling and rope_parameters say different things: keep one"
+        )
+    return found[0]
+
+
+def read_rotaries(
+    config: Config,
+    size: int,
+    positions: int,
+    bases: Mapping[str, tuple[str, float]],
+    *,
+    scaled: Collection[str],
+) -> dict[str, Rotary]:
+    """The same by the kind of layer, for models in which windows have a base of their own.
+
+    Args:
+        config: with one dict for each kind in `rope_parameters`, or with older keys.
+        size: d, of a head's queries and keys.
+        positions: `max_position_embeddings`.
+        bases: for each kind of layer the older key of its base, and the base without that.
+        scaled: the kinds to which an older `rope_scaling` applies.
+
+    Raises:
+        ModelError: as for `read_rotary`.
+
+    >>> bases = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local", 1e4)}
+    >>> config = Config({"rope_theta": 500.0}, "config.json")
+    >>> read_rotaries(config, 8, 512, bases, scaled=())["full_attention"].base
+    500.0
+    """
+    tables, scaling = config.table("rope_parameters"), config.table("rope_scaling")
+    sizes = _Sizes(size, positions, None, config.positive_or_none("partial_rotary_factor"))
+    for kind in tables:
+        if kind not in bases:
+            raise ModelError(
+                f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support: "
+                f"it knows {', '.join(bases)}"
+            )
+    kinds = Config(tables, f"{config.source}: rope_parameters")
+    return {
+        kind: _rotary(
+            config,
+            f"rope_parameters: {kind}",
+            kinds.table(kind) | (scaling if kind in scaled else {}),
+            config.positive_or_none(key) or base,
+            sizes,
+        )
+        for kind, (key, base) in bases.items()
+    }
+
+
+def plain(base: float, dims: int) -> Array:
+    """The angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
+
+    Source:
+        Su et al. 2021, RoFormer, section 3.2.2.
+    """
+    speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
+    return speeds
+
+
+@dataclass(frozen=True)
+class Linear:
+    """All speeds divided by one factor, as if positions lay closer together.
+
+    Source:
+        Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
+        Interpolation", equation 4.
+    """
+
+    factor: float
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        return plain(base, dims) / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A base that grows with the text, once that is longer than the model was made for.
+
+    With s = factor * length / limit - (factor - 1), where a shorter length counts as the limit,
+    the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the last
+    one is divided by s.
+
+    The length is that of the longest text of a batch. Keys in a cache stay as they were turned
+    when they came in, so that texts beyond the limit read word by word differ from the same texts
+    read at once; both as transformers does it. It also keeps the base of the longest text
+    it has seen until it sees a short one; here each call counts its own texts only.
+
+    Source:
+        "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
+        section 3.3.
+    """
+
+    factor: float
+    limit: int
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        stretch = self.factor * max(length, self.limit) / self.limit - (self.factor - 1)
+        return plain(base * stretch ** (dims / (dims - 2)), dims), 1.0
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Fast pairs as they are, slow ones divided by a factor, and a ramp between the two.
+
+    Pair i goes through `n = limit * base**(-2i / dims) / (2 pi)` whole turns in a text as long as
+    the model was first made for. The ramp runs over the pairs' numbers, from that which makes
+    `fast` turns to that which makes `slow` turns; `truncate` widens it to whole numbers.
+
+    Source:
+        Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
+        section 3.2 and equation 22; `scale` is its square root of 1/t.
+    """
+
+    factor: float
+    limit: int
+    scale: float
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        first, last = (
+            dims * math.log(self.limit / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (self.fast, self.slow)
+        )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, dims - 1)
+        if first == last:
+            last += 0.001  # a step, where there is no room for a ramp
+        ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
+        fast = plain(base, dims)
+        return fast * (1 - ramp) + fast / self.factor * ramp, self.scale
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Each pair divided by a number of its own, of one list for short texts or one for long ones.
+
+    Long is what has more tokens than the model was first made for, counted as for `Dynamic`:
+    the longest text of a batch decides, and keys in a cache stay as they were turned.
+
+    Source:
+        Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
+        section 3.1.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    limit: int
+    scale: float
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        factors = self.long if length > self.limit else self.short
+        return plain(base, dims) / np.array(factors), self.scale
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Pairs that turn often as they are, those that turn seldom divided by a factor.
+
+    A pair that goes through n whole turns in a text as long as the model was first made for keeps
+    its speed from n = high on, is divided by the factor below n = low, and is between the two in
+    between, in proportion to n.
+
+    Source:
+        Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.
+    """
+
+    factor: float
+    low: float
+    high: float
+    limit: int
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        fast = plain(base, dims)
+        turns = self.limit * fast / (2 * np.pi)
+        share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return fast * share + fast / self.factor * (1 - share), 1.0
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """The first pairs turn as if all did, the rest stay where they are.
+
+    Source:
+        `rope_type` "proportional" of transformers, as Gemma 4 has it.
+    """
+
+    part: float
+    factor: float
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """Those of each pair, and what queries and keys are multiplied by."""
+        turned = int(self.part * dims // 2)
+        return np.where(np.arange(dims // 2) < turned, plain(base, dims), 0) / self.factor, 1.0
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What a scaling may depend on beside its own keys."""
+
+    dims: int
+    positions: int  # max_position_embeddings
+    original: int | None  # original_max_position_embeddings, where it stands beside the dict
+    part: float | None  # partial_rotary_factor, likewise
+
+
+def _rotary(
+    config: Config, key: str, table: Mapping[str, Any], base: float, sizes: _Sizes
+) -> Rotary:
+    """What one dict says, the keys beside it taken where it has none of its own."""
+    if sizes.dims % 2:
+        raise ModelError(
+            f"{config.source}: a head has {sizes.dims} numbers, which cannot be paired: rotary "
+            "positions need an even size"
+        )
+    inner = Config({"partial_rotary_factor": sizes.part, **table}, f"{config.source}: {key}")
+    spelling = inner.spelling("rope_type", "type")
+    read = inner.choice(spelling, _KINDS, "default")
+    base = inner.positive("rope_theta", base)
+    try:
+        rotary = Rotary(base=base, scaling=read(inner, sizes))
+        sound = all(_is_sound(rotary, sizes.dims, length) for length in (1, 2**40))
+    except ArithmeticError:
+        sound = False
+    if not sound:
+        raise ModelError(
+            f"{inner.source}: no angles follow from these numbers: {dict(table)!r:.80}"
+        )
+    if "partial_rotary_factor" not in inner.used:
+        inner.only("partial_rotary_factor", 1, None)
+    for name, value in table.items():
+        if value is not None and name not in inner.used | _HARMLESS:
+            raise ModelError(
+                f"{inner.source}: {name} is {value!r:.40}, which qkv does not support with "
+                f"{spelling} {inner.values.get(spelling, 'default')!r}"
+            )
+    return rotary
+
+
+def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
+    """Whether the speeds are numbers."""
+    with np.errstate(all="ignore"):
+        if rotary.scaling is None:
+            return bool(np.isfinite(plain(rotary.base, dims)).all())
+        speeds, scale = rotary.scaling.speeds(rotary.base, dims, length)
+    return bool(np.isfinite(speeds).all()) and 0 < scale < math.inf
+
+
+def _needed(config: Config, key: str) -> float:
+    if config.values.get(key) is None:
+        raise ModelError(f"{config.source}: there is no {key}")
+    return config.positive(key, 1.0)
+
+
+def _or_zero(config: Config, key: str) -> float | None:
+    """A finite number of at least 0, or None where the config has null or nothing."""
+    if config.values.get(key) == 0:
+        config.only(key, 0)
+        return 0.0
+    return config.positive_or_none(key)
+
+
+def _original(config: Config, sizes: _Sizes) -> int:
+    """How many positions the model was first made for."""
+    inside = config.size_or_none("original_max_position_embeddings")
+    return sizes.original or inside or sizes.positions
+
+
+def _plain(config: Config, sizes: _Sizes) -> Scaling | None:
+    return None
+
+
+def _linear(config: Config, sizes: _Sizes) -> Scaling:
+    return Linear(_needed(config, "factor"))
+
+
+def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
+    if sizes.dims < 4:
+        raise ModelError(
+            f"{config.source}: rope_type 'dynamic' with heads of {sizes.dims}: it needs 4 numbers"
+        )
+    return Dynamic(_needed(config, "factor"), sizes.positions)
+
+
+def _yarn(config: Config, sizes: _Sizes) -> Scaling:
+    limit = _original(config, sizes)
+    factor = config.positive_or_none("factor") or sizes.positions / limit
+    scale = config.positive_or_none("attention_factor")
+    part, whole = _or_zero(config, "mscale"), _or_zero(config, "mscale_all_dim")
+    if scale is None and part and whole:
+        scale = _yarn_scale(factor, part) / _yarn_scale(factor, whole)
+    return Yarn(
+        factor,
+        limit,
+        _yarn_scale(factor) if scale is None else scale,
+        _or_zero(config, "beta_fast") or 32.0,
+        _or_zero(config, "beta_slow") or 1.0,
+        config.flag("truncate", True),
+    )
+
+
+def _yarn_scale(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _longrope(config: Config, sizes: _Sizes) -> Scaling:
+    limit = _original(config, sizes)
+    factor = config.positive_or_none("factor") or sizes.positions / limit
+    scale = config.positive_or_none("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(limit)) if factor > 1 else 1.0
+    lists = (config.numbers(key, sizes.dims // 2) for key in ("short_factor", "long_factor"))
+    return LongRope(*lists, limit, scale)
+
+
+def _llama3(config: Config, sizes: _Sizes) -> Scaling:
+    low, high = (_needed(config, key) for key in ("low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise ModelError(
+            f"{config.source}: low_freq_factor is {low:g} and high_freq_factor is {high:g}: "
+            "the first must be less than the second"
+        )
+    return Llama3(_needed(config, "factor"), low, high, _original(config, sizes))
+
+
+def _proportional(config: Config, sizes: _Sizes) -> Scaling:
+    part = _or_zero(config, "partial_rotary_factor")
+    part = 1.0 if part is None else part
+    if part > 1:
+        raise ModelError(
+            f"{config.source}: partial_rotary_factor is {part:g}: it must be at most 1"
+        )
+    return Proportional(part, config.positive("factor", 1.0))
+
+
+_KINDS: Mapping[str, Callable[[Config, _Sizes], Scaling | None]] = {
+    "default": _plain,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+    "proportional": _proportional,
+}
+# What some files say of how the model was made, and what older ones have for every kind.
+_HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
