@@ -5,6 +5,7 @@ from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.llama import LLAMA
+from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.family import Family
@@ -16,6 +17,7 @@ _ALL = (
     DISTILBERT,
     GPT2,
     LLAMA,
+    MODERNBERT,
     MPNET,
     ROBERTA,
     XLM_ROBERTA,

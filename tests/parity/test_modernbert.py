@@ -1,0 +1,118 @@
+"""ModernBERT against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    ModernBertModel,
+)
+
+import qkv
+
+from .models import compare, compare_saved, made
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+CONFIGS: dict[str, dict[str, Any]] = {
+    "three heads, windows of seven": {
+        "hidden_size": 36,
+        "num_attention_heads": 3,
+        "local_attention": 7,
+    },
+    "every bias, five heads, windows first, mean, untied": {
+        "hidden_size": 40,
+        "num_attention_heads": 5,
+        "hidden_activation": "silu",
+        "classifier_activation": "relu",
+        "classifier_pooling": "mean",
+        "classifier_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "decoder_bias": False,
+        "norm_eps": 1e-3,
+        "local_attention": 12,
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
+        "rope_parameters": {
+            FULL: {"rope_type": "default", "rope_theta": 500.0},
+            SLIDING: {"rope_type": "linear", "factor": 3.0, "rope_theta": 20.0},
+        },
+        "tie_word_embeddings": False,
+        "num_labels": 3,
+    },
+}
+KINDS = [
+    ModernBertModel,
+    ModernBertForMaskedLM,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+]
+
+
+def config_of(name: str) -> ModernBertConfig:
+    return ModernBertConfig(
+        vocab_size=97,
+        intermediate_size=50,
+        num_hidden_layers=4,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        **CONFIGS[name],
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_modernbert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, kind, config_of(name), dtype)
+    first = pair.theirs.config.classifier_pooling == "cls"
+    pooled = kind is ModernBertForSequenceClassification and first
+    compare(pair, sides=("right",) if pooled else ("right", "left"))
+    compare_saved(pair, tmp_path / "ours")
+
+
+def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
+    """The same model whether its config speaks of a period and two bases, or lists what they mean.
+
+    What the older keys mean is written out by hand here.
+    """
+    config = ModernBertConfig(
+        vocab_size=97,
+        hidden_size=36,
+        num_attention_heads=3,
+        intermediate_size=50,
+        num_hidden_layers=5,
+        local_attention=9,
+        pad_token_id=0,
+        layer_types=[FULL, SLIDING, FULL, SLIDING, FULL],
+        rope_parameters={
+            FULL: {"rope_type": "default", "rope_theta": 700.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 30.0},
+        },
+    )
+    pair = made(tmp_path, ModernBertForMaskedLM, config)
+    ids = np.arange(3, 40)[None]
+    expected = pair.ours(ids).logits
+    assert expected is not None
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["layer_types"], values["rope_parameters"]
+    values |= {"global_attn_every_n_layers": 2, "global_rope_theta": 700.0, "local_rope_theta": 30}
+    values |= {"position_embedding_type": "absolute", "layer_norm_eps": 1e-5}
+    values |= {"reference_compile": None, "repad_logits_with_grad": False}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    np.testing.assert_array_equal(qkv.load(tmp_path)(ids).logits, expected)
+    values["local_rope_theta"] = None  # as the others
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    same = qkv.load(tmp_path)(ids).logits
+    values["local_rope_theta"] = 700.0
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    np.testing.assert_array_equal(qkv.load(tmp_path)(ids).logits, same)
