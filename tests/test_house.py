@@ -19,7 +19,7 @@ FLOORS = [
     {"layers"},
     {"models"},
     {"learn", "see"},
-    {"check", "measure"},
+    {"check", "integrations", "measure"},
     {"scale", "cli"},
 ]
 # Rooms that may import less than everything below them.

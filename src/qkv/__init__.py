@@ -22,6 +22,7 @@ from qkv.embed import (
     apply_rotary,
     sinusoidal_positions,
 )
+from qkv.integrations.record import record
 from qkv.layers import (
     MLP,
     Block,
@@ -75,6 +76,7 @@ __all__ = [
     "merge_attention",
     "plot_shift",
     "random_model",
+    "record",
     "self_attention",
     "set_num_threads",
     "show",
