@@ -138,9 +138,7 @@ class Recording(Trace):
         found = {n: layer.arrays() for n, layer in zip(numbers, layers, strict=True)}
         first = layers[0]
         texts, self._longest = first.parts[0].lse.shape[0], first.rows
-        padding = next(
-            (ran.padding for ran in reversed(first.ran) if ran.padding is not None), None
-        )
+        padding = first.ran[-1].padding
         self._places = _places(padding, texts, self._longest)
         for parts in found.values():
             if parts["lse"].shape[::2] == (texts, self._longest) == parts["received"].shape[::2]:

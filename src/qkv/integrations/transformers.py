@@ -213,7 +213,7 @@ def band(function: Any) -> tuple[int | None, int | None] | None:
     """
     code = getattr(function, "__code__", None)
     rule = _known().get(code)
-    if rule is None:
+    if code is None or rule is None:
         return None
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     inside = {name: cell.cell_contents for name, cell in cells}
