@@ -227,6 +227,12 @@ class Trace:
         """Write the trace to one safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
+        arrays, about = self.packed()
+        with replacing(path) as file:
+            file.write(save(arrays, {"qkv.trace": json.dumps(about)}))
+
+    def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """All arrays by name, and the rest as JSON can hold it: what `unpacked` takes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in self._arrays.items()}
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():
@@ -236,7 +242,7 @@ class Trace:
                     arrays[_SETTING.format(layer, name)] = np.ascontiguousarray(value)
                 else:
                     options[str(layer)][name] = value
-        about = {
+        return arrays, {
             "tokens": self._tokens,
             "ids": self._ids,
             "offsets": self._offsets,
@@ -247,8 +253,6 @@ class Trace:
             "changed": self._changed,
             "names": list(self._arrays),
         }
-        with replacing(path) as file:
-            file.write(save(arrays, {"qkv.trace": json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
@@ -261,25 +265,30 @@ class Trace:
             with safe_open(path, framework="numpy") as file:
                 about = json.loads((file.metadata() or {})["qkv.trace"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            settings = {int(layer): options for layer, options in about["settings"].items()}
-            for name in sorted(set(arrays) - set(about["names"])):
-                _, layer, option = name.split(".", 2)
-                settings[int(layer)][option] = arrays[name]
-            return cls(
-                {name: arrays[name] for name in about["names"]},
-                tokens=about["tokens"],
-                ids=about["ids"],
-                offsets=about["offsets"],
-                special=about["special"],
-                settings=settings,
-                single=about["single"],
-                model=about["model"],
-                changed=about.get("changed"),
-            )
+            return cls.unpacked(arrays, about)
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"Trace.load: {path} is not a trace that qkv saved: {error!r:.200}"
             ) from error
+
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
+        """The trace that `packed` took apart."""
+        settings = {int(layer): options for layer, options in about["settings"].items()}
+        for name in sorted(set(arrays) - set(about["names"])):
+            _, layer, option = name.split(".", 2)
+            settings[int(layer)][option] = arrays[name]
+        return cls(
+            {name: arrays[name] for name in about["names"]},
+            tokens=about["tokens"],
+            ids=about["ids"],
+            offsets=about["offsets"],
+            special=about["special"],
+            settings=settings,
+            single=about["single"],
+            model=about["model"],
+            changed=about.get("changed"),
+        )
 
     @property
     def _one(self) -> bool:

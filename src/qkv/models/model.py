@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,10 +40,13 @@ class ModelOutput:
         last_hidden_state: (B, T, D), 0 where the attention mask hides.
         logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
             (B, classes) for a classifier.
+        encoder_last_hidden_state: (B, S, D) where there is an encoder beside the decoder, to
+            which the other two belong.
     """
 
     last_hidden_state: Array
     logits: Array | None = None
+    encoder_last_hidden_state: Array | None = None
 
 
 class Model:
@@ -188,15 +192,7 @@ class Model:
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
         wanted = self._wanted(layers, names, top_k)
-        given = _ids_given(texts, "trace")
-        if given is not None:
-            single, batch = given
-            self._check_ids(batch, "trace")
-        else:
-            single = isinstance(texts, str)
-            batch = self._cut_tokens(cast("str | Iterable[str]", texts), call="trace")
-        if not batch:
-            raise ValueError("trace: there is no text: give at least one")
+        single, batch = self._texts(texts)
         heads = [layer.attn.num_heads for layer in self._body.layers]
         ablated = left_out_heads(ablate, heads)
         words = [hide] if isinstance(hide, str) else list(hide)
@@ -219,16 +215,28 @@ class Model:
         """The trace of texts that are known to fit."""
         masks = masks or {}
         self._run(batch, record=record, top_k=top_k, masks=masks)
+        settings = {
+            layer: options | ({"attn_mask": masks[layer]} if layer in masks else {})
+            for layer, options in self._body.settings(max(map(len, batch))).items()
+        }
+        return self._as_trace(record, batch, single, settings, changed)
+
+    def _as_trace(
+        self,
+        record: Recorder,
+        batch: Sequence[Tokenized],
+        single: bool,
+        settings: Mapping[int, Mapping[str, Any]],
+        changed: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Trace:
+        """What was recorded of these texts."""
         return Trace(
             record.arrays,
             tokens=[text.tokens for text in batch],
             ids=[text.ids.tolist() for text in batch],
             offsets=[text.offsets for text in batch],
             special=[text.special for text in batch],
-            settings={
-                layer: options | ({"attn_mask": masks[layer]} if layer in masks else {})
-                for layer, options in self._body.settings(max(map(len, batch))).items()
-            },
+            settings=settings,
             single=single,
             model=self.name,
             changed=changed,
@@ -370,10 +378,10 @@ class Model:
         decode = spelled(self.tokenizer)
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = [
-            Row(
+            self._row(
                 decode(text.ids.tolist()) if given is None else given,
                 text,
-                Speech(decode, text.ids.tolist(), strings),
+                Speech(decode, self._before(text), strings),
                 np.random.default_rng(own),
             )
             for given, text, own in zip(prompts, batch, seeds, strict=True)
@@ -387,9 +395,21 @@ class Model:
             pass
         traced = None
         if trace and rows:
-            traced = self._traced([row.whole(self.tokenizer) for row in rows], Recorder(), False)
+            traced = self._rows_traced(rows)
         found = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
         return found[0] if single else found
+
+    def _row(self, *parts: Any) -> Row:
+        """One prompt that is to be continued."""
+        return Row(*parts)
+
+    def _before(self, prompt: Tokenized) -> list[int]:
+        """The tokens right before the new ones, in the new ones' own text."""
+        return [int(token) for token in prompt.ids]
+
+    def _rows_traced(self, rows: Sequence[Row]) -> Any:
+        """The trace of prompts and what they were continued with."""
+        return self._traced([row.whole(self.tokenizer) for row in rows], Recorder(), False)
 
     def __call__(
         self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None
@@ -409,24 +429,8 @@ class Model:
         >>> qkv.load("random")([[0, 1, 2]], [[1, 1, 0]]).last_hidden_state.shape
         (1, 3, 8)
         """
-        ids = as_array(input_ids, call="model", name="input_ids")
-        if ids.ndim != 2:
-            raise ValueError(f"model: input_ids have shape {ids.shape}: give (B, T)")
-        if ids.dtype.kind not in "iu" and ids.size:
-            raise TypeError(f"model: input_ids are {ids.dtype}: give integers")
-        mask = _checked_mask(attention_mask, ids.shape)
-        room = self._body.embedding.room
-        if room is not None and ids.shape[1] > room:
-            raise ValueError(
-                f"model: input_ids have {ids.shape[1]} columns and the model {room} "
-                "positions: cut them"
-            )
-        visible, rows = ids[mask], len(self._body.embedding.table)
-        outside = visible[(visible < 0) | (visible >= rows)]
-        if outside.size:
-            raise ValueError(
-                f"model: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
-            )
+        ids, mask = self._ids_and_mask(input_ids, attention_mask)
+        visible = ids[mask]
         out = np.zeros((*ids.shape, self.dim), self._body.dtype)
         if not visible.size:
             return ModelOutput(out)
@@ -442,6 +446,34 @@ class Model:
         logits = np.zeros((*ids.shape, found.shape[-1]), found.dtype)
         logits[mask] = found
         return ModelOutput(out, logits)
+
+    def _ids_and_mask(
+        self,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None,
+        names: tuple[str, str] = ("input_ids", "attention_mask"),
+    ) -> tuple[Array, Array]:
+        """Ids (B, T) and which of them are tokens, or an error that calls them by `names`."""
+        name = names[0]
+        ids = as_array(input_ids, call="model", name=name)
+        if ids.ndim != 2:
+            raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T)")
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise TypeError(f"model: {name} are {ids.dtype}: give integers")
+        mask = _checked_mask(attention_mask, ids.shape, names)
+        room = self._body.embedding.room
+        if room is not None and ids.shape[1] > room:
+            raise ValueError(
+                f"model: {name} have {ids.shape[1]} columns and the model {room} positions: "
+                "cut them"
+            )
+        visible, rows = ids[mask], len(self._body.embedding.table)
+        outside = visible[(visible < 0) | (visible >= rows)]
+        if outside.size:
+            raise ValueError(
+                f"model: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
+            )
+        return ids, mask
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
@@ -548,6 +580,17 @@ class Model:
         real = ids != padding
         return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
 
+    def _texts(self, texts: Any) -> tuple[bool, list[Tokenized]]:
+        """Whether it is one text, and the tokens of each; ids are taken as they are."""
+        given = _ids_given(texts, "trace")
+        if given is not None:
+            self._check_ids(given[1], "trace")
+        else:
+            given = isinstance(texts, str), self._cut_tokens(texts, call="trace")
+        if not given[1]:
+            raise ValueError("trace: there is no text: give at least one")
+        return given
+
     def _cut_tokens(self, texts: str | Iterable[str], *, call: str) -> list[Tokenized]:
         """The tokens of each text, cut at the limit; a warning counts what was cut."""
         tokenizer = self._need_tokenizer(call)
@@ -570,7 +613,7 @@ class Model:
             if len(batch) > 1
             else f"1 of 1 text was cut to {limit} tokens (it has {longest})",
             UserWarning,
-            stacklevel=3,
+            stacklevel=_callers(),
         )
         return [_cut(tokens, limit) for tokens in batch]
 
@@ -664,6 +707,14 @@ def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
     ]
 
 
+def _callers() -> int:
+    """For a warning: how many calls up the first one is that is not ours."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qkv."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def _spellings(full: str) -> set[str]:
     """The names by which an array may be asked for, as a `Trace` takes them."""
     local = full.split(".", 2)[2] if full.startswith("blocks.") else full
@@ -719,20 +770,22 @@ def _check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: s
         )
 
 
-def _checked_mask(given: Any, shape: tuple[int, ...]) -> Array:
+def _checked_mask(
+    given: Any, shape: tuple[int, ...], names: tuple[str, str] = ("input_ids", "attention_mask")
+) -> Array:
     if given is None:
         return np.ones(shape, bool)
-    mask = as_array(given, call="model", name="attention_mask")
+    mask = as_array(given, call="model", name=names[1])
     if mask.shape != shape:
         raise ValueError(
-            f"model: attention_mask has shape {mask.shape} and input_ids {shape}: "
+            f"model: {names[1]} has shape {mask.shape} and {names[0]} {shape}: "
             "they must be the same"
         )
     if mask.dtype.kind not in "biu" and mask.size:
         raise TypeError(
-            f"model: attention_mask is {mask.dtype}: write True or 1 where there is a token, "
+            f"model: {names[1]} is {mask.dtype}: write True or 1 where there is a token, "
             "False or 0 where there is padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError("model: attention_mask holds other numbers than 0 and 1")
+        raise ValueError(f"model: {names[1]} holds other numbers than 0 and 1")
     return mask.astype(bool)
