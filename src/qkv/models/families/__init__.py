@@ -5,8 +5,11 @@ from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.llama import LLAMA
+from qkv.models.families.mistral import MISTRAL
 from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
+from qkv.models.families.qwen2 import QWEN2
+from qkv.models.families.qwen3 import QWEN3
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.family import Family
 
@@ -17,8 +20,11 @@ _ALL = (
     DISTILBERT,
     GPT2,
     LLAMA,
+    MISTRAL,
     MODERNBERT,
     MPNET,
+    QWEN2,
+    QWEN3,
     ROBERTA,
     XLM_ROBERTA,
 )

@@ -1,0 +1,37 @@
+"""Mistral: a Llama in which each token sees a window of those before it."""
+
+from __future__ import annotations
+
+from qkv.models.config import Config
+from qkv.models.design import Design
+from qkv.models.families.llama import BODY, UNUSED, decoder, names
+from qkv.models.family import Family
+from qkv.models.files import ModelError
+
+SIZES = {  # of Mistral 7B
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+
+
+def design(config: Config) -> Design:
+    """The sizes of a Mistral; keys that are left out have the values of Mistral 7B."""
+    count = config.layers("num_hidden_layers", SIZES["num_hidden_layers"])
+    window = config.size_or_none("sliding_window", 4096)
+    kind = "full_attention" if window is None else "sliding_attention"
+    if set(config.kinds([kind] * count)) != {kind}:
+        raise ModelError(
+            f"{config.source}: layer_types has others than {kind!r} beside sliding_window "
+            f"{window}: all layers of a mistral are alike"
+        )
+    return decoder(config, SIZES, windows=[window] * count)
+
+
+MISTRAL = Family(
+    model_type="mistral", design=design, names=names, prefix="model.", body=BODY, unused=UNUSED
+)
