@@ -72,15 +72,25 @@ class Pair:
 
 
 def made(
-    folder: Path, kind: type, config: Any, dtype: torch.dtype = torch.float32, *, seed: int = 0
+    folder: Path,
+    kind: type,
+    config: Any,
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> Pair:
-    """A random model of class `kind`, saved by transformers and loaded by both."""
+    """A random model of class `kind`, saved by transformers and loaded by both.
+
+    `options` are those with which transformers loads it.
+    """
+    options = {"attn_implementation": "eager", "dtype": dtype, **options}
     torch.manual_seed(seed)
     with double(dtype == torch.float64):
         model = kind(config).to(dtype)
         scatter(model, seed)
         model.save_pretrained(folder)
-        theirs = kind.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+        theirs = kind.from_pretrained(folder, **options).eval()
     return Pair(qkv.load(folder), theirs, BOUND[dtype])
 
 
