@@ -10,6 +10,7 @@ from qkv.cli.bench import bench
 from qkv.cli.common import Program, debug_option
 from qkv.cli.compare import compare
 from qkv.cli.encode import encode
+from qkv.cli.generate import generate
 from qkv.cli.info import info
 from qkv.cli.show import show
 from qkv.cli.walk import walk
@@ -31,5 +32,5 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (walk, show, compare, encode, bench, info):
+for verb in (walk, show, compare, encode, generate, bench, info):
     main.add_command(verb)

@@ -118,7 +118,8 @@ class Choice:
         (array([1, 2]), array([0.67, 0.33]))
         """
         with np.errstate(over="ignore"):
-            scores = (logits - logits.max()).astype(np.float64) / (self.temperature or 1.0)
+            wide = logits.astype(np.float64)
+            scores = (wide - wide.max()) / (self.temperature or 1.0)
         ids = np.arange(len(scores))
         if self.top_k is not None and self.top_k < len(scores):
             least = np.partition(scores, -self.top_k)[-self.top_k]
@@ -200,6 +201,7 @@ class Speech:
             last = _LAST_WORD.search(held)
             assert last is not None
             size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
+            size = len(held[:size].rstrip())  # a blank comes with the word behind it
         self._held = held[size:]
         self.text += held[:size]
         return held[:size]
@@ -283,12 +285,12 @@ def run(
         for number, row in enumerate(rows):
             if row.reason is not None:
                 continue
-            token = choice(logits[number], row.rng)
-            if not np.isfinite(logits[number, token]):
+            if not np.isfinite(logits[number].max()):
                 raise FloatingPointError(
                     f"generate: the model's logits behind {len(row.given) + len(row.ids)} tokens "
                     "are not finite: its weights or its type cannot compute this text"
                 )
+            token = choice(logits[number], row.rng)
             row.ids.append(token)
             if measure:
                 row.logits.append(float(logits[number, token]))

@@ -1,0 +1,74 @@
+"""`qkv generate`: what a model writes behind a text."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from qkv.cli.common import debug_option, json_option, model_option, print_json
+
+
+@click.command()
+@click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
+@model_option
+@click.option(
+    "--max-new-tokens", type=int, default=64, show_default=True, help="How many tokens to add."
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    help="Draw tokens; the higher, the bolder. Default: 0, always the likeliest.",
+)
+@click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
+@click.option(
+    "--top-p", type=float, help="Draw from the likeliest tokens that sum to this probability."
+)
+@click.option("--seed", type=int, help="Draw the same again.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given repeatedly."
+)
+@json_option
+@debug_option
+def generate(
+    prompts: tuple[str, ...],
+    model: str | None,
+    as_json: bool,
+    stop: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """What a model writes behind PROMPT, printed as the words come.
+
+    Several prompts run in one batch, and each is printed with what follows it.
+    """
+    from qkv.models import load
+
+    used = load(model)
+    options["stop"] = stop
+    if as_json:
+        found = used.generate(list(prompts), **options)
+        texts = [
+            {"prompt": one.prompt, "text": one, "ids": one.ids, "finish_reason": one.finish_reason}
+            for one in found
+        ]
+        print_json({"model": used.name, "texts": texts})
+    elif len(prompts) == 1:
+        for piece in used.generate(prompts[0], stream=True, **options):
+            _write(piece)
+        _write("\n")
+    else:
+        later = list(prompts)  # while the first one is printed
+        _write(later[0])
+        for number, piece in used.generate(list(prompts), stream=True, **options):
+            if number == 0:
+                _write(piece)
+            later[number] += piece
+        _write("".join(f"\n\n{text}" for text in later[1:]) + "\n")
+
+
+def _write(text: str) -> None:
+    """To standard output at once, whatever letters it takes."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)

@@ -1,0 +1,506 @@
+"""model.generate: a model that writes a known script, and small random ones beside plain loops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import qkv
+from qkv.models.generate import Choice, Speech
+
+PLACES = 96
+END = "<|end|>"
+
+
+def byte_tokenizer() -> Any:
+    """A token for each byte, `the` and ` the` in one piece, and one that ends texts."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+    words = [*letters, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+VOCABULARY = TOKENIZER.get_vocab_size() + 3  # rows of the table that no token has
+EOS = TOKENIZER.token_to_id(END)
+
+
+def gpt2(
+    folder: Path,
+    *,
+    seed: int | None = None,
+    script: list[int] | None = None,
+    tokenizer: bool = True,
+    generation: dict[str, Any] | None = None,
+    **others: Any,
+) -> qkv.Model:
+    """A GPT-2 with random weights; or one that puts script[p] behind the token at place p."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(seed)
+    dim = 24 if script is None else PLACES
+    layers = 2
+    shapes = {"wte.weight": (VOCABULARY, dim), "wpe.weight": (PLACES, dim)}
+    for layer in range(layers):
+        for name, rows, columns in (
+            ("attn.c_attn", dim, 3 * dim),
+            ("attn.c_proj", dim, dim),
+            ("mlp.c_fc", dim, 4 * dim),
+            ("mlp.c_proj", 4 * dim, dim),
+        ):
+            shapes[f"h.{layer}.{name}.weight"] = (rows, columns)
+            shapes[f"h.{layer}.{name}.bias"] = (columns,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{layer}.{name}.weight"] = shapes[f"h.{layer}.{name}.bias"] = (dim,)
+    shapes["ln_f.weight"] = shapes["ln_f.bias"] = (dim,)
+    shapes = {f"transformer.{name}": shape for name, shape in shapes.items()}
+    shapes["lm_head.weight"] = (VOCABULARY, dim)
+    tensors = {
+        name: rng.standard_normal(shape) * (0.5 if script is None else 0)
+        for name, shape in shapes.items()
+    }
+    if script is not None:
+        tensors["transformer.wpe.weight"] = np.eye(PLACES)
+        tensors["transformer.ln_f.weight"] = np.ones(PLACES)
+        head = np.zeros((VOCABULARY, PLACES))
+        head[script, range(len(script))] = 9
+        tensors["lm_head.weight"] = head
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": VOCABULARY,
+        "n_positions": PLACES,
+        "n_embd": dim,
+        "n_head": 3,
+        "n_layer": layers,
+        "tie_word_embeddings": False,
+        "eos_token_id": EOS,
+        **others,
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    if tokenizer:
+        TOKENIZER.save(str(folder / "tokenizer.json"))
+    return qkv.load(folder)
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def writer(folder: Path, prompt: str, text: str, **options: Any) -> qkv.Model:
+    """A model that writes `text` behind `prompt`, and then only ends."""
+    script = [EOS] * (len(ids_of(prompt)) - 1) + ids_of(text)
+    return gpt2(folder, script=script + [EOS] * (PLACES - len(script)), **options)
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
+    return gpt2(tmp_path_factory.mktemp("random"), seed=1, eos_token_id=None)
+
+
+def next_logits(model: qkv.Model, ids: list[int]) -> np.ndarray:
+    """The logits behind ids, from a run without a cache."""
+    logits = model([ids]).logits
+    assert logits is not None
+    return logits[0, -1]
+
+
+# Text
+
+HELLO = "Say: "
+TEXTS = [
+    "the cat, the  dog\nand the rest.",
+    "caf\u00e9 na\u00efve \u2014 ok",
+    "\u4e16\u754c\u4f60\u597d and \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "\U0001f389\U0001f469\u200d\U0001f680 \u00e9",
+    " \n\n ",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_it_is_the_new_text_whole_or_in_pieces(tmp_path: Path, text: str) -> None:
+    model = writer(tmp_path, HELLO, text)
+    result = model.generate(HELLO)
+    assert result == text
+    assert isinstance(result, str)
+    assert (result.prompt, result.finish_reason) == (HELLO, "eos")
+    assert result.ids == [*ids_of(text), EOS]
+    pieces = list(model.generate(HELLO, stream=True))
+    assert "".join(pieces) == text
+    assert all(pieces)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_words_come_whole_and_letters_without_blanks_one_by_one(tmp_path: Path) -> None:
+    model = writer(tmp_path, HELLO, "the other day\n\u4e16\u754c!")
+    pieces = list(model.generate(HELLO, stream=True))
+    assert pieces == ["the", " other", " day", "\n\u4e16", "\u754c", "!"]
+
+
+def test_a_stream_is_as_lazy_as_it_should_be(tmp_path: Path) -> None:
+    model = writer(tmp_path, HELLO, "one two three")
+    stream = model.generate(HELLO, stream=True)
+    assert next(stream) == "one"
+    with pytest.raises(ValueError, match="temperature"):  # refused when called, not when read
+        model.generate(HELLO, stream=True, temperature=-1)
+
+
+def test_half_a_character_at_the_end_is_what_the_tokenizer_makes_of_it(tmp_path: Path) -> None:
+    model = writer(tmp_path, HELLO, "ab\u4e16")
+    result = model.generate(HELLO, max_new_tokens=4)
+    assert result == "ab\ufffd" == model.decode(result.ids)
+    assert list(model.generate(HELLO, max_new_tokens=4, stream=True)) == ["ab\ufffd"]
+
+
+def test_rows_that_no_token_has_show_as_nothing(tmp_path: Path) -> None:
+    script = [ids_of("a")[0], VOCABULARY - 1, ids_of("b")[0]] + [EOS] * (PLACES - 3)
+    result = gpt2(tmp_path, script=script).generate("x")
+    assert result == "ab"
+    assert result.ids[1] == VOCABULARY - 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("dog", "the cat, the  "),
+        ([" dog", "cat"], "the "),
+        ((), TEXTS[0]),
+        (["zebra"], TEXTS[0]),
+        ("t", ""),
+        ("t,", "the ca"),
+        ("rest..", TEXTS[0]),
+        (".", TEXTS[0][:-1]),
+        ("he  do", "the cat, t"),
+    ],
+    ids=str,
+)
+def test_stop_strings_cut(tmp_path: Path, stop: Any, expected: str) -> None:
+    model = writer(tmp_path, HELLO, TEXTS[0])
+    result = model.generate(HELLO, stop=stop)
+    assert result == expected
+    assert result.finish_reason == ("eos" if expected == TEXTS[0] else "stop")
+    assert len(result.ids) <= len(ids_of(TEXTS[0])) + 1
+    assert "".join(model.generate(HELLO, stop=stop, stream=True)) == expected
+
+
+def test_nothing_is_generated_behind_a_stop_string(tmp_path: Path) -> None:
+    result = writer(tmp_path, HELLO, "ab cd ef").generate(HELLO, stop="c")
+    assert result.ids == ids_of("ab c")
+
+
+def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
+    speech = Speech(lambda ids: "".join(map(chr, ids)), [], ["b c"])
+    found = [speech.add(ord(letter)) for letter in "a b x b"]
+    assert found == ["", "a", "", "", " b", " x", ""]
+    assert speech.finish() == " b"
+
+
+# Ends
+
+
+def test_the_end_is_what_the_files_say(tmp_path: Path) -> None:
+    a, b, c = (ids_of(letter)[0] for letter in "abc")
+    script = [a, b, c] * (PLACES // 3)
+
+    def text(name: str, **options: Any) -> str:
+        return gpt2(tmp_path / name, script=script, **options).generate("x", max_new_tokens=7)
+
+    assert text("none", eos_token_id=None) == "abcabca"
+    assert text("config", eos_token_id=c) == "ab"
+    assert text("several", eos_token_id=[c, b]) == "a"
+    assert text("both", eos_token_id=b, generation={"eos_token_id": [c]}) == "ab"
+    assert text("silent", eos_token_id=b, generation={"do_sample": True}) == "a"
+    with pytest.raises(qkv.ModelError, match="eos_token_id"):
+        text("wrong", eos_token_id="c")
+    with pytest.raises(qkv.ModelError, match="eos_token_id"):
+        text("bools", eos_token_id=[True])
+
+
+def test_the_ends_are_saved(tmp_path: Path) -> None:
+    script = ids_of("abcabcabc")
+    model = gpt2(tmp_path, script=script, eos_token_id=None, generation={"eos_token_id": script[2]})
+    model.save(tmp_path / "copy")
+    assert qkv.load(tmp_path / "copy").generate("x") == "ab"
+
+
+def test_the_most_tokens(random: qkv.Model) -> None:
+    result = random.generate("the", max_new_tokens=9)
+    assert len(result.ids) == 9
+    assert result.finish_reason == "length"
+
+
+# Several prompts, and ids
+
+
+def test_prompts_of_unlike_lengths_run_as_each_alone(random: qkv.Model) -> None:
+    prompts = ["the cat sat on the mat", "t", "A longer prompt: " * 2, "\u4e16"]
+    found = random.generate(prompts, max_new_tokens=30)
+    assert [one.ids for one in found] == [
+        random.generate(prompt, max_new_tokens=30).ids for prompt in prompts
+    ]
+    assert random.generate([]) == []
+    pieces: dict[int, str] = dict.fromkeys(range(4), "")
+    for number, piece in random.generate(iter(prompts), max_new_tokens=30, stream=True):
+        pieces[number] += piece
+    assert list(pieces.values()) == found
+
+
+def test_a_row_that_has_ended_leaves_the_others_alone(tmp_path: Path) -> None:
+    first, second = "x", "yy"
+    script = [ids_of("a")[0], ids_of("b")[0], EOS, *ids_of("cde"), EOS] + [EOS] * PLACES
+    model = gpt2(tmp_path, script=script[:PLACES])
+    alone = [model.generate(prompt) for prompt in (first, second, "zzzz")]
+    assert alone == ["ab", "b", "cde"]
+    assert model.generate([first, second, "zzzz"]) == alone
+
+
+def test_ids_are_a_prompt_too(random: qkv.Model, tmp_path: Path) -> None:
+    prompt = "the cat"
+    result = random.generate(prompt, max_new_tokens=5)
+    for ids in (ids_of(prompt), tuple(ids_of(prompt)), np.array(ids_of(prompt), np.int32)):
+        found = random.generate(ids, max_new_tokens=5)
+        assert (found, found.prompt, found.ids) == (result, prompt, result.ids)
+    assert random.generate([ids_of(prompt), [5]], max_new_tokens=5)[0] == result
+    bare = gpt2(tmp_path, seed=1, eos_token_id=None, tokenizer=False)
+    found = bare.generate(ids_of(prompt), max_new_tokens=5)
+    assert found.ids == result.ids
+    assert (found.prompt + found).split() == [str(i) for i in ids_of(prompt) + result.ids]
+    with pytest.raises(ValueError, match=r"generate: .* no tokenizer\.json"):
+        bare.generate("text")
+
+
+# The choice
+
+
+def test_greedy_is_the_largest_of_a_run_without_a_cache(random: qkv.Model) -> None:
+    ids = ids_of("the cat sat")
+    for token in random.generate("the cat sat", max_new_tokens=40).ids:
+        assert token == next_logits(random, ids).argmax()
+        ids.append(token)
+
+
+def plainly_allowed(logits: np.ndarray, options: dict[str, Any]) -> dict[int, float]:
+    """Which tokens may be drawn with what probability, counted one by one."""
+    scaled = [value / options["temperature"] for value in logits.astype(np.float64)]
+    order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
+    if options.get("top_k"):
+        last = scaled[order[min(options["top_k"], len(order)) - 1]]
+        order = [i for i in order if scaled[i] >= last]
+    total = sum(np.exp(scaled[i] - scaled[order[0]]) for i in order)
+    chances = {i: float(np.exp(scaled[i] - scaled[order[0]]) / total) for i in order}
+    if options.get("top_p"):
+        before, kept = 0.0, {}
+        for i, chance in chances.items():
+            if before >= options["top_p"]:
+                break
+            kept[i] = chance
+            before += chance
+        chances = {i: chance / before for i, chance in kept.items()}
+    return chances
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 2.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.6},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 10**6, "top_p": 1.0},
+    {"temperature": 3.0, "top_p": 1e-9},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_who_may_be_drawn_and_how_often(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    choice = Choice(**options)
+    for _ in range(20):
+        logits = rng.standard_normal(30).astype(np.float32) * 2
+        expected = plainly_allowed(logits, options)
+        ids, chances = choice.allowed(logits)
+        assert set(ids) == set(expected)
+        np.testing.assert_allclose(chances, [expected[i] for i in ids], rtol=1e-6)
+    drawn = np.bincount([choice(logits, rng) for _ in range(4000)], minlength=30) / 4000
+    for token in range(30):
+        chance = expected.get(token, 0.0)
+        assert abs(drawn[token] - chance) <= 5 * np.sqrt(chance * (1 - chance) / 4000)
+
+
+def test_ties() -> None:
+    logits = np.array([1.0, 3.0, 3.0, 2.0, 3.0])
+    assert Choice()(logits, np.random.default_rng(0)) == 1
+    assert Choice(1.0, top_k=2).allowed(logits)[0].tolist() == [1, 2, 4]
+    # as transformers leaves out, of equals, those that come first
+    assert Choice(1.0, top_p=0.2).allowed(logits)[0].tolist() == [4]
+
+
+def test_what_cannot_be_is_never_drawn() -> None:
+    logits = np.array([-np.inf, 0.0, -np.inf, 0.5, -np.inf])
+    rng = np.random.default_rng(0)
+    for options in OPTIONS:
+        assert {Choice(**options)(logits, rng) for _ in range(200)} <= {1, 3}
+    tiny = Choice(5e-324)
+    assert {tiny(logits, rng) for _ in range(20)} == {3}
+
+
+@pytest.mark.parametrize("options", [OPTIONS[2], OPTIONS[4]], ids=str)
+def test_what_is_drawn_is_allowed(random: qkv.Model, options: dict[str, Any]) -> None:
+    ids = ids_of("the cat")
+    for token in random.generate("the cat", max_new_tokens=40, seed=3, **options).ids:
+        assert token in plainly_allowed(next_logits(random, ids), options)
+        ids.append(token)
+
+
+def test_a_seed_gives_the_same_again(random: qkv.Model) -> None:
+    def drawn(prompt: Any, seed: int | None) -> Any:
+        return random.generate(prompt, max_new_tokens=20, temperature=1.5, seed=seed)
+
+    assert drawn("the", 1) == drawn("the", 1)
+    assert drawn("the", 1) != drawn("the", 2)
+    assert drawn("the", None) != drawn("the", None)
+    several = drawn(["the"] * 3, 1)
+    assert several[0] == drawn("the", 1), "alone or with others"
+    assert len(set(several)) == 3, "each text draws for itself"
+
+
+# The trace
+
+
+def test_each_token_can_be_traced(random: qkv.Model) -> None:
+    prompt = "the cat sat"
+    result = random.generate(prompt, max_new_tokens=6, trace=True)
+    plain = random.generate(prompt, max_new_tokens=6)
+    assert (result, result.ids) == (plain, plain.ids)
+    assert plain.trace is plain.probabilities is None
+    trace = result.trace
+    given = ids_of(prompt)
+    assert trace.ids == given + result.ids
+    assert trace.tokens == [TOKENIZER.id_to_token(i) for i in given + result.ids]
+    assert trace.special == [False] * len(trace.ids)
+    for number in range(6):
+        before = given + result.ids[:number]
+        logits = next_logits(random, before).astype(np.float64)
+        chances = np.exp(logits - logits.max())
+        token = result.ids[number]
+        np.testing.assert_allclose(result.logits[number], logits[token], rtol=1e-5)
+        np.testing.assert_allclose(
+            result.probabilities[number], chances[token] / chances.sum(), rtol=1e-5
+        )
+        looked = result.looked_at(number)
+        again = random.trace([before])
+        for layer in range(2):
+            expected = again["pattern", layer][0, :, -1]
+            np.testing.assert_allclose(looked[layer], expected, atol=1e-6)
+    np.testing.assert_array_equal(result.looked_at(-1)[1], result.looked_at(5)[1])
+    with pytest.raises(IndexError, match="6 are new"):
+        result.looked_at(6)
+    with pytest.raises(ValueError, match="trace=True"):
+        plain.looked_at(0)
+    assert qkv.show(trace).to_dict()["tokens"][:2] == trace.tokens[:2]
+
+
+def test_new_tokens_stand_in_the_text(tmp_path: Path) -> None:
+    text = "the caf\u00e9 \u4e16"
+    model = writer(tmp_path, HELLO, text)
+    result = model.generate(HELLO, trace=True)
+    whole = result.prompt + result
+    spans = result.trace.offsets[len(ids_of(HELLO)) :]
+    tokens = ["the", " ", "c", "a", "f", "\u00e9", "\u00e9", " ", *["\u4e16"] * 3, ""]
+    assert [whole[a:b] for a, b in spans] == tokens
+    assert result.trace.special[-1] is True
+    cut = model.generate(HELLO, trace=True, stop="caf")
+    assert [(cut.prompt + cut)[a:b] for a, b in cut.trace.offsets[-4:]] == [" ", "", "", ""]
+
+
+def test_several_traces(random: qkv.Model) -> None:
+    prompts = ["the cat", "a", "sat on the"]
+    for result in random.generate(prompts, max_new_tokens=4, trace=True):
+        alone = random.generate(result.prompt, max_new_tokens=4, trace=True)
+        assert result.trace.tokens == alone.trace.tokens
+        assert result.trace["pattern", 1].shape == alone.trace["pattern", 1].shape
+        np.testing.assert_allclose(result.looked_at(3)[1], alone.looked_at(3)[1], atol=1e-6)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),
+        ({"max_new_tokens": 1.5}, TypeError, "max_new_tokens"),
+        ({"temperature": -0.1}, ValueError, "temperature"),
+        ({"temperature": float("nan")}, ValueError, "temperature"),
+        ({"temperature": float("inf")}, ValueError, "temperature"),
+        ({"temperature": "hot"}, TypeError, "temperature"),
+        ({"temperature": True}, TypeError, "temperature"),
+        ({"top_k": 0}, ValueError, "top_k"),
+        ({"top_k": 2.5}, TypeError, "top_k"),
+        ({"top_p": 0}, ValueError, "top_p"),
+        ({"top_p": 1.1}, ValueError, "top_p"),
+        ({"top_p": "x"}, TypeError, "top_p"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": "x"}, TypeError, "seed"),
+        ({"stop": ""}, ValueError, "stop"),
+        ({"stop": ["a", 3]}, TypeError, "stop"),
+        ({"stop": 3}, TypeError, "stop"),
+        ({"stream": True, "trace": True}, ValueError, "stream and trace"),
+        ({"prompt": ""}, ValueError, "is empty"),
+        ({"prompt": ["a", ""]}, ValueError, "prompt 1 is empty"),
+        ({"prompt": 3}, TypeError, "give a list of strings"),
+        ({"prompt": ["a", 3]}, TypeError, "text 1 is int"),
+        ({"prompt": b"a"}, TypeError, "bytes"),
+        ({"prompt": [VOCABULARY]}, ValueError, f"no token {VOCABULARY}"),
+        ({"prompt": [-1]}, ValueError, "no token -1"),
+        ({"prompt": [[1, 2], []]}, ValueError, "text 1 has 0 ids"),
+        ({"prompt": np.ones((1, 3))}, TypeError, "float64"),
+        ({"prompt": "a" * 33}, ValueError, f"33 tokens .* 64: .* at most {PLACES}"),
+        ({"prompt": ["a", "a" * 33]}, ValueError, "prompt 1 has 33 tokens"),
+        ({"prompt": "a" * 33, "max_new_tokens": 64}, ValueError, "max_new_tokens is 64"),
+    ],
+    ids=str,
+)
+def test_refused(random: qkv.Model, arguments: dict[str, Any], kind: type, words: str) -> None:
+    given = {"prompt": "the", **arguments}
+    with pytest.raises(kind, match=words) as caught:
+        random.generate(**given)
+    assert str(caught.value).startswith("generate: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_last_place_is_used(random: qkv.Model) -> None:
+    assert len(random.generate("a" * 32, max_new_tokens=64).ids) == 64
+
+
+def test_only_a_decoder_with_a_head_generates(small: Path, tmp_path: Path) -> None:
+    for model in (
+        qkv.load("random"),
+        qkv.load(small),
+        gpt2(tmp_path, seed=0, architectures=["GPT2Model"]),
+    ):
+        with pytest.raises(ValueError, match="nothing that predicts the next token"):
+            model.generate("the")
+
+
+def test_logits_that_are_not_finite(tmp_path: Path) -> None:
+    model = gpt2(tmp_path, seed=0)
+    weight = model.parameters["blocks.1.mlp.up_proj.bias"].copy()
+    weight[0] = np.nan
+    model.parameters["blocks.1.mlp.up_proj.bias"] = weight
+    for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2, "top_p": 0.5}):
+        with pytest.raises(FloatingPointError, match="not finite"):
+            model.generate("the", **options)
