@@ -175,8 +175,9 @@ def shards(index: Path) -> dict[str, str]:
         raise ModelError(f"{index}: it has no weight_map from tensors to files")
     for file in set(names.values()):
         beside = PurePosixPath(file).name == file == PureWindowsPath(file).name
-        if not beside or file in ("", ".", "..") or not file.isprintable():
-            raise ModelError(f"{index}: the shard {file!r} is not the name of a file beside it")
+        odd = not file.isprintable() or len(file.encode()) > 255
+        if not beside or file in ("", ".", "..") or odd:
+            raise ModelError(f"{index}: the shard {file!r:.80} is not the name of a file beside it")
         if not _stays(index.parent / file):
             raise ModelError(
                 f"{index}: the shard {file} is a link that leads out of the folder: "

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files import CONFIG, MODULES, PROMPTS, SENTENCE, ModelError, read_json
+from qkv.models.files import (
+    CONFIG,
+    MODULES,
+    MOST_JSON,
+    PROMPTS,
+    SENTENCE,
+    ModelError,
+    need_file,
+    read_json,
+)
 
 
 def _mean(rows: Array) -> Array:
@@ -89,7 +98,11 @@ def read_sentence(folder: Path) -> Sentence:
     ]
     max_length, lowercase = _limit(folder / prefix / SENTENCE)
     _refuse_prompts(folder / PROMPTS)
-    found = {name: (folder / name).read_bytes() for name in files if (folder / name).is_file()}
+    found = {}
+    for name in files:
+        if (folder / name).is_file():
+            need_file(folder / name, MOST_JSON)
+            found[name] = (folder / name).read_bytes()
     return Sentence(home, modes, normalize, max_length, lowercase, found)
 
 
@@ -135,7 +148,10 @@ def _limit(path: Path) -> tuple[int | None, bool]:
     limit: Any = values.get("max_seq_length")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ModelError(f"{path}: max_seq_length is {limit!r:.40}: it must be a whole number >= 1")
-    return limit, values.get("do_lower_case") is True
+    lowercase = values.get("do_lower_case", False)
+    if not isinstance(lowercase, bool | None):
+        raise ModelError(f"{path}: do_lower_case is {lowercase!r:.40}: it must be true or false")
+    return limit, lowercase is True
 
 
 def _refuse_prompts(path: Path) -> None:

@@ -1,0 +1,71 @@
+"""Small models of other families than BERT, written under the names that their own files have."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
+from qkv.models.family import Names, Weights
+
+from .support import tokenizer_json
+
+CONFIGS = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": 30,
+        "n_embd": 12,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_inner": 20,
+        "n_positions": 16,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
+    "llama": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 30,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "intermediate_size": 20,
+        "hidden_act": "silu",
+        "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def arrays_of(config, seed=0):
+    """Random tensors under the names, and in the shapes, that a model of this config has in files.
+
+    They come from what the family says of itself, which the comparison with transformers holds.
+    """
+    family, read = FAMILIES[config["model_type"]], Config(config, "config.json")
+    rng = np.random.default_rng(seed)
+    parameters = {
+        name: (rng.standard_normal(shape) * 0.5 + ("norm" in name)).astype(np.float32)
+        for name, shape in family.design(read).shapes()
+    }
+    found = Weights(parameters).to_files(Names.of(family, read))
+    return {name: np.ascontiguousarray(array) for name, array in found.items()}
+
+
+def write_small(path, config, seed=0):
+    """A folder with a model of this config and the tokenizer of the small BERT."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text(tokenizer_json())
+    save_file(arrays_of(config, seed), path / "model.safetensors", {"format": "pt"})
+    return path

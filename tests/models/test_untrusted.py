@@ -1,0 +1,595 @@
+"""Files that are made to do harm: refused in one line, in little time and memory, or read right."""
+
+import json
+import os
+import pickle
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+
+from qkv.models import ModelError, load
+from qkv.models.families import FAMILIES
+
+from .families import CONFIGS, write_small
+from .support import CONFIG, Folder, bert_tensors, tokenizer_json
+
+IDS = [[2, 4, 5, 6, 3]]
+BIAS = "embeddings.LayerNorm.bias"
+SMALL = {"bert": CONFIG, **CONFIGS}
+
+
+def refused(path, *parts):
+    """One line that names the file and has these parts."""
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.isprintable(), message
+    assert len(message) <= 2000
+    assert message.startswith("load: ")
+    assert not message.startswith("load: load")
+    for part in (path.name, *parts):
+        assert part in message, message
+
+
+# headers of safetensors
+
+
+def put_header(path, header, numbers):
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + numbers)
+
+
+def taken_apart(path):
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        *([48, 0], [0, 0], [-48, 0], [0.0, 48.0], [True, 48], ["0", "48"], [0], [0, 48, 48]),
+        *(None, {}, 3, [0, 2**62], [0, 2**63], [2**63, 2**63 + 48], [0, 2**64], [0, 10**30]),
+        *([96, 144], [0, 96], [2**64 - 48, 2**64]),
+    ],
+    ids=str,
+)
+def test_a_range_that_cannot_be(folder, ranges):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    assert header[BIAS]["data_offsets"] == [0, 48]
+    header[BIAS]["data_offsets"] = ranges
+    put_header(path, header, numbers)
+    refused(folder.path, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *([13], [12, 0], [12, 2], [-12], [12.0], [True], ["12"], None, 12, {}, [[12]]),
+        *([2**62], [2**62, 4], [2**32, 2**32], [2**63, 2], [2**64], [2**64 + 12], [10**30]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", [BIAS, "a_head.bias"])
+def test_a_shape_unlike_its_range(folder, shape, name):
+    folder.tensors["a_head.bias"] = np.zeros(12, np.float32)
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    header[name]["shape"] = shape
+    put_header(path, header, numbers)
+    refused(folder.path, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *([0, 2**62], [2**62, 0, 2**62], [0, 2**63], [0, 2**64 - 1], [0] + [2**32] * 2),
+        *([1] * 100, [1] * 65, [1] * 33, [0] * 50, [1] * 100_000),
+    ],
+    ids=lambda shape: str(shape)[:30],
+)
+@pytest.mark.parametrize("dtype", ["F32", "F16", "I8", "F8_E4M3", "C64"])
+def test_a_shape_that_numpy_has_not(folder, shape, dtype):
+    """It fits its range, since it is empty or has one number."""
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    size = {"F32": 4, "F16": 2, "I8": 1, "F8_E4M3": 1, "C64": 8}[dtype] * (0 not in shape)
+    place = [len(numbers), len(numbers) + size]
+    header["extra"] = {"dtype": dtype, "shape": shape, "data_offsets": place}
+    put_header(path, header, numbers + bytes(size))
+    refused(folder.path, "model.safetensors", "extra", "shape")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "F31", "", None, 3, [], "I32\n", "F64", "F16", "F4"])
+def test_a_type_that_cannot_be(folder, dtype):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    header[BIAS]["dtype"] = dtype
+    put_header(path, header, numbers)
+    refused(folder.path, "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["I32", "U32"])
+def test_a_type_of_the_same_size_is_no_float(folder, dtype):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    header[BIAS]["dtype"] = dtype
+    put_header(path, header, numbers)
+    refused(folder.path, BIAS, dtype, "F32")
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("dtype", ["F32", "I32"])
+def test_one_name_twice_in_a_header(folder, end, dtype):
+    """Both stand in the same range, so that nothing else is wrong; which one counts?"""
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    text = json.dumps(header)
+    again = f'"{BIAS}": ' + json.dumps({**header[BIAS], "dtype": dtype})
+    put_header(path, f"{text[:-1]}, {again}}}" if end else f"{{{again}, {text[1:]}", numbers)
+    refused(folder.path, "model.safetensors", BIAS, "twice")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"shape": [12]', '"shape": [NaN]'),
+        ('"shape": [12]', '"shape": [Infinity]'),
+        ('"shape": [12]', '"shape": [12], "shape": [12]'),
+        ("{", '{"x": NaN, '),
+        ("{", '{"x": ' + "[" * 100_000 + "]" * 100_000 + ", "),
+        ("{", '{"x": {}, '),
+        ("{", '{"x": null, '),
+        ("{", '{"__metadata__": {"format": 3}, '),
+        ("{", '{"__metadata__": [], '),
+        ("{", '{"\\ud800": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, '),
+        ("{", "\ufeff{"),
+        ("}", "} {}"),
+        ("}", "}\0"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_header_that_is_not_what_the_format_says(folder, old, new):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    text = json.dumps(header)
+    where = text.rindex(old) if old == "}" else text.index(old)
+    put_header(path, text[:where] + new + text[where + len(old) :], numbers)
+    refused(folder.path, "model.safetensors")
+
+
+@pytest.mark.parametrize("place", [0, 48, -1])
+def test_bytes_that_no_tensor_has(folder, place):
+    """A hole before, between and behind the tensors."""
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    place = len(numbers) if place < 0 else place
+    for name, about in header.items():
+        if name != "__metadata__":
+            start, stop = about["data_offsets"]
+            about["data_offsets"] = [start + 4, stop + 4] if start >= place else [start, stop]
+    put_header(path, header, numbers[:place] + b"hole" + numbers[place:])
+    refused(folder.path, "model.safetensors")
+
+
+def test_what_two_tensors_share(folder):
+    path = folder.write() / "model.safetensors"
+    header, numbers = taken_apart(path)
+    header["embeddings.LayerNorm.weight"]["data_offsets"] = header[BIAS]["data_offsets"]
+    put_header(path, header, numbers)
+    refused(folder.path, "model.safetensors")
+
+
+def test_an_empty_header(folder):
+    put_header(folder.write() / "model.safetensors", {}, b"")
+    refused(folder.path, "there is no tensor")
+
+
+def test_a_header_beyond_the_limit(folder):
+    """As long as it says, but far longer than a header is: the file has holes, not bytes."""
+    path = folder.write() / "model.safetensors"
+    with path.open("wb") as file:
+        file.write((10**9).to_bytes(8, "little") + b"{")
+        file.truncate(10**9 + 100)
+    refused(folder.path, "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["embeddings.\n", "encoder.\x1b[2J", "encoder." + "x" * 10_000])
+def test_a_name_that_would_spoil_the_message(folder, name):
+    folder.tensors[name] = np.zeros(1, np.float32)
+    folder.write()
+    refused(folder.path, "model.safetensors", name.split(".")[0])
+
+
+def test_what_is_odd_and_right(folder):
+    """Tensors of types that NumPy has not, and blanks around the header."""
+    expected = load(folder.write())(IDS).last_hidden_state
+    path = folder.path / "model.safetensors"
+    header, numbers = taken_apart(path)
+    for number, dtype in enumerate(["F8_E4M3", "F8_E5M2", "U8", "BOOL"]):
+        place = [len(numbers) + number, len(numbers) + number + 1]
+        header[f"a_head.{dtype}"] = {"dtype": dtype, "shape": [1], "data_offsets": place}
+    put_header(path, json.dumps(header) + "   ", numbers + b"\7" * 4)
+    np.testing.assert_array_equal(load(folder.path)(IDS).last_hidden_state, expected)
+
+
+# an index and its shards
+
+
+def sharded(folder, names=("model-1.safetensors", "model-2.safetensors")):
+    folder.write()
+    (folder.path / "model.safetensors").unlink()
+    tensors = list(folder.tensors)
+    where = {}
+    for number, file in enumerate(names):
+        part = tensors[number :: len(names)]
+        folder.weights(file, {name: folder.tensors[name] for name in part})
+        where |= dict.fromkeys(part, file)
+    folder.json("model.safetensors.index.json", {"metadata": {}, "weight_map": where})
+    return where
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path, chain):
+    sharded(folder)
+    shard, away = folder.path / "model-2.safetensors", tmp_path / "elsewhere.safetensors"
+    shard.rename(away)
+    if chain:  # through a link in the folder
+        (folder.path / "inner").symlink_to(away)
+        shard.symlink_to("inner")
+    else:
+        shard.symlink_to(os.path.relpath(away, folder.path))
+    refused(folder.path, "index.json", "model-2.safetensors", "leads out of the folder")
+
+
+def test_a_link_within_the_folder(folder):
+    expected = load(folder.write())(IDS).last_hidden_state
+    sharded(folder)
+    (folder.path / "files").mkdir()
+    shard = folder.path / "model-2.safetensors"
+    shard.rename(folder.path / "files" / "2")
+    shard.symlink_to("files/2")
+    np.testing.assert_array_equal(load(folder.path)(IDS).last_hidden_state, expected)
+    outer = folder.path.parent / "link"
+    outer.symlink_to(folder.path)
+    np.testing.assert_array_equal(load(outer)(IDS).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_links_as_the_hugging_face_cache_has_them(folder, tmp_path, shared):
+    """To the files of the repository, which may in turn be links to files that several share."""
+    expected = load(folder.write())(IDS).last_hidden_state
+    sharded(folder)
+    home = tmp_path / "hub" / "models--some--model"
+    snapshot = home / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    (tmp_path / "hub" / "blobs" / "ab").mkdir(parents=True)
+    for number, path in enumerate(sorted(folder.path.iterdir())):
+        blob = home / "blobs" / f"{number}"
+        path.rename(tmp_path / "hub" / "blobs" / "ab" / f"{number}" if shared else blob)
+        if shared:
+            blob.symlink_to(f"../../blobs/ab/{number}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    np.testing.assert_array_equal(load(snapshot)(IDS).last_hidden_state, expected)
+
+
+def test_a_shard_that_is_a_link_to_itself(folder):
+    sharded(folder)
+    shard = folder.path / "model-2.safetensors"
+    shard.unlink()
+    shard.symlink_to(shard)
+    refused(folder.path, "model-2.safetensors")
+
+
+@pytest.mark.parametrize(
+    "file", ["a\0b", "a\nb", "\x1b[2J", "x" * 5000, " ", "model-1.safetensors/"]
+)
+def test_a_shard_of_an_odd_name(folder, file):
+    where = sharded(folder)
+    where[BIAS] = file
+    folder.json("model.safetensors.index.json", {"weight_map": where})
+    refused(folder.path, "index.json")
+
+
+def test_a_shard_that_is_no_file(folder):
+    sharded(folder)
+    (folder.path / "model-2.safetensors").unlink()
+    (folder.path / "model-2.safetensors").mkdir()
+    refused(folder.path, "model-2.safetensors")
+    (folder.path / "model-2.safetensors").rmdir()
+    os.mkfifo(folder.path / "model-2.safetensors")  # opening it would wait for ever
+    refused(folder.path, "model-2.safetensors")
+
+
+def test_a_tensor_that_no_shard_has(folder):
+    where = sharded(folder)
+    folder.json("model.safetensors.index.json", {"weight_map": {**where, "more": where[BIAS]}})
+    refused(folder.path, "the tensor more is not in")
+
+
+def test_a_pickle_by_the_name_of_a_shard(folder, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    where = sharded(folder)
+    (folder.path / "model-2.bin").write_bytes(pickle.dumps(Trap()))
+    where[BIAS] = "model-2.bin"
+    folder.json("model.safetensors.index.json", {"weight_map": where})
+    refused(folder.path, "model-2.bin", "not a safetensors file")
+    assert not (tmp_path / "sprung").exists()
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "modules.json", "sentence_bert_config.json", "tokenizer.json"]
+)
+def test_a_file_too_large_to_be_one(folder, name):
+    """Nothing of it is read: it is 100 GB of holes."""
+    path = folder.write() / name
+    with path.open("wb") as file:
+        file.truncate(100 * 2**30)
+    refused(folder.path, name, "107374182400 bytes long")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_pipe_is_not_waited_for(folder, name):
+    sharded(folder)
+    (folder.path / name).unlink()
+    os.mkfifo(folder.path / name)
+    if name == "config.json":
+        refused(folder.path, name, "is not a file")
+    else:  # as if there were none
+        load(folder.path)
+
+
+@pytest.mark.parametrize("depth", [50, 500, 900, 1000, 5000, 100_000])
+@pytest.mark.parametrize("key", ["hidden_act", "hidden_size", "pruned_heads", "architectures"])
+@pytest.mark.parametrize(("left", "right"), ["[]", ('{"a": ', "}")])
+def test_deep_nesting(folder, depth, key, left, right):
+    nested = left * depth + "1" + right * depth
+    text = json.dumps({**CONFIG, key: "here"}).replace('"here"', nested)
+    folder.write()
+    folder.text("config.json", text)
+    if key == "architectures" and depth < 950:
+        load(folder.path)
+    else:
+        refused(folder.path, "config.json")
+
+
+# sizes
+
+
+def sizes_of(config):
+    return [key for key, value in config.items() if isinstance(value, int) and value is not True]
+
+
+def whole_numbers():
+    return [
+        (family, key)
+        for family, config in SMALL.items()
+        for key, value in config.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder of each small model, in which the config is written anew by each test."""
+    home = tmp_path_factory.mktemp("models")
+    for name, config in SMALL.items():
+        if name == "bert":
+            Folder(home / name).write()
+        else:
+            write_small(home / name, config)
+    return home
+
+
+def measured(path):
+    """What loading ends in, and the most memory that it had at one time."""
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(path)
+        return None, tracemalloc.get_traced_memory()[1]
+    except ModelError as error:
+        return str(error), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("family", "key"), whole_numbers())
+def test_a_size_that_is_none(models, family, key):
+    path = models / family / "config.json"
+    for value in (0, -1, -(2**63), 1.5, 12.0, True, False, "12", [], [12], {}, float("nan")):
+        path.write_text(json.dumps({**SMALL[family], key: value}))
+        with pytest.raises(ModelError, match=key) as caught:
+            load(path.parent)
+        assert "\n" not in str(caught.value)
+        assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(("family", "key"), whole_numbers())
+def test_an_absurd_size_is_refused_before_memory_is_asked_for(models, family, key):
+    path = models / family / "config.json"
+    for value in (2**20, 10**9, 2**31, 2**32, 10**12, 2**62, 2**63, 2**64, 10**30, 10**300):
+        path.write_text(json.dumps({**SMALL[family], key: value}))
+        error, peak = measured(path.parent)
+        assert peak < 20e6, (key, value, peak)
+        if key != "max_position_embeddings" or family == "bert":  # else nothing has that size
+            assert error is not None, (key, value)
+            assert error.isprintable()
+
+
+@pytest.mark.parametrize("value", ["0", -1, 0, 10**400, float("nan"), float("inf"), True, [], {}])
+def test_a_number_that_is_none(models, value):
+    for family, config in SMALL.items():
+        for key in config:
+            if not isinstance(config[key], float):
+                continue
+            path = models / family / "config.json"
+            path.write_text(json.dumps({**config, key: value}))
+            refused(path.parent, key, "config.json")
+
+
+@pytest.mark.parametrize("value", [1, 0, "true", 1.0, [], [True], {}])
+def test_a_flag_that_is_none(models, value):
+    for family, config in SMALL.items():
+        for key in config:
+            if not isinstance(config[key], bool):
+                continue
+            path = models / family / "config.json"
+            path.write_text(json.dumps({**config, key: value}))
+            refused(path.parent, key, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bert", {"num_attention_heads": 5}),
+        ("bert", {"num_attention_heads": 13}),
+        ("bert", {"num_attention_heads": 24}),
+        ("gpt2", {"n_head": 5}),
+        ("gpt2", {"n_head": 24}),
+        ("llama", {"num_key_value_heads": 3}),
+        ("llama", {"num_key_value_heads": 8}),
+        ("llama", {"num_attention_heads": 24, "num_key_value_heads": 24, "head_dim": None}),
+    ],
+)
+def test_heads_that_do_not_divide(models, family, changes):
+    path = models / family / "config.json"
+    path.write_text(json.dumps({**SMALL[family], **changes}))
+    refused(path.parent, next(iter(changes)), "config.json")
+
+
+def test_a_model_whose_heads_have_no_size(tmp_path):
+    """More heads than numbers: each would have 0, and its weights fit."""
+    config = {**CONFIGS["llama"], "num_attention_heads": 24, "num_key_value_heads": 24}
+    del config["head_dim"]
+    path = write_small(tmp_path / "model", CONFIGS["llama"])
+    (path / "config.json").write_text(json.dumps(config))
+    refused(path, "num_attention_heads", "config.json")
+
+
+# tokenizers
+
+
+def changed(folder, *path, value):
+    """The tokenizer with one value changed."""
+    values = json.loads(tokenizer_json())
+    inner = values
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    folder.write()
+    folder.json("tokenizer.json", values)
+    return folder.path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 100_000, b"3", b'"a"'),
+        *(b'{"a": NaN}', b'{"version": "9.9"}', b'{"version": "1.0", "model": {}}'),
+        pickle.dumps({"a": 1}),
+    ],
+)
+def test_a_tokenizer_that_is_none(folder, content):
+    (folder.write() / "tokenizer.json").write_bytes(content)
+    refused(folder.path, "tokenizer.json")
+
+
+@pytest.mark.parametrize("number", [30, 10**6, 2**32 - 1])
+def test_an_id_beyond_the_table(folder, number):
+    refused(changed(folder, "model", "vocab", "cat", value=number), "tokenizer")
+    ids = ("post_processor", "special_tokens", "[CLS]", "ids")
+    refused(changed(folder, *ids, value=[number]), str(number), "30 rows")
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 2**64, 1.5, "3", None])
+def test_an_id_that_is_none(folder, number):
+    refused(changed(folder, "model", "vocab", "cat", value=number), "tokenizer.json")
+
+
+def test_more_ids_than_tokens(folder):
+    ids = ("post_processor", "special_tokens", "[CLS]", "ids")
+    refused(changed(folder, *ids, value=[2, 2, 2]), "2 tokens with 4 ids")
+
+
+def test_a_special_token_that_is_not_there(folder, capfd):
+    refused(changed(folder, "post_processor", "special_tokens", value={}), "tokenizer.json")
+
+
+@pytest.mark.parametrize("pattern", ["((", "[", "(?<!a*)b", "*", "a{1000000}"])
+def test_a_pattern_that_is_none(folder, pattern):
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": 0}
+    refused(changed(folder, "pre_tokenizer", value=split), "tokenizer.json")
+
+
+def test_a_pattern_that_takes_for_ever(folder, capfd):
+    """The library gives up by a panic, which is told as what it is; the model is well after it."""
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated"}
+    model = load(changed(folder, "pre_tokenizer", value={**split, "invert": False}))
+    for call in (model.encode, model.trace, model.tokenize):
+        with pytest.raises(ValueError, match="the tokenizer's own rules do not work") as caught:
+            call("a" * 60 + "b")
+        assert "\n" not in str(caught.value)
+    assert model.encode("a").shape == (12,)
+
+
+def test_a_vocabulary_without_its_unknown_word(folder):
+    model = load(changed(folder, "model", "unk_token", value="[NONE]"))
+    with pytest.raises(ValueError, match=r"rules do not work on this text: .*\[UNK\]"):
+        model.encode("zebra")
+    assert model.encode("a cat").shape == (12,)
+
+
+# what sentence-transformers leaves
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"null", b"[]", b"3", b"[" * 100_000, b"\xff", b'{"a": ', b'{"a": 1e5'],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
+        "config_sentence_transformers.json",
+    ],
+)
+def test_sentence_files_that_are_none(folder, name, content):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"}, limit=10)
+    folder.text(name, "")
+    (folder.path / name).write_bytes(content)
+    refused(folder.path, name)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, [], {}])
+def test_lower_case_that_is_no_flag(folder, value):
+    folder.write()
+    folder.json("sentence_bert_config.json", {"do_lower_case": value})
+    refused(folder.path, "sentence_bert_config.json", "do_lower_case")
+
+
+@pytest.mark.parametrize("place", ["a\0b", "1_Pooling\n", "x" * 5000])
+def test_a_module_of_an_odd_name(folder, place):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    modules = json.loads((folder.path / "modules.json").read_text())
+    modules[1]["path"] = place
+    folder.json("modules.json", modules)
+    refused(folder.path)
+
+
+def test_the_families_here_are_known():
+    assert set(SMALL) <= set(FAMILIES)
+    assert bert_tensors(CONFIG)[BIAS].shape == (12,)
