@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from qkv.files import replacing
 from qkv.models.family import Design, Names, Weights
 from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
 from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, run, spelled
+from qkv.models.kept import wanted
 from qkv.models.parameters import Parameters
 from qkv.models.progress import progress
 from qkv.models.sentence import Sentence
-from qkv.models.transformer import EMBED_HOOKS, LAST_HOOKS, SUMMARY_HOOKS, Transformer
+from qkv.models.transformer import Transformer
 from qkv.models.without import hidden_words, left_out_heads, masks
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
@@ -191,7 +191,7 @@ class Model:
         >>> trace.pattern(layer=0, head=1).round(2)[:, 1], trace.changed
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
-        wanted = self._wanted(layers, names, top_k)
+        keep = wanted(self._body.hook_names, layers, names, top_k)
         single, batch = self._texts(texts)
         heads = [layer.attn.num_heads for layer in self._body.layers]
         ablated = left_out_heads(ablate, heads)
@@ -199,7 +199,7 @@ class Model:
         found = masks(ablated, hidden_words(words, batch, self._pieces), heads)
         changed = {name: value for name, value in (("ablate", ablated), ("hide", words)) if value}
         return self._traced(
-            batch, Recorder(wanted), single, top_k=top_k, masks=found, changed=changed
+            batch, Recorder(keep), single, top_k=top_k, masks=found, changed=changed
         )
 
     def _traced(
@@ -635,52 +635,6 @@ class Model:
             )
         return self.tokenizer
 
-    def _wanted(
-        self,
-        layers: int | Iterable[int] | None,
-        names: str | Iterable[str] | None,
-        top_k: int | None,
-    ) -> Callable[[str], bool] | None:
-        """Which names a trace keeps."""
-        if top_k is not None and (
-            isinstance(top_k, bool) or not isinstance(top_k, int | np.integer)
-        ):
-            raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
-        known = self._body.hook_names
-        kept = set(known)
-        if names is not None:
-            asked = [names] if isinstance(names, str) else list(names)
-            kept = {full for full in known if not _spellings(full).isdisjoint(asked)}
-            missing = set(asked).difference(*map(_spellings, known))
-            if missing:
-                raise KeyError(_unknown(min(missing, key=asked.index), known))
-        elif top_k is not None:
-            kept = set()
-        if top_k is not None:
-            kept |= {full for full in known if full.endswith(SUMMARY_HOOKS)}
-        if layers is not None:
-            chosen = self._chosen(layers)
-            kept = {
-                full
-                for full in kept
-                if full in (*EMBED_HOOKS, *LAST_HOOKS) or int(full.split(".")[1]) in chosen
-            }
-        return kept.__contains__
-
-    def _chosen(self, layers: int | Iterable[int]) -> set[int]:
-        numbers = [layers] if isinstance(layers, int | np.integer) else list(layers)
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise TypeError(f"trace: layers has {number!r}: layers are whole numbers")
-            if not -self.num_layers <= number < self.num_layers:
-                raise ValueError(
-                    f"trace: there is no layer {number}: the model has {self.num_layers}, "
-                    f"0 to {self.num_layers - 1}"
-                )
-        return {int(number) % self.num_layers for number in numbers}
-
 
 def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
     """Whether it is one text, and each text's tokens, where ids are given in the place of texts."""
@@ -713,20 +667,6 @@ def _callers() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qkv."):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _spellings(full: str) -> set[str]:
-    """The names by which an array may be asked for, as a `Trace` takes them."""
-    local = full.split(".", 2)[2] if full.startswith("blocks.") else full
-    last = local.rpartition(".")[2]
-    return {full, local, last, last.removeprefix("hook_")}
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    spellings = {spelling for full in known for spelling in _spellings(full)}
-    near = difflib.get_close_matches(str(name), sorted(spellings), n=3, cutoff=0.5)
-    near = near or ["pattern", "q", "resid_post"]
-    return f"trace: there is no {name!r}; the nearest are {', '.join(near)}"
 
 
 def _cut(text: Tokenized, limit: int) -> Tokenized:

@@ -1,0 +1,103 @@
+"""Which of all intermediates a trace keeps: by layer, by name, or summaries alone."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.models.transformer import SUMMARY_HOOKS
+
+# The side of an encoder-decoder, the layer, and what it is called in there.
+_NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
+
+
+def wanted(
+    known: Sequence[str],
+    layers: int | Iterable[int] | None,
+    names: str | Iterable[str] | None,
+    top_k: Any,
+) -> Callable[[str], bool]:
+    """Says of each name that is known whether it is kept.
+
+    Args:
+        known: every name that a trace of the model may hold.
+        layers: the numbers of those to keep, from the end with -1; all if None.
+        names: what to keep, in full or short; all if None.
+        top_k: keep the summaries of this many weights, and what `names` asks for.
+
+    Raises:
+        TypeError: a layer or `top_k` is not a whole number.
+        ValueError: there is no such layer, or `top_k` is below 1.
+        KeyError: there is no such name.
+
+    >>> keep = wanted(["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"], -1, "q", None)
+    >>> keep("blocks.0.attn.hook_q"), keep("blocks.1.attn.hook_q"), keep("hook_embed")
+    (False, True, False)
+    """
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int | np.integer)):
+        raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
+    kept = set(known)
+    if names is not None:
+        asked = [names] if isinstance(names, str) else list(names)
+        kept = {full for full in known if not _spellings(full).isdisjoint(asked)}
+        missing = set(asked).difference(*map(_spellings, known))
+        if missing:
+            raise KeyError(_unknown(min(missing, key=asked.index), known))
+    elif top_k is not None:
+        kept = set()
+    if top_k is not None:
+        kept |= {full for full in known if full.endswith(SUMMARY_HOOKS)}
+    if layers is not None:
+        kept &= _in_layers(known, layers)
+    return kept.__contains__
+
+
+def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
+    """The names that belong to one of these layers, or to none."""
+    places = {full: _parts(full)[:2] for full in known}
+    counts: dict[str, int] = {}
+    for side, layer in places.values():
+        counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
+    numbers = [layers] if isinstance(layers, int | np.integer) else list(layers)
+    most = max(counts.values())
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise TypeError(f"trace: layers has {number!r}: layers are whole numbers")
+        if not -most <= number < most:
+            raise ValueError(
+                f"trace: there is no layer {number}: the model has {most}, 0 to {most - 1}"
+            )
+    return {
+        full
+        for full, (side, layer) in places.items()
+        if layer is None or {layer, layer - counts[side]} & {int(number) for number in numbers}
+    }
+
+
+def _parts(full: str) -> tuple[str, int | None, str]:
+    """The side of an encoder-decoder or nothing, the layer, and the name in there."""
+    found = _NAME.fullmatch(full)
+    assert found is not None
+    side, layer, local = found.groups()
+    return side or "", None if layer is None else int(layer), local
+
+
+def _spellings(full: str) -> set[str]:
+    """The names by which an array may be asked for, as a `Trace` takes them."""
+    side, _, local = _parts(full)
+    last = local.rpartition(".")[2]
+    found = {full, local, last, last.removeprefix("hook_")}
+    return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    spellings = {spelling for full in known for spelling in _spellings(full)}
+    near = difflib.get_close_matches(str(name), sorted(spellings), n=3, cutoff=0.5)
+    near = near or ["pattern", "q", "resid_post"]
+    return f"trace: there is no {name!r}; the nearest are {', '.join(near)}"
