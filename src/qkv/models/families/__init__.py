@@ -3,7 +3,10 @@
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
+from qkv.models.families.gemma2 import GEMMA2
+from qkv.models.families.gemma3 import GEMMA3
 from qkv.models.families.gpt2 import GPT2
+from qkv.models.families.gpt_oss import GPT_OSS
 from qkv.models.families.llama import LLAMA
 from qkv.models.families.mistral import MISTRAL
 from qkv.models.families.modernbert import MODERNBERT
@@ -18,7 +21,10 @@ _ALL = (
     BLOOM,
     CAMEMBERT,
     DISTILBERT,
+    GEMMA2,
+    GEMMA3,
     GPT2,
+    GPT_OSS,
     LLAMA,
     MISTRAL,
     MODERNBERT,

@@ -94,11 +94,16 @@ def key_heads(config: Config, heads: int, default: int | None = None) -> int:
 
 
 def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
-    """The next word, or a class of the text; `tied` is what holds where the config is silent."""
+    """The next word, or a class of the text or of each token.
+
+    `tied` is what holds where the config does not say.
+    """
     if config.head() == "CausalLM":
         return Head(vocabulary, tied=config.flag("tie_word_embeddings", tied))
     if config.head() == "SequenceClassification":
         return Head(config.labels(), pool="last")
+    if config.head() == "TokenClassification":
+        return Head(config.labels(), bias=True)
     return None
 
 
@@ -121,7 +126,7 @@ UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 
 def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:
     """What the files of Llama and its followers call the parts; `others` differ in one."""
-    top = "score" if config.head() == "SequenceClassification" else "lm_head"
+    top = "score" if config.head().endswith("Classification") else "lm_head"
     return {**NAMES, "head.out_proj": top, **others}
 
 

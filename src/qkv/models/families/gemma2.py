@@ -1,0 +1,99 @@
+"""Gemma 2: soft caps on scores and logits, windows in turn, norms before and after each part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from qkv.models.config import Config
+from qkv.models.design import Attention, Design
+from qkv.models.families import llama
+from qkv.models.family import Family, Fused
+from qkv.models.head import Head
+from qkv.models.rope import read_rotary
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def design(config: Config) -> Design:
+    """The sizes of a Gemma 2; keys that are left out have the values of transformers' own."""
+    count = config.layers("num_hidden_layers", 26)
+    kinds = config.kinds([SLIDING if layer % 2 == 0 else FULL for layer in range(count)])
+    config.only("use_bidirectional_attention", False, None)
+    size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 8192)
+    scores = {
+        "is_causal": True,
+        "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
+        "softcap": config.positive_or_none("attn_logit_softcapping", 50.0),
+    }
+    window = (config.size("sliding_window", 4096) - 1, 0)
+    heads = config.size("num_attention_heads", 8)
+    full = Attention(
+        heads,
+        llama.key_heads(config, heads, 4),
+        size,
+        rotary=read_rotary(config, size, positions),
+        options=scores,
+    )
+    attention = {FULL: full, SLIDING: replace(full, options={**scores, "window": window})}
+    softcap = config.positive_or_none("final_logit_softcapping", 30.0)
+    return decoder(config, [attention[kind] for kind in kinds], positions, 256000, softcap)
+
+
+def decoder(
+    config: Config,
+    layers: Sequence[Attention],
+    positions: int,
+    vocabulary: int,
+    softcap: float | None,
+) -> Design:
+    """What Gemma 2 and 3 share; `vocabulary` is the size where the config does not say."""
+    dim, words = config.size("hidden_size", 2304), config.size("vocab_size", vocabulary)
+    bias = config.flag("attention_bias", False)
+    return Design(
+        vocabulary=words,
+        dim=dim,
+        hidden=config.size("intermediate_size", 9216),
+        activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        eps=config.positive("rms_norm_eps", 1e-6),
+        layers=tuple(layers),
+        max_length=positions,
+        embed_scale=dim**0.5,
+        norms="both",
+        rms=True,
+        norm_offset=1.0,
+        gated=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=False,
+        head=head(config, words, softcap),
+    )
+
+
+def head(config: Config, vocabulary: int, softcap: float | None) -> Head | None:
+    """That of Llama, with a soft cap on the logits of words."""
+    found = llama.head(config, vocabulary, tied=True)
+    if found is None or config.head() != "CausalLM":
+        return found
+    return replace(found, softcap=softcap)
+
+
+def names(config: Config) -> Mapping[str, str | Fused]:
+    """What the files call the parts: those of Llama, but for the norms."""
+    return {
+        **llama.names(config),
+        "blocks.*.out_norm1": "layers.*.post_attention_layernorm",
+        "blocks.*.norm2": "layers.*.pre_feedforward_layernorm",
+        "blocks.*.out_norm2": "layers.*.post_feedforward_layernorm",
+    }
+
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    design=design,
+    names=names,
+    prefix="model.",
+    body=llama.BODY,
+    unused=llama.UNUSED,
+    harmless=("cache_implementation", "hidden_act"),
+)

@@ -1,0 +1,94 @@
+"""GPT-OSS: a sink in each head that takes weight and gives nothing, and experts for the MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.models.config import Config
+from qkv.models.design import Attention, Design, Mixture
+from qkv.models.families import llama
+from qkv.models.families.gemma2 import FULL, SLIDING
+from qkv.models.family import Family
+from qkv.models.files import ModelError
+from qkv.models.rope import read_rotary
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def design(config: Config) -> Design:
+    """The sizes of a GPT-OSS; keys that are left out have the values of gpt-oss-120b."""
+    dim, heads = config.size("hidden_size", 2880), config.size("num_attention_heads", 64)
+    size, positions = config.size("head_dim", 64), config.size("max_position_embeddings", 131072)
+    count = config.layers("num_hidden_layers", 36)
+    kinds = config.kinds([SLIDING if layer % 2 == 0 else FULL for layer in range(count)])
+    full = Attention(
+        heads,
+        llama.key_heads(config, heads, 8),
+        size,
+        rotary=read_rotary(config, size, positions, base=150000.0, default=YARN),
+        options={"is_causal": True},
+        sinks=True,
+    )
+    window = (config.size("sliding_window", 128) - 1, 0)
+    near = replace(full, options={"is_causal": True, "window": window})
+    attention = {FULL: full, SLIDING: near}
+    bias = config.flag("attention_bias", True)
+    config.only("hidden_act", "silu")
+    vocabulary = config.size("vocab_size", 201088)
+    return Design(
+        vocabulary=vocabulary,
+        dim=dim,
+        hidden=config.size("intermediate_size", 2880),
+        activation="silu",
+        eps=config.positive("rms_norm_eps", 1e-5),
+        layers=tuple(attention[kind] for kind in kinds),
+        max_length=positions,
+        rms=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        experts=experts(config),
+        head=llama.head(config, vocabulary),
+    )
+
+
+def experts(config: Config) -> Mixture:
+    """How many experts there are, and what each is held within."""
+    count = config.size(config.spelling("num_local_experts", "num_experts"), 128)
+    top_k = config.size(config.spelling("num_experts_per_tok", "experts_per_token"), 4)
+    if top_k > count:
+        raise ModelError(
+            f"{config.source}: num_experts_per_tok is {top_k} and num_local_experts is {count}: "
+            "a token goes through no more than there are"
+        )
+    return Mixture(
+        count,
+        top_k,
+        alpha=config.positive("swiglu_alpha", 1.702),
+        limit=config.positive("swiglu_limit", 7.0),
+    )
+
+
+GPT_OSS = Family(
+    model_type="gpt_oss",
+    design=design,
+    names=lambda config: {
+        **llama.names(config),
+        "blocks.*.attn.sinks": "layers.*.self_attn.sinks",
+        "blocks.*.mlp.router_proj": "layers.*.mlp.router",
+        "blocks.*.mlp.experts.gate_up": "layers.*.mlp.experts.gate_up_proj",
+        "blocks.*.mlp.experts.gate_up_bias": "layers.*.mlp.experts.gate_up_proj_bias",
+        "blocks.*.mlp.experts.down": "layers.*.mlp.experts.down_proj",
+        "blocks.*.mlp.experts.down_bias": "layers.*.mlp.experts.down_proj_bias",
+    },
+    prefix="model.",
+    body=llama.BODY,
+    unused=llama.UNUSED,
+    harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
+)

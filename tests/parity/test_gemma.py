@@ -1,0 +1,107 @@
+"""Gemma 2 and 3 against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma2ForSequenceClassification,
+    Gemma2ForTokenClassification,
+    Gemma2Model,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
+    Gemma3TextModel,
+)
+
+from .models import compare, made
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "intermediate_size": 50,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "num_labels": 3,
+    "hidden_size": 36,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "query_pre_attn_scalar": 10,
+    "sliding_window": 6,
+}
+GEMMA2: dict[str, dict[str, Any]] = {
+    "in turn": {},
+    "untied, tight caps": {
+        "tie_word_embeddings": False,
+        "attn_logit_softcapping": 0.7,
+        "final_logit_softcapping": 2.0,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 1,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    },
+    "no caps, biases, another scale": {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "query_pre_attn_scalar": 3,
+        "hidden_activation": "silu",
+        "num_key_value_heads": 1,
+    },
+}
+GEMMA3: dict[str, dict[str, Any]] = {
+    "one of six": {"num_hidden_layers": 7},
+    "one of two, two bases, untied": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "tie_word_embeddings": False,
+        "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 5,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
+    "to both sides, biases": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "use_bidirectional_attention": True,
+        "sliding_window": 7,
+        "attention_bias": True,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "hidden_size": 15,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Gemma2ForCausalLM,
+        Gemma2Model,
+        Gemma2ForSequenceClassification,
+        Gemma2ForTokenClassification,
+    ],
+    ids=lambda kind: kind.__name__,
+)
+@pytest.mark.parametrize("name", GEMMA2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gemma2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    compare(made(tmp_path, kind, Gemma2Config(**SIZES | GEMMA2[name]), dtype))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Gemma3ForCausalLM, Gemma3TextModel, Gemma3TextForSequenceClassification],
+    ids=lambda kind: kind.__name__,
+)
+@pytest.mark.parametrize("name", GEMMA3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gemma3(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    compare(made(tmp_path, kind, Gemma3TextConfig(**SIZES | GEMMA3[name]), dtype))
