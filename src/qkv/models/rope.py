@@ -277,10 +277,10 @@ def _rotary(
     config: Config, key: str, table: Mapping[str, Any], base: float, sizes: _Sizes
 ) -> Rotary:
     """What one dict says, the keys beside it taken where it has none of its own."""
-    if sizes.dims % 2:
+    if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
-            f"{config.source}: a head has {sizes.dims} numbers, which cannot be paired: rotary "
-            "positions need an even size"
+            f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
+            f"number of at most {_LARGEST}"
         )
     inner = Config({"partial_rotary_factor": sizes.part, **table}, f"{config.source}: {key}")
     spelling = inner.spelling("rope_type", "type")
@@ -378,8 +378,9 @@ def _longrope(config: Config, sizes: _Sizes) -> Scaling:
     scale = config.positive_or_none("attention_factor")
     if scale is None:
         scale = math.sqrt(1 + math.log(factor) / math.log(limit)) if factor > 1 else 1.0
-    lists = (config.numbers(key, sizes.dims // 2) for key in ("short_factor", "long_factor"))
-    return LongRope(*lists, limit, scale)
+    pairs = sizes.dims // 2
+    short, long = (config.numbers(key, pairs) for key in ("short_factor", "long_factor"))
+    return LongRope(short, long, limit, scale)
 
 
 def _llama3(config: Config, sizes: _Sizes) -> Scaling:
@@ -413,3 +414,4 @@ _KINDS: Mapping[str, Callable[[Config, _Sizes], Scaling | None]] = {
 }
 # What some files say of how the model was made, and what older ones have for every kind.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
+_LARGEST = 2**16  # of a head that a table of angles can be made for
