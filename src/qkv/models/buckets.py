@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from qkv.arrays import Array
 
@@ -58,6 +59,15 @@ class RelativeBias:
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """The bias (1, Hq, L, S) of queries from place `q_offset` on for keys from 0 on."""
-        distance = np.arange(keys) - (np.arange(length) + q_offset)[:, None]  # (L, S)
-        return np.moveaxis(self.table[self.buckets.of(distance)], -1, 0)[None]
+        """The bias (1, Hq, L, S) of queries from place `q_offset` on for keys from 0 on.
+
+        It is a view of L + S - 1 numbers for each head, one for each distance.
+
+        >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
+        >>> bias(2, 4)[0, 0]
+        array([[0., 3., 3., 3.],
+               [1., 0., 3., 3.]])
+        """
+        distance = np.arange(1 - length, keys) - q_offset
+        biases = np.ascontiguousarray(self.table[self.buckets.of(distance)].T)  # (Hq, L + S - 1)
+        return sliding_window_view(biases, keys, axis=-1)[None, :, ::-1]

@@ -1,0 +1,46 @@
+"""Biases by distance, beside the rule in plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv.models.buckets import Buckets
+
+
+def bucket(distance: int, count: int, furthest: int, both_ways: bool) -> int:
+    """The rule as T5's paper and code have it, one distance at a time."""
+    after = 0
+    if both_ways:
+        count //= 2
+        after = count if distance > 0 else 0
+        away = abs(distance)
+    else:
+        away = max(-distance, 0)
+    near = count // 2
+    if away < near:
+        return after + away
+    steps = math.log(away / near) / math.log(furthest / near) * (count - near)
+    return after + min(near + int(steps + 1e-9), count - 1)  # on a border it is the farther one
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize(("count", "furthest"), [(32, 128), (32, 64), (8, 20), (4, 8)])
+def test_every_query_and_key(count, furthest, both_ways):
+    table = np.random.default_rng(0).normal(size=(count, 3))
+    bias = Buckets(count, furthest, both_ways).with_table(table)
+    for length, keys, q_offset in ((5, 5, 0), (1, 150, 149), (150, 1, 0), (7, 200, 90), (3, 2, 5)):
+        found = bias(length, keys, q_offset)
+        assert found.shape == (1, 3, length, keys)
+        for query in range(length):
+            for key in range(keys):
+                row = bucket(key - query - q_offset, count, furthest, both_ways)
+                np.testing.assert_array_equal(found[0, :, query, key], table[row])
+
+
+def test_no_bias_for_each_pair_is_held():
+    """A text of 4,096 tokens has as many biases as distances."""
+    bias = Buckets(32, 128).with_table(np.zeros((32, 12), np.float32))
+    found = bias(4096, 4096)
+    assert found.base is not None
+    assert found.strides == (found.strides[0], 8191 * 4, -4, 4)
