@@ -42,9 +42,10 @@ class Recorder:
         return self._wanted is None or any(self._wanted(self._prefix + name) for name in names)
 
     def __call__(self, name: str, array: Array) -> None:
-        """Keep `array` under `name`, if it is wanted."""
+        """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
         if self.wants(name):
-            self.arrays[self._prefix + name] = array
+            short = array.dtype.name == "bfloat16"
+            self.arrays[self._prefix + name] = array.astype(np.float32) if short else array
 
     def under(self, prefix: str) -> Recorder:
         """The same recorder, with `prefix` put in front of every name."""

@@ -100,7 +100,7 @@ def test_float64_stays_and_may_be_asked_for(folder):
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "nonsense", np.int8])
 def test_a_type_that_nothing_is_computed_in(small, dtype):
-    with pytest.raises(ValueError, match=r"load: dtype is .*: give float32 or float64"):
+    with pytest.raises(ValueError, match=r"load: dtype is .*: give float32, float64 or bfloat16"):
         load(small, dtype=dtype)
 
 

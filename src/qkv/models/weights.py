@@ -29,8 +29,7 @@ class Tensors(Mapping[str, Array]):
     """The tensors of a model by their names, each read when it is asked for.
 
     The headers alone are read at first: they give `shape` and `kind` of every tensor, so that a
-    model can be checked before memory is asked for. float32 and float64 stay where they are, in
-    the file; float16 and bfloat16 are read as float32.
+    model can be checked before memory is asked for. The numbers stay where they are, in the file.
 
     Raises:
         ModelError: there is no such file, it is broken, or two files have a tensor of one name.
@@ -93,12 +92,13 @@ class _Place:
     def read(self) -> Array:
         dtype = np.dtype(_TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        if self.kind == "F16":
-            return array.astype(np.float32)
-        if self.kind == "BF16":  # the upper half of a float32
-            return (array.astype(np.uint32) << 16).view(np.float32)
         # no copy, but on a big-endian machine and of a file whose header leaves it unaligned
-        return np.require(array, dtype.newbyteorder("="), "A")
+        array = np.require(array, dtype.newbyteorder("="), "A")
+        if self.kind != "BF16":
+            return array
+        from ml_dtypes import bfloat16
+
+        return array.view(bfloat16)
 
 
 def _files(folder: Path) -> list[Path]:
