@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,19 @@ class _Double(TorchFunctionMode):
         return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in given})
 
 
-def double(wanted: bool) -> AbstractContextManager[Any]:
+@contextmanager
+def double(wanted: bool) -> Iterator[None]:
     """Here transformers does in float64 what it always does in float32: norms, softmax, angles."""
-    return _Double() if wanted else nullcontext()
+    if not wanted:
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # of a quotient of integers
+    try:
+        with _Double():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def scatter(model: Any, seed: int = 0) -> None:

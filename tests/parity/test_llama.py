@@ -1,7 +1,8 @@
-"""Llama against transformers."""
+"""Llama against transformers, with each of its rotary scalings."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
 
-from .models import compare, made
+import qkv
+
+from .models import Pair, compare, compare_layers, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "six heads over two": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2},
@@ -22,22 +25,108 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "tie_word_embeddings": True,
     },
+    "one head, gelu, long scaling": {
+        "hidden_size": 16,
+        "num_attention_heads": 1,
+        "hidden_act": "gelu",
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
 }
+LONG = {"factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", **LONG}
+LISTS = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.2, 1.3, 1.5, 2.0, 2.5, 2.5, 3.0],
+    "long_factor": [1.0, 2.0, 3.5, 4.0, 6.0, 9.0, 11.0, 16.0],
+}
+# texts are 23 tokens long: more than the 16 that some of these count as long
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default, another base": {"rope_type": "default", "rope_theta": 123.0},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic, within": {"rope_type": "dynamic", "factor": 3.0, "positions": 23},
+    "dynamic, beyond": {"rope_type": "dynamic", "factor": 3.0, "positions": 16},
+    "yarn": YARN,
+    "yarn, all ramp": {**YARN, "beta_fast": 2, "beta_slow": 0.05, "rope_theta": 50.0},
+    "yarn, a step": {**YARN, "beta_fast": 1.5, "beta_slow": 1.5, "truncate": False},
+    "yarn, not truncated": {**YARN, "beta_fast": 2, "truncate": False, "rope_theta": 20.0},
+    "yarn, its own factor": {**YARN, "attention_factor": 0.7},
+    "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+    "yarn, half an mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.0},
+    "yarn, factor by the sizes": {**YARN, "factor": None},
+    "longrope, long": {**LISTS, **LONG},
+    "longrope, short": {**LISTS, "factor": 2.0, "original_max_position_embeddings": 23},
+    "longrope, by the sizes": {**LISTS, "original_max_position_embeddings": 22},
+    "longrope, its own factor": {**LISTS, **LONG, "attention_factor": 1.4},
+    "llama3": {
+        "rope_type": "llama3",
+        **LONG,
+        "low_freq_factor": 0.2,
+        "high_freq_factor": 1.5,
+        "rope_theta": 100.0,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.6, "factor": 2.0},
+}
+KINDS = [LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification]
 
 
-@pytest.mark.parametrize(
-    "kind", [LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification], ids=lambda k: k.__name__
-)
+def config_of(**others: Any) -> LlamaConfig:
+    sizes = {
+        "vocab_size": 97,
+        "intermediate_size": 70,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "num_labels": 3,
+    }
+    return LlamaConfig(**{**sizes, **others})
+
+
+def scaled(scaling: dict[str, Any]) -> LlamaConfig:
+    """Three heads of 16 over one, with this scaling."""
+    given = {"rope_theta": 10000.0, **scaling}
+    positions = given.pop("positions", 64)
+    return config_of(
+        hidden_size=48,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_hidden_layers=2,
+        max_position_embeddings=positions,
+        rope_parameters=given,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_llama(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    config = LlamaConfig(
-        vocab_size=97,
-        intermediate_size=70,
-        num_hidden_layers=3,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        num_labels=3,
-        **CONFIGS[name],
-    )
-    compare(made(tmp_path, kind, config, dtype))
+    compare(made(tmp_path, kind, config_of(**CONFIGS[name]), dtype))
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_scalings(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    compare(made(tmp_path, LlamaForCausalLM, scaled(SCALINGS[name]), dtype))
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scalings_in_older_configs(tmp_path: Path, name: str) -> None:
+    pair = made(tmp_path, LlamaForCausalLM, scaled(SCALINGS[name]))
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
+    if config["rope_scaling"] == {"type": "default"}:
+        config["rope_scaling"] = None
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config))
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    compare_layers(Pair(qkv.load(tmp_path), theirs, pair.bound), 23)
