@@ -32,7 +32,6 @@ NEUTRAL: Mapping[str, Collection[Any]] = {
     "is_decoder": (False, None),
     "is_encoder_decoder": (False, None),
     "pruned_heads": ({}, None),
-    "quantization_config": ({}, None),
     "sparsify_config": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
@@ -262,6 +261,13 @@ class Config:
         Args:
             harmless: keys of this family that do not change what is computed.
         """
+        quantised = self.table("quantization_config")
+        if quantised:
+            raise ModelError(
+                f"{self.source}: quantization_config says that the weights are quantised by "
+                f"{quantised.get('quant_method')!r:.40}, which qkv does not support: "
+                "take files in bfloat16, or save such with transformers"
+            )
         for key, allowed in NEUTRAL.items():
             if key not in self._read:
                 self.only(key, *allowed)

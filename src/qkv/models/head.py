@@ -27,6 +27,7 @@ class Head:
         bias: whether it has a bias.
         pool: the vector of which token stands for the text, or the mean of all; None gives
             logits for each token.
+        classes: whether the logits of each token are over classes, not words.
         dense: whether there is a linear layer (D, D) before it.
         dense_bias: whether that has a bias.
         activation: what follows that layer: "tanh", or what `MLP` knows.
@@ -40,6 +41,7 @@ class Head:
     tied: bool = False
     bias: bool = False
     pool: Literal["first", "last", "mean"] | None = None
+    classes: bool = False
     dense: bool = False
     dense_bias: bool = True
     activation: str | None = None
@@ -85,6 +87,11 @@ class BuiltHead:
     def pools(self) -> bool:
         """Whether it gives one row for each text, not for each token."""
         return self.steps.pool is not None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its logits are over words, for each token."""
+        return not self.pools and not self.steps.classes
 
     def __call__(self, rows: Array, cu_lengths: Array) -> Array:
         """Rows (total, D) of texts laid end to end, and where each begins, to logits."""

@@ -60,6 +60,10 @@ class Predict(Protocol):
     def pools(self) -> bool:
         """Whether it gives one row for each text, not for each token."""
 
+    @property
+    def predicts(self) -> bool:
+        """Whether its logits are over words, for each token."""
+
     def __call__(self, rows: Array, cu_lengths: Array) -> Array:
         """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
 
@@ -221,7 +225,7 @@ class Transformer:
     def generates(self) -> bool:
         """Whether it gives logits for the token behind each one, from those up to it."""
         causal = all(one.get("is_causal") for one in self.options)
-        return causal and self.head is not None and not self.head.pools
+        return causal and self.head is not None and self.head.predicts
 
     def logits(self, rows: Array) -> Array:
         """From last vectors (B, D), one of each text, to logits (B, V)."""

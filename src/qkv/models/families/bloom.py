@@ -41,7 +41,7 @@ def head(config: Config, vocabulary: int) -> Head | None:
     if config.head() == "SequenceClassification":
         return Head(config.labels(), pool="last")
     if config.head() == "TokenClassification":
-        return Head(config.labels(), bias=True)
+        return Head(config.labels(), bias=True, classes=True)
     return None
 
 

@@ -22,7 +22,8 @@ def design(config: Config) -> Design:
     size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 131072)
     scores: dict[str, Any] = {"scale": config.positive("query_pre_attn_scalar", 256) ** -0.5}
     width = config.size("sliding_window", 4096)
-    if config.flag("use_bidirectional_attention", False):
+    config.only("use_bidirectional_attention", False, None, True)
+    if config.values.get("use_bidirectional_attention"):
         window = (width // 2, width // 2)
     else:
         scores["is_causal"], window = True, (width - 1, 0)

@@ -61,7 +61,8 @@ def design(config: Config) -> Design:
 def experts(config: Config) -> Mixture:
     """How many experts there are, and what each is held within."""
     count = config.size(config.spelling("num_local_experts", "num_experts"), 128)
-    top_k = config.size(config.spelling("num_experts_per_tok", "experts_per_token"), 4)
+    top_k = config.size("num_experts_per_tok", 4)
+    config.only("experts_per_token", top_k, None)  # the same again, in older files
     if top_k > count:
         raise ModelError(
             f"{config.source}: num_experts_per_tok is {top_k} and num_local_experts is {count}: "

@@ -103,7 +103,7 @@ def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
     if config.head() == "SequenceClassification":
         return Head(config.labels(), pool="last")
     if config.head() == "TokenClassification":
-        return Head(config.labels(), bias=True)
+        return Head(config.labels(), bias=True, classes=True)
     return None
 
 
