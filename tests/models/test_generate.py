@@ -344,8 +344,8 @@ def test_ties() -> None:
     logits = np.array([1.0, 3.0, 3.0, 2.0, 3.0])
     assert Choice()(logits, np.random.default_rng(0)) == 1
     assert Choice(1.0, top_k=2).allowed(logits)[0].tolist() == [1, 2, 4]
-    # as transformers leaves out, of equals, those that come first
-    assert Choice(1.0, top_p=0.2).allowed(logits)[0].tolist() == [4]
+    assert Choice(1.0, top_p=0.2).allowed(logits)[0].tolist() == [1]
+    assert Choice(1.0, top_p=0.4).allowed(logits)[0].tolist() == [1, 2]
 
 
 def test_what_cannot_be_is_never_drawn() -> None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -127,10 +127,9 @@ class Choice:
         chances = np.exp(scores[ids])
         chances /= chances.sum()
         if self.top_p is not None and self.top_p < 1:
-            order = np.argsort(chances, kind="stable")
-            left_out = np.cumsum(chances[order]) <= 1 - self.top_p
-            left_out[-1] = False
-            kept = np.sort(order[~left_out])
+            order = np.argsort(-chances, kind="stable")
+            likelier = np.cumsum(chances[order]) - chances[order]
+            kept = np.sort(order[likelier < self.top_p])
             ids, chances = ids[kept], chances[kept] / chances[kept].sum()
         return ids, chances
 
@@ -219,6 +218,7 @@ def _begun(text: str, stop: str) -> int:
 class Row:
     """One prompt and what follows it."""
 
+    kind: ClassVar[type[Generated]] = Generated
     prompt: str
     given: Tokenized
     speech: Speech
@@ -244,7 +244,7 @@ class Row:
 
     def result(self, trace: Trace | None) -> Generated:
         """What a user gets of it."""
-        found = Generated(self.speech.text)
+        found = self.kind(self.speech.text)
         found.prompt, found.ids = self.prompt, self.ids
         found.finish_reason = self.reason or "length"
         if trace is not None:
