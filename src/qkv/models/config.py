@@ -264,8 +264,8 @@ class Config:
         quantised = self.table("quantization_config")
         if quantised:
             raise ModelError(
-                f"{self.source}: quantization_config is {quantised!r:.80}: the weights are quantised "
-                f"by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
+                f"{self.source}: quantization_config is {quantised!r:.80}: the weights are "
+                f"quantised by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
                 "take files in bfloat16, or save such with transformers"
             )
         for key, allowed in NEUTRAL.items():
