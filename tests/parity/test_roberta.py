@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     CamembertConfig,
     CamembertForMaskedLM,
@@ -21,6 +25,8 @@ from transformers import (
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
 )
+
+import qkv
 
 from .models import compare, compare_saved, double, made
 
@@ -94,3 +100,29 @@ def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
     compare(pair, length=42)
     with pytest.raises(ValueError, match="43 columns and the model 42 positions"):
         pair.ours(np.full((1, 43), 9))
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Packed texts begin at the first place each, and so do those with a word for padding."""
+    pair = made(tmp_path, XLMRobertaModel, config_of(XLMRobertaModel, "three heads"))
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(93))]
+    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = qkv.load(tmp_path)
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words[3:], size)) for size in (4, 40, 1, 17, 18)]
+    texts.append("w5 <pad> w6 w7")
+    vectors = ours.encode(texts, batch_size=3)
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        with torch.inference_mode():
+            states = pair.theirs(ids).last_hidden_state[0]
+        pair.near(vector, states.mean(0), text)
+        pair.near(ours.trace(text).hidden_states[-1][0], states, text)
+    with pytest.warns(UserWarning, match="was cut to 48 tokens"):
+        assert len(ours.trace(" ".join(words[4:64])).tokens) == 48
