@@ -1,0 +1,73 @@
+"""What the encoders after BERT refuse, by name and before weights are read."""
+
+import json
+
+import pytest
+
+from qkv.models import ModelError, load
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
+
+
+def refused(path, *parts, **config):
+    """No weights stand in the folder: what is wrong is seen first."""
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "safetensors" not in message
+    for part in parts:
+        assert part in message, message
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize("value", [None, -1, 1.0, True, "1"])
+def test_positions_need_the_id_of_the_padding(tmp_path, family, value):
+    refused(tmp_path, "pad_token_id", model_type=family, pad_token_id=value)
+
+
+@pytest.mark.parametrize(("family", "padding"), [("roberta", 9), ("mpnet", 1)])
+def test_positions_that_end_before_they_begin(tmp_path, family, padding):
+    keys = {"max_position_embeddings": padding + 1, "pad_token_id": 9}
+    refused(tmp_path, "max_position_embeddings", str(padding), model_type=family, **keys)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("roberta", "position_embedding_type", "relative_key"),
+        ("roberta", "is_decoder", True),
+        ("mpnet", "relative_attention_num_buckets", 16),
+        ("distilbert", "activation", "tanh"),
+        ("distilbert", "n_heads", 5),
+        ("distilbert", "num_attention_heads", 5),
+        ("modernbert", "classifier_pooling", "max"),
+        ("modernbert", "classifier_activation", "tanh"),
+        ("modernbert", "global_attn_every_n_layers", 0),
+        ("modernbert", "local_attention", 0),
+        ("modernbert", "layer_types", ["full_attention"]),
+        ("modernbert", "layer_types", ["chunked_attention"] * 22),
+        ("modernbert", "rope_parameters", {"other_attention": {}}),
+        ("modernbert", "local_rope_theta", -1.0),
+        ("modernbert", "tie_word_embeddings", 1),
+    ],
+)
+def test_a_value_that_is_not_supported(tmp_path, family, key, value):
+    refused(tmp_path, key, model_type=family, **{key: value})
+
+
+def test_heads_that_cannot_be_turned(tmp_path):
+    keys = {"hidden_size": 9, "num_attention_heads": 3}
+    refused(tmp_path, "a head has 3 numbers", model_type="modernbert", **keys)
+
+
+@pytest.mark.parametrize(
+    ("family", "length"),
+    [
+        *(("bert", 512), ("distilbert", 512), ("roberta", 510), ("xlm-roberta", 510)),
+        *(("camembert", 510), ("mpnet", 510), ("modernbert", 8192)),
+    ],
+)
+def test_how_long_a_text_may_be(family, length):
+    assert FAMILIES[family].design(Config({}, "config.json")).max_length == length
