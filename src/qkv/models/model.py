@@ -84,9 +84,9 @@ class Model:
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
         self._names, self._design, self._weights = names, design, weights
+        self._generation = dict(generation or {})
         self._build()
         self._sentence = sentence or Sentence()
-        self._generation = dict(generation or {})
         self._ends = end_tokens(config, self._generation, name)
         limits = [
             limit for limit in (design.max_length, self._sentence.max_length) if limit is not None
@@ -219,11 +219,11 @@ class Model:
             layer: options | ({"attn_mask": masks[layer]} if layer in masks else {})
             for layer, options in self._body.settings(max(map(len, batch))).items()
         }
-        return self._as_trace(record, batch, single, settings, changed)
+        return self._as_trace(record.arrays, batch, single, settings, changed)
 
     def _as_trace(
         self,
-        record: Recorder,
+        arrays: Mapping[str, Array],
         batch: Sequence[Tokenized],
         single: bool,
         settings: Mapping[int, Mapping[str, Any]],
@@ -231,7 +231,7 @@ class Model:
     ) -> Trace:
         """What was recorded of these texts."""
         return Trace(
-            record.arrays,
+            arrays,
             tokens=[text.tokens for text in batch],
             ids=[text.ids.tolist() for text in batch],
             offsets=[text.offsets for text in batch],
@@ -430,13 +430,10 @@ class Model:
         (1, 3, 8)
         """
         ids, mask = self._ids_and_mask(input_ids, attention_mask)
-        visible = ids[mask]
         out = np.zeros((*ids.shape, self.dim), self._body.dtype)
-        if not visible.size:
+        if not mask.any():
             return ModelOutput(out)
-        places = self._places(ids, mask)
-        cu_lengths = np.concatenate([[0], np.cumsum(mask.sum(1))])
-        packed = self._body(visible.astype(np.int64), places, cu_lengths)
+        packed, cu_lengths = self._packed(ids, mask)
         out[mask] = packed
         if self._body.head is None:
             return ModelOutput(out)
@@ -553,6 +550,30 @@ class Model:
                     f"{self.name} takes texts of at most {limit}"
                 )
         return single, texts, batch
+
+    def _packed(self, ids: Array, mask: Array) -> tuple[Array, Array]:
+        """The vectors (total, D) of the tokens that are seen, and where each text begins.
+
+        What is hidden between two tokens keeps them apart, but for ALiBi, which counts what is
+        seen.
+        """
+        text = mask
+        if not any("alibi_slopes" in options for options in self._body.options):
+            text = np.logical_or.accumulate(mask, axis=1)
+            text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+        lengths = text.sum(1)
+        holes = None
+        if (text != mask).any():
+            seen = np.zeros((len(ids), lengths.max()), bool)
+            seen[np.arange(lengths.max()) < lengths[:, None]] = mask[text]
+            holes = dict.fromkeys(range(self.num_layers), seen[:, None, None])  # (B, 1, 1, T)
+        rows = self._body(
+            np.where(mask, ids, 0)[text].astype(np.int64),
+            self._places(ids, text),
+            np.concatenate([[0], np.cumsum(lengths)]),
+            masks=holes,
+        )
+        return rows[mask[text]], np.concatenate([[0], np.cumsum(mask.sum(1))])
 
     def _check_ids(self, batch: Sequence[Tokenized], call: str) -> None:
         """An error unless each id has a row, and each text some and not too many."""
