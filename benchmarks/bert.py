@@ -1,0 +1,58 @@
+"""A model of BERT-base's shape: eight texts at once."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Row, Way, faster
+from benchmarks.models import in_transformers, in_type, largest, random_model
+from benchmarks.parts import parts
+from benchmarks.peers import torch
+
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+}
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """Texts of 128 tokens and of 512."""
+    config = CONFIG | {"num_hidden_layers": max(1, 12 // shrink)}
+    if shrink > 8:
+        config |= {"hidden_size": 96, "intermediate_size": 384, "vocab_size": 1000}
+    model = random_model(config)
+    exact, theirs = in_type(model, "float64"), in_transformers(model)
+    for length in (128, 512):
+        ids = np.random.default_rng(0).integers(0, config["vocab_size"], (8, length // shrink))
+        error = largest(exact(ids[:1]).last_hidden_state, slice(0, 1))
+        work = operations(model, ids)
+        ways = {
+            "qkv": Way(lambda ids=ids: model(ids).last_hidden_state, error, operations=work),
+            "transformers": theirs and Way(forward(theirs, ids), error, operations=work),
+        }
+        yield Row(
+            f"8 texts of {ids.shape[1]} tokens",
+            ways,
+            (faster("transformers", 1.5, 1.9),),
+            parts=lambda ids=ids: parts(lambda: model(ids)),
+            rounds=5,
+        )
+
+
+def operations(model: qkv.Model, ids: np.ndarray) -> float:
+    """Of the projections and of attention; nothing else counts."""
+    weights = [a.size for name, a in model.parameters.items() if name.endswith("_proj.weight")]
+    looks = 2 * model.num_layers * model.dim * ids.shape[1]  # scores, and what they weigh
+    return 2.0 * ids.size * (sum(weights) + looks)
+
+
+def forward(model, ids: np.ndarray):
+    """One run, its last vectors as an array."""
+    given = torch().from_numpy(ids)
+    return lambda: model(given).last_hidden_state.numpy()

@@ -1,0 +1,66 @@
+"""From nothing to the first vector, and the memory it takes: a process of its own each time."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Row, Way, less_memory, within
+from benchmarks.encode import folder
+from benchmarks.memory import ROOT
+
+TEXT = "The cat sat on the mat."
+# what the process that begins another had in memory would count in ru_maxrss, so the peak is read
+TAIL = """
+import sys
+import numpy as np
+from benchmarks.memory import resident
+used = np.float64(resident()[1])
+sys.stdout.buffer.write(used.tobytes() + np.asarray(vector, np.float32).tobytes())
+"""
+PROGRAMS = {
+    "qkv": "import qkv; vector = qkv.load('minilm').encode({text!r})",
+    "sentence-transformers": (
+        "import sentence_transformers as s;"
+        " model = s.SentenceTransformer({folder!r}, device='cpu');"
+        " vector = model.encode({text!r}, show_progress_bar=False)"
+    ),
+}
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """One text; `shrink` changes nothing."""
+    truth = qkv.load("minilm", dtype="float64").encode(TEXT)
+
+    def error(answer: bytes) -> float:
+        return float(np.abs(np.frombuffer(answer[8:], np.float32) - truth).max())
+
+    there = {"qkv": True, "sentence-transformers": find_spec("sentence_transformers") is not None}
+    ways = {
+        name: Way(lambda name=name: run(name), error) if found else None
+        for name, found in there.items()
+    }
+    memory = {
+        name: lambda name=name: float(np.frombuffer(run(name)[:8])[0])
+        for name, found in there.items()
+    }
+    goals = (
+        within(0.1, "qkv", of="sentence-transformers"),
+        less_memory("sentence-transformers", 3.0),
+    )
+    yield Row("MiniLM, import to first vector", ways, goals, memory, rounds=3)
+
+
+def run(name: str) -> bytes:
+    """The most memory of the process, then the vector."""
+    program = PROGRAMS[name].format(text=TEXT, folder=str(folder())) + TAIL
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        cwd=ROOT,
+    ).stdout

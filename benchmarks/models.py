@@ -1,0 +1,62 @@
+"""Models of a given shape with random weights, the same for both libraries."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import qkv
+from benchmarks.peers import needs, torch
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
+from qkv.models.family import Names, Weights
+
+
+def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
+    """A model that a config.json of these values describes; its norms do nothing at first."""
+    family, config = FAMILIES[values["model_type"]], Config(values, "benchmark")
+    design = family.design(config)
+    rng = np.random.default_rng(seed)
+    parameters = {}
+    for name, shape in design.shapes():
+        is_norm = "norm" in name
+        spread = 0.0 if is_norm or name.endswith(".bias") else shape[0] ** -0.5
+        if name.startswith("embed."):
+            spread = 1.0 if "bert" in values["model_type"] else 0.1
+        numbers = rng.standard_normal(shape, np.float32) * np.float32(spread)
+        parameters[name] = numbers + np.float32(is_norm and name.endswith(".weight"))
+    return qkv.Model(
+        name=values["model_type"],
+        names=Names.of(family, config),
+        config=values,
+        design=design,
+        weights=Weights(parameters),
+    )
+
+
+@needs("transformers")
+def in_transformers(model: qkv.Model, kind: str = "AutoModel", dtype: str = "float32") -> Any:
+    """The same model in transformers, with its fused attention."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(folder)
+        loaded = getattr(transformers, kind).from_pretrained(
+            folder, attn_implementation="sdpa", dtype=getattr(torch(), dtype)
+        )
+    return loaded.eval()
+
+
+def in_type(model: qkv.Model, dtype: str) -> qkv.Model:
+    """The same model in another type."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(folder)
+        return qkv.load(folder, dtype=dtype)
+
+
+def largest(truth: np.ndarray, shown: Any = ...) -> Callable[[Any], float]:
+    """What a result is off by at most, as a share of the largest true value."""
+    most = float(np.abs(truth).max())
+    return lambda found: float(np.abs(np.asarray(found, np.float64)[shown] - truth).max()) / most

@@ -1,0 +1,47 @@
+"""Where the time of a model goes: in projections, attention, norms, or between them."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+# What is called for each part, by the name that its caller knows it by.
+CALLED = {
+    "projections": ("qkv.layers.parameters.linear", "qkv.models.head.linear"),
+    "attention": ("qkv.layers.attention.varlen_attention", "qkv.layers.attention.answer"),
+    "norms": ("qkv.layers.norm.normalize",),
+}
+
+
+def parts(call: Callable[[], Any]) -> dict[str, float]:
+    """The share of each part in the time of a call; the rest is Python and small arrays."""
+    spent = dict.fromkeys(CALLED, 0.0)
+    with ExitStack() as stack:
+        for name, places in CALLED.items():
+            for place in places:
+                stack.enter_context(timed(place, name, spent))
+        begin = time.perf_counter()
+        call()
+        whole = time.perf_counter() - begin
+    shares = {name: seconds / whole for name, seconds in spent.items()}
+    return shares | {"the rest": 1 - sum(shares.values())}
+
+
+@contextmanager
+def timed(place: str, name: str, spent: dict[str, float]) -> Iterator[None]:
+    """Add up what is spent in a function, as long as it is called by its place."""
+    from importlib import import_module
+
+    module, _, function = place.rpartition(".")
+    inner = getattr(import_module(module), function)
+
+    def call(*args: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return inner(*args, **options)
+        finally:
+            spent[name] += time.perf_counter() - begin
+
+    with mock.patch(place, call):
+        yield

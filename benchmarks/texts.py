@@ -1,0 +1,48 @@
+"""Sentences of natural lengths: definitions and examples of WordNet, joined."""
+
+from pathlib import Path
+
+import numpy as np
+
+WORDNET = Path("/usr/share/wordnet")  # Debian's wordnet-base
+
+
+def glosses() -> list[str]:
+    """Definitions and example sentences, each as it stands in WordNet.
+
+    Raises:
+        FileNotFoundError: WordNet is not installed.
+    """
+    if not (WORDNET / "data.noun").is_file():
+        raise FileNotFoundError(f"there is no {WORDNET}: apt-get install wordnet-base")
+    found = []
+    for kind in ("noun", "verb", "adj", "adv"):
+        for line in (WORDNET / f"data.{kind}").read_text(encoding="latin-1").splitlines():
+            if line.startswith("  ") or " | " not in line:  # the licence
+                continue
+            found += [part.strip(' "') for part in line.partition(" | ")[2].split("; ")]
+    return [text for text in found if text]
+
+
+def sentences(count: int, tokens_of, *, seed: int = 0, longest: int = 200) -> list[str]:
+    """`count` texts of 3 to 200 tokens, about 35 in the mean, most of them short.
+
+    Args:
+        count: how many.
+        tokens_of: the number of tokens of a text.
+        seed: of their choice.
+        longest: what no text is longer than.
+    """
+    rng = np.random.default_rng(seed)
+    parts = glosses()
+    wanted = np.clip(rng.lognormal(3.3, 0.75, count), 3, longest).astype(int)
+    texts = []
+    for target in wanted:
+        words: list[str] = []
+        while len(words) < target:
+            words += parts[rng.integers(len(parts))].split()
+        words = words[: max(1, target * 4 // 5)]  # a word is 1.25 tokens or so
+        while tokens_of(" ".join(words)) > longest:
+            words.pop()
+        texts.append(" ".join(words))
+    return texts
