@@ -255,6 +255,21 @@ class Config:
                 )
         return tuple(value)
 
+    def windows(self, kinds: Sequence[str], default: int) -> tuple[int | None, ...]:
+        """How many tokens a query sees in layers of these kinds, itself included, None for all.
+
+        >>> kinds = ["sliding_attention", "full_attention"]
+        >>> Config({"sliding_window": 128}, "config.json").windows(kinds, 4096)
+        (128, None)
+        """
+        window = self.size_or_none("sliding_window", default)
+        if window is None and "sliding_attention" in kinds:
+            raise ModelError(
+                f"{self.source}: sliding_window is None and layer_types has 'sliding_attention': "
+                "give the window's size"
+            )
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
     def finish(self, harmless: Collection[str] = ()) -> None:
         """Refuse what no family supports, and name what was neither read nor known to be harmless.
 

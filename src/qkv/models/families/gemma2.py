@@ -10,7 +10,7 @@ from qkv.models.design import Attention, Design
 from qkv.models.families import llama
 from qkv.models.family import Family, Fused
 from qkv.models.head import Head
-from qkv.models.rope import read_rotary
+from qkv.models.rope import Dynamic, read_rotary
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -18,36 +18,47 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 def design(config: Config) -> Design:
     """The sizes of a Gemma 2; keys that are left out have the values of transformers' own."""
     count = config.layers("num_hidden_layers", 26)
-    kinds = config.kinds([SLIDING if layer % 2 == 0 else FULL for layer in range(count)])
+    kinds = config.kinds([FULL if layer % 2 else SLIDING for layer in range(count)])
     config.only("use_bidirectional_attention", False, None)
     size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 8192)
+    rotary = read_rotary(config, size, positions)
     scores = {
         "is_causal": True,
         "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping", 50.0),
     }
-    window = (config.size("sliding_window", 4096) - 1, 0)
     heads = config.size("num_attention_heads", 8)
-    full = Attention(
-        heads,
-        llama.key_heads(config, heads, 4),
-        size,
-        rotary=read_rotary(config, size, positions),
-        options=scores,
+    kv_heads = llama.key_heads(config, heads, 4)
+    full = Attention(heads, kv_heads, size, rotary=rotary, options=scores)
+    return decoder(
+        config,
+        [
+            replace(full, options={**scores, "window": (width - 1, 0)}) if width else full
+            for width in config.windows(kinds, 4096)
+        ],
+        None if isinstance(rotary.scaling, Dynamic) else positions,
+        vocabulary=256000,
+        softcap=config.positive_or_none("final_logit_softcapping", 30.0),
     )
-    attention = {FULL: full, SLIDING: replace(full, options={**scores, "window": window})}
-    softcap = config.positive_or_none("final_logit_softcapping", 30.0)
-    return decoder(config, [attention[kind] for kind in kinds], positions, 256000, softcap)
 
 
 def decoder(
     config: Config,
     layers: Sequence[Attention],
-    positions: int,
+    positions: int | None,
+    *,
     vocabulary: int,
     softcap: float | None,
 ) -> Design:
-    """What Gemma 2 and 3 share; `vocabulary` is the size where the config does not say."""
+    """What Gemma 2 and 3 share.
+
+    Args:
+        config: of the model.
+        layers: how each one attends.
+        positions: the most tokens of a text.
+        vocabulary: its size, where the config does not say.
+        softcap: of the logits.
+    """
     dim, words = config.size("hidden_size", 2304), config.size("vocab_size", vocabulary)
     bias = config.flag("attention_bias", False)
     return Design(

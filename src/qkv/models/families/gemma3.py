@@ -10,25 +10,21 @@ from qkv.models.design import Attention, Design
 from qkv.models.families import gemma2, llama
 from qkv.models.families.gemma2 import FULL, SLIDING
 from qkv.models.family import Family
-from qkv.models.rope import read_rotaries
+from qkv.models.rope import Dynamic, read_rotaries
 
 
 def design(config: Config) -> Design:
     """The sizes of a Gemma 3; keys that are left out have the values of transformers' own."""
-    count = config.layers("num_hidden_layers", 26)
-    period = config.size("sliding_window_pattern", 6)
-    kinds = config.kinds([SLIDING if (n + 1) % period else FULL for n in range(count)])
     config.only("attn_logit_softcapping", None)
     size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 131072)
-    scores: dict[str, Any] = {"scale": config.positive("query_pre_attn_scalar", 256) ** -0.5}
-    width = config.size("sliding_window", 4096)
-    config.only("use_bidirectional_attention", False, None, True)
-    if config.values.get("use_bidirectional_attention"):
-        window = (width // 2, width // 2)
-    else:
-        scores["is_causal"], window = True, (width - 1, 0)
     bases = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
     rotary = read_rotaries(config, size, positions, bases, scaled=(FULL,))
+    config.only("use_bidirectional_attention", False, None, True)
+    causal = not config.values.get("use_bidirectional_attention")
+    scores: dict[str, Any] = {
+        "is_causal": causal,
+        "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
+    }
     heads = config.size("num_attention_heads", 8)
     full = Attention(
         heads,
@@ -38,10 +34,30 @@ def design(config: Config) -> Design:
         options=scores,
         qk_norm=True,
     )
-    near = replace(full, rotary=rotary[SLIDING], options={**scores, "window": window})
-    attention = {FULL: full, SLIDING: near}
-    softcap = config.positive_or_none("final_logit_softcapping")
-    return gemma2.decoder(config, [attention[kind] for kind in kinds], positions, 262208, softcap)
+    layers = []
+    for width in windows(config):
+        if width is None:
+            layers.append(full)
+        else:  # that of a model that looks to both sides is split between them
+            window = (width - 1, 0) if causal else (width // 2, width // 2)
+            layers.append(
+                replace(full, rotary=rotary[SLIDING], options={**scores, "window": window})
+            )
+    return gemma2.decoder(
+        config,
+        layers,
+        None if isinstance(rotary[FULL].scaling, Dynamic) else positions,
+        vocabulary=262208,
+        softcap=config.positive_or_none("final_logit_softcapping"),
+    )
+
+
+def windows(config: Config) -> tuple[int | None, ...]:
+    """How wide the window of each layer is, None for all."""
+    count = config.layers("num_hidden_layers", 26)
+    every = config.size("sliding_window_pattern", 6)
+    kinds = config.kinds([SLIDING if (n + 1) % every else FULL for n in range(count)])
+    return config.windows(kinds, 4096)
 
 
 GEMMA3 = Family(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from qkv.layers import Rotary
 from qkv.models.config import Config
 from qkv.models.design import Attention, Design, Mixture
 from qkv.models.families import llama
 from qkv.models.families.gemma2 import FULL, SLIDING
 from qkv.models.family import Family
 from qkv.models.files import ModelError
-from qkv.models.rope import read_rotary
+from qkv.models.rope import Dynamic, read_rotary
 
 YARN = {
     "rope_type": "yarn",
@@ -24,37 +26,44 @@ YARN = {
 
 def design(config: Config) -> Design:
     """The sizes of a GPT-OSS; keys that are left out have the values of gpt-oss-120b."""
-    dim, heads = config.size("hidden_size", 2880), config.size("num_attention_heads", 64)
     size, positions = config.size("head_dim", 64), config.size("max_position_embeddings", 131072)
-    count = config.layers("num_hidden_layers", 36)
-    kinds = config.kinds([SLIDING if layer % 2 == 0 else FULL for layer in range(count)])
-    full = Attention(
-        heads,
-        llama.key_heads(config, heads, 8),
-        size,
-        rotary=read_rotary(config, size, positions, base=150000.0, default=YARN),
-        options={"is_causal": True},
-        sinks=True,
-    )
-    window = (config.size("sliding_window", 128) - 1, 0)
-    near = replace(full, options={"is_causal": True, "window": window})
-    attention = {FULL: full, SLIDING: near}
+    rotary = read_rotary(config, size, positions, base=150000.0, default=YARN)
+    vocabulary = config.size("vocab_size", 201088)
     bias = config.flag("attention_bias", True)
     config.only("hidden_act", "silu")
-    vocabulary = config.size("vocab_size", 201088)
     return Design(
         vocabulary=vocabulary,
-        dim=dim,
+        dim=config.size("hidden_size", 2880),
         hidden=config.size("intermediate_size", 2880),
         activation="silu",
         eps=config.positive("rms_norm_eps", 1e-5),
-        layers=tuple(attention[kind] for kind in kinds),
-        max_length=positions,
+        layers=layers(config, size, rotary),
+        max_length=None if isinstance(rotary.scaling, Dynamic) else positions,
         rms=True,
         qkv_bias=bias,
         out_bias=bias,
         experts=experts(config),
         head=llama.head(config, vocabulary),
+    )
+
+
+def layers(config: Config, size: int, rotary: Rotary) -> tuple[Attention, ...]:
+    """Windows and full attention in turn, with a sink in each head."""
+    count = config.layers("num_hidden_layers", 36)
+    kinds = config.kinds([FULL if layer % 2 else SLIDING for layer in range(count)])
+    heads = config.size("num_attention_heads", 64)
+    options: dict[str, Any] = {"is_causal": True}
+    full = Attention(
+        heads,
+        llama.key_heads(config, heads, 8),
+        size,
+        rotary=rotary,
+        options=options,
+        sinks=True,
+    )
+    return tuple(
+        replace(full, options={**options, "window": (width - 1, 0)}) if width else full
+        for width in config.windows(kinds, 128)
     )
 
 
