@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -60,22 +62,47 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
-    dims = _turned(dims, array.shape[-1])
-    base = positive_number(base, call=call, name="base")
-    places = _places(positions, array.shape[:-1])
-    turns = _speeds(speeds, base, dims)
+    tables = turns_at(positions, array.shape, array.dtype, base=base, dims=dims, speeds=speeds)
+    return turn_pairs(array, *tables, interleaved=interleaved)
 
-    angle = places[..., None] * turns  # (..., L, dims / 2)
-    work = compute_type(array.dtype)
-    cos, sin = np.cos(angle).astype(work), np.sin(angle).astype(work)
-    half = dims // 2
+
+def turns_at(
+    positions: ArrayLike,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    base: float,
+    dims: int | None = None,
+    speeds: ArrayLike | None = None,
+    scale: float = 1.0,
+) -> tuple[Array, Array]:
+    """Cosine and sine of each pair's angle at each position, times `scale`, checked.
+
+    They are computed in float64 and given in the type that arrays of `shape` and `dtype` are
+    turned in, as (..., dims / 2) after the dimensions of `positions`.
+    """
+    dims = _turned(dims, shape[-1])
+    base = positive_number(base, call="apply_rotary", name="base")
+    angle = _places(positions, shape[:-1])[..., None] * _speeds(speeds, base, dims)
+    work = compute_type(dtype)
+    return (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
+
+
+def turn_pairs(array: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """A new array, each pair of (..., L, d) turned by the angle with this cosine and sine."""
+    half = cos.shape[-1]
+    dims = 2 * half
     first = slice(0, dims, 2) if interleaved else slice(0, half)
     second = slice(1, dims, 2) if interleaved else slice(half, dims)
-    out = array.astype(work)
-    a, b = array[..., first].astype(work), array[..., second].astype(work)
+    given = array.astype(cos.dtype, copy=False)
+    a, b = given[..., first], given[..., second]
+    out = np.empty_like(given, subok=False)
     with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
-        out[..., first] = a * cos - b * sin
-        out[..., second] = a * sin + b * cos
+        part = b * sin
+        np.subtract(np.multiply(a, cos, out=out[..., first]), part, out=out[..., first])
+        np.multiply(a, sin, out=part)
+        np.add(part, np.multiply(b, cos, out=out[..., second]), out=out[..., second])
+        out[..., dims:] = given[..., dims:]
         return out.astype(native(array.dtype), copy=False)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, whole_number
+from qkv.arrays import Array, as_array, check_out, compute_type, whole_number
 from qkv.attend import varlen_attention
 from qkv.attend.attention import trace_call
 from qkv.attend.cache import KVCache
@@ -20,7 +20,7 @@ from qkv.attend.solve import answer
 from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import check_starts
 from qkv.attend.visibility import check_offset
-from qkv.embed import apply_rotary
+from qkv.embed.rotary import turn_pairs, turns_at
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.options import PACKED, PADDED, check_options
 from qkv.layers.packed import keep, padded, places
@@ -64,18 +64,36 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
+    # what was asked for last: the next layers ask for the same again
+    _last: list[_Turns] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def turn(self, x: Array, positions: Array, length: int) -> Array:
         """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
-        if self.scaling is None:
-            return apply_rotary(
-                x, positions, base=self.base, dims=self.dims, interleaved=self.interleaved
-            )
-        dims = x.shape[-1] if self.dims is None else self.dims
-        speeds, factor = self.scaling.speeds(self.base, dims, length)
-        turned = apply_rotary(x, positions, dims=dims, interleaved=self.interleaved, speeds=speeds)
-        turned[..., :dims] *= turned.dtype.type(factor)
-        return turned
+        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
+        turns = self._last[0] if self._last else None
+        if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
+            turns = _Turns(wanted, positions, *self._turns(x, positions, length))
+            self._last[:] = [turns]
+        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
+
+    def _turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+        base, dims = self.base, self.dims
+        speeds, scale = None, 1.0
+        if self.scaling is not None:
+            speeds, scale = self.scaling.speeds(base, dims or x.shape[-1], length)
+        return turns_at(
+            positions, x.shape, x.dtype, base=base, dims=dims, speeds=speeds, scale=scale
+        )
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Cosines and sines, and for what."""
+
+    of: tuple[int, np.dtype[Any], int]
+    positions: Array
+    cos: Array
+    sin: Array
 
 
 class MultiHeadAttention:
