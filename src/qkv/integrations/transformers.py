@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend.call import Call, check_call
+from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.extras import need
 from qkv.integrations.record import Ran, can_record, current
 
 # What a few models hand over beside the usual to say what is seen: not done here.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
+
+SHORT = 32  # queries up to which it takes longer to check a call than to copy its result
+PLAIN = {"is_causal"}
 
 _NO_GRADIENT = (
     'attn_implementation="qkv" has no gradient: run the model under torch.no_grad() or '
@@ -87,7 +92,9 @@ def attend(
     tensors = [x for x in (query, key, value, s_aux, position_bias) if x is not None]
     _check(module, tensors, dropout, others)
     options, ran = _options(module, query, key, attention_mask, is_causal)
-    options |= {"scale": scaling, "softcap": softcap}
+    if softcap is not None:
+        options["softcap"] = softcap
+    weights = bool(others.get("output_attentions"))
     if torch.is_autocast_enabled("cpu") and not query.dtype == key.dtype == value.dtype:
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
 
@@ -96,17 +103,21 @@ def attend(
             options["sinks"] = _array(s_aux).reshape(-1)
         if position_bias is not None:
             options["bias"] = _array(position_bias)
-        call = check_call(
-            _array(query), _array(key), _array(value), call=type(module).__name__, **options
-        )
-        return _answer(call, ran, weights=bool(others.get("output_attentions")))
+        arrays = [_array(x) for x in (query, key, value)]
+        if not weights and current() is None and query.shape[-2] <= SHORT and PLAIN >= {*options}:
+            found = quick_attention(*arrays, options.get("is_causal", False), scaling, lse=False)
+            if found is not None:
+                out = _tensor(found[0], query.dtype).transpose(-3, -2)
+                return out.contiguous(), None
+        call = check_call(*arrays, scale=scaling, call=type(module).__name__, **options)
+        return _answer(call, ran, weights=weights, kind=query.dtype)
 
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return compute()
     if module.training:
         raise NotImplementedError(_NO_GRADIENT)
-    out, weights = _without_gradient().apply(compute, *tensors)
-    return out, weights
+    out, shown = _without_gradient().apply(compute, *tensors)
+    return out, shown
 
 
 def mask(
@@ -126,8 +137,7 @@ def mask(
         number where it does not, as models of transformers expect without qkv. The numbers are made
         when somebody asks for them; `attend` asks for the rules instead.
     """
-    torch = _torch()
-    masking = need("transformers.masking_utils", "torch")
+    torch, masking = _torch(), _masking()
     if mask_function is None:
         mask_function = masking.causal_mask_function
     asked = others | {
@@ -174,8 +184,7 @@ class Rules:
     def options(self) -> dict[str, Any]:
         """Arguments of `qkv.attention`."""
         if self.band is None:
-            masking = need("transformers.masking_utils", "torch")
-            return {"attn_mask": masking.sdpa_mask(**self.asked).numpy()}
+            return {"attn_mask": _masking().sdpa_mask(**self.asked).numpy()}
         left, right = self.band
         offset = self.start - self.first_key
         if left is not None and offset + self.length - 1 - left <= 0:
@@ -183,7 +192,9 @@ class Rules:
         if right is not None and offset + right >= self.keys - 1:
             right = None
         found: dict[str, Any] = {}
-        if left is not None or right is not None:
+        if (left, right, offset) == (None, 0, 0) and self.length == self.keys:
+            found = {"is_causal": True}
+        elif left is not None or right is not None:
             found = {"window": (left, right), "q_offset": offset}
         return found | self._padding()
 
@@ -203,7 +214,7 @@ class Rules:
 
     def numbers(self) -> Any:
         """The whole mask, as a model expects it that does not know of rules."""
-        return need("transformers.masking_utils", "torch").eager_mask(**self.asked)
+        return _masking().eager_mask(**self.asked)
 
 
 def band(function: Any) -> tuple[int | None, int | None] | None:
@@ -239,7 +250,7 @@ _BANDS: dict[str, Any] = {
 @functools.cache
 def _known() -> dict[Any, str]:
     """The code of the mask functions whose rule is known, each tried on a small square."""
-    torch, masking = _torch(), need("transformers.masking_utils", "torch")
+    torch, masking = _torch(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]
     found = {}
     for name, sides in _BANDS.items():
@@ -374,7 +385,7 @@ def _options(
     return dict(rules.options), ran
 
 
-def _answer(call: Call, ran: Ran, *, weights: bool) -> tuple[Any, Any]:
+def _answer(call: Call, ran: Ran, *, weights: bool, kind: Any) -> tuple[Any, Any]:
     """Out `(B, L, Hq, dv)`, and the weights where they are wanted."""
     recording = current()
     shown = None
@@ -388,18 +399,23 @@ def _answer(call: Call, ran: Ran, *, weights: bool) -> tuple[Any, Any]:
         out = np.empty((*lead, length, kv_heads * group, call.value.shape[-1]), call.dtype)
         found = answer(call, weights=weights, out=np.swapaxes(out, -3, -2))
         shown = found[1] if weights else None
-    return _tensor(out), None if shown is None else _tensor(shown.astype(call.dtype, copy=False))
+    if shown is not None:
+        shown = _tensor(shown.astype(call.dtype, copy=False), kind)
+    return _tensor(out, kind), shown
 
 
-@functools.cache
 def _torch() -> Any:
-    return need("torch", "torch")
+    return sys.modules["torch"]  # whoever has a tensor has imported it
+
+
+def _masking() -> Any:
+    return sys.modules["transformers.masking_utils"]
 
 
 def _array(tensor: Any) -> Array:
     """A tensor where it stands, as an array."""
     torch = _torch()
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     if tensor.dtype is not torch.bfloat16:
         array: Array = tensor.numpy()
         return array
@@ -408,9 +424,9 @@ def _array(tensor: Any) -> Array:
     return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
 
 
-def _tensor(array: Array) -> Any:
-    """An array where it stands, as a tensor."""
+def _tensor(array: Array, kind: Any) -> Any:
+    """An array where it stands, as a tensor of the type `kind`."""
     torch = _torch()
-    if array.dtype.name != "bfloat16":
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if kind is torch.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(kind)
+    return torch.from_numpy(array)

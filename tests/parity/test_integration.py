@@ -1,0 +1,490 @@
+"""qkv inside models of transformers, against eager attention in the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qkv
+from qkv.integrations.transformers import _array as as_array
+from qkv.integrations.transformers import attend, mask, register
+
+from .models import double, scatter
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "intermediate_size": 70,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 12}
+MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 20},
+    "bert": {},
+    "camembert": {},
+    "data2vec-text": {},
+    "distilbert": {},
+    "electra": {"embedding_size": 20},
+    "ernie": {},
+    "esm": {"position_embedding_type": "rotary", "token_dropout": False, "mask_token_id": 3},
+    "eurobert": GROUPED,
+    "mobilebert": {"embedding_size": 20, "intra_bottleneck_size": 24},
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "roberta": {},
+    "xlm-roberta": {},
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "biogpt": {},
+    "cohere": GROUPED,
+    "cohere2": {**GROUPED, **MIXED, "sliding_window": 5},
+    "gemma": GROUPED,
+    "gemma2": {
+        **GROUPED,
+        **MIXED,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma3_text": {**GROUPED, **MIXED, "sliding_window": 5, "query_pre_attn_scalar": 7},
+    "glm4": {**GROUPED, "partial_rotary_factor": 0.5},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "gpt_oss": {**GROUPED, **MIXED, **EXPERTS, "sliding_window": 5},
+    "granite": {**GROUPED, "attention_multiplier": 0.3},
+    "helium": {"num_key_value_heads": 2, "head_dim": 8},
+    "llama": GROUPED,
+    "llama4_text": {
+        **GROUPED,
+        **EXPERTS,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 70,
+        "attention_chunk_size": 5,
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+    },
+    "ministral": {**GROUPED, **MIXED, "sliding_window": 5},
+    "mistral": {**GROUPED, "sliding_window": 5},
+    "mixtral": {**GROUPED, **EXPERTS},
+    "modernbert-decoder": {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "nemotron": GROUPED,
+    "olmo2": {"num_key_value_heads": 2},
+    "opt": {"ffn_dim": 70, "word_embed_proj_dim": 48},
+    "phi": {"num_key_value_heads": 2},
+    "phi3": {"num_key_value_heads": 2, "sliding_window": 5},
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen3": GROUPED,
+    "smollm3": {"num_key_value_heads": 2},
+    "stablelm": {"num_key_value_heads": 2},
+    "starcoder2": {"num_key_value_heads": 2, "sliding_window": 5},
+}
+IMAGE = {"image_size": 24, "patch_size": 6}
+VISION: dict[str, dict[str, Any]] = {
+    "clip_vision_model": IMAGE,
+    "deit": IMAGE,
+    "dinov2": IMAGE,
+    "siglip_vision_model": IMAGE,
+    "vit": IMAGE,
+}
+PAIR = {
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6,
+    "encoder_ffn_dim": 70,
+    "decoder_ffn_dim": 70,
+    "decoder_start_token_id": 2,
+}
+PAIRS: dict[str, dict[str, Any]] = {
+    "bart": PAIR,
+    "m2m_100": PAIR,
+    "marian": PAIR,
+    "pegasus": PAIR,
+    "t5": {
+        "d_model": 48,
+        "d_kv": 12,
+        "d_ff": 70,
+        "num_layers": 2,
+        "num_heads": 6,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "decoder_start_token_id": 0,
+    },
+}
+BOUND = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    register()
+    with torch.inference_mode():
+        yield
+
+
+def made(
+    name: str,
+    options: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+    kind: Any = transformers.AutoModel,
+) -> Any:
+    """A random model of a family, as transformers makes it."""
+    config = transformers.AutoConfig.for_model(name, **SIZES | options)
+    with torch.inference_mode(False), double(dtype == torch.float64):
+        model = kind.from_config(config, attn_implementation="eager").to(dtype).eval()
+        scatter(model)
+    if "num_local_experts" in options:
+        model.set_experts_implementation("eager")
+    return model
+
+
+def both(model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
+    """What eager attention and what qkv comes to, and that it really was qkv."""
+    with double(model.dtype == torch.float64):
+        eager = model(**inputs)
+        model.set_attn_implementation("qkv")
+        with qkv.record(top_k=1):
+            ours = model(**inputs)
+    model.set_attn_implementation("eager")
+    return eager, ours
+
+
+def near(found: Any, expected: Any, dtype: torch.dtype) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert torch.isfinite(expected).all()
+    allowed = BOUND[dtype] * max(1.0, float(expected.abs().max()))
+    assert float((found - expected).abs().max()) <= allowed
+
+
+def words(lengths: list[int], side: str = "right") -> dict[str, Any]:
+    """Random ids (B, T), padded on one side, and their mask where something is padded."""
+    rng = np.random.default_rng(0)
+    longest = max(lengths)
+    places = np.arange(longest)
+    ends = np.array(lengths)[:, None]
+    mask = places < ends if side == "right" else places >= longest - ends
+    ids = np.where(mask, rng.integers(4, 97, (len(lengths), longest)), 0)
+    inputs = {"input_ids": torch.tensor(ids)}
+    if not mask.all():
+        inputs["attention_mask"] = torch.tensor(mask.astype(np.int64))
+    return inputs
+
+
+def compare(model: Any, inputs: dict[str, Any]) -> None:
+    """The last vectors, where they are not padding."""
+    eager, ours = both(model, inputs)
+    real = inputs.get("attention_mask")
+    found, expected = ours.last_hidden_state, eager.last_hidden_state
+    if real is not None and real.shape == expected.shape[:2]:
+        found, expected = found[real.bool()], expected[real.bool()]
+    near(found, expected, model.dtype)
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
+def test_a_text_model_is_that_of_eager_attention(name: str) -> None:
+    # what has no norms grows to thousands, beyond what float32 can tell
+    dtype = torch.float64 if name == "mobilebert" else torch.float32
+    model = made(name, {**ENCODERS, **DECODERS}[name], dtype)
+    compare(model, words([19, 19]))
+    for side in ("right", "left"):
+        compare(model, words([19, 7, 1, 12], side))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "gemma2", "gpt_oss", "qwen3"])
+def test_in_float64(name: str) -> None:
+    model = made(name, {**ENCODERS, **DECODERS}[name], torch.float64)
+    compare(model, words([19, 19]))
+    compare(model, words([19, 7, 1, 12], "left"))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gpt_oss"])
+def test_in_bfloat16(name: str) -> None:
+    model = made(name, {**ENCODERS, **DECODERS}[name], torch.bfloat16)
+    compare(model, words([19, 19]))
+    compare(model, words([19, 7, 1, 12], "right"))
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_a_vision_model_is_that_of_eager_attention(name: str) -> None:
+    compare(made(name, VISION[name]), {"pixel_values": torch.randn(2, 3, 24, 24)})
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_encoder_decoder_is_that_of_eager_attention(name: str) -> None:
+    inputs = words([19, 7, 12])
+    inputs["decoder_input_ids"] = words([5, 5, 5])["input_ids"]
+    compare(made(name, PAIRS[name]), inputs)
+
+
+def test_whisper_is_that_of_eager_attention() -> None:
+    model = made("whisper", {**PAIR, "num_mel_bins": 8, "max_source_positions": 20})
+    ids = words([5, 5])["input_ids"]
+    compare(model, {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": ids})
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3_text", "gpt2", "gpt_oss", "llama", "llama4_text", "mistral", "phi3"]
+)
+def test_what_is_generated_is_the_same(name: str) -> None:
+    model = made(name, DECODERS[name], torch.float64, transformers.AutoModelForCausalLM)
+    for inputs in (words([9]), words([9, 3, 6], "left")):
+        texts = []
+        for implementation in ("eager", "qkv"):
+            model.set_attn_implementation(implementation)
+            with double(True):
+                texts.append(model.generate(**inputs, max_new_tokens=24, do_sample=False))
+        assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_a_cache_of_any_kind_generates_the_same(cache: str) -> None:
+    model = made("gemma2", DECODERS["gemma2"], torch.float64, transformers.AutoModelForCausalLM)
+    texts = []
+    for implementation in ("eager", "qkv"):
+        model.set_attn_implementation(implementation)
+        with double(True):
+            texts.append(
+                model.generate(
+                    **words([9, 3], "left"),
+                    max_new_tokens=16,
+                    do_sample=False,
+                    cache_implementation=cache,
+                    disable_compile=True,
+                )
+            )
+    assert torch.equal(*texts)
+
+
+def test_what_is_recorded_is_what_eager_attention_gives() -> None:
+    model = made("gemma2", DECODERS["gemma2"])
+    inputs = words([19, 7, 12], "left")
+    attentions = model(**inputs, output_attentions=True).attentions
+    model.set_attn_implementation("qkv")
+    tokens = [[f"w{i}" for i in row] for row in inputs["input_ids"].tolist()]
+    with qkv.record(top_k=4, tokens=tokens) as trace:
+        model(**inputs)
+    assert [len(text) for text in trace.tokens] == [19, 7, 12]
+    assert trace.num_layers == 3
+    for number, size in enumerate([19, 7, 12]):
+        text = trace[number]
+        assert text.tokens == tokens[number][19 - size :]
+        for layer, eager in enumerate(attentions):
+            weights = eager[number, :, 19 - size :, 19 - size :].numpy()
+            largest = -np.sort(-weights, axis=-1)[..., :4]
+            assert text["top_weights", layer].shape == (1, 6, size, 4)
+            np.testing.assert_allclose(text["top_weights", layer][0], largest, atol=2e-5)
+            np.testing.assert_allclose(text["received", layer][0], weights.sum(-2), atol=2e-4)
+            places = text["top_indices", layer][0]
+            found = np.take_along_axis(weights, places.clip(0), axis=-1)
+            np.testing.assert_allclose(np.where(places < 0, 0, found), largest, atol=2e-5)
+            assert np.isfinite(text["lse", layer]).all()
+
+
+def test_what_is_recorded_step_by_step_is_what_one_pass_gives() -> None:
+    model = made("gemma2", DECODERS["gemma2"], kind=transformers.AutoModelForCausalLM)
+    model.set_attn_implementation("qkv")
+    inputs = words([9, 3], "left")
+    with qkv.record(top_k=3) as steps:
+        ids = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 11), value=1)
+    with qkv.record(top_k=3) as once:
+        model(input_ids=ids[:, :-1], attention_mask=mask)
+    assert [len(text) for text in steps.tokens] == [20, 14]
+    assert steps.names() == once.names()
+    for name in once.names():
+        assert steps[name].shape == once[name].shape
+        if "indices" not in name:
+            np.testing.assert_allclose(steps[name], once[name], atol=2e-4)
+
+
+def test_layers_that_share_their_weights_are_layers_each() -> None:
+    model = made("albert", ENCODERS["albert"])
+    model.set_attn_implementation("qkv")
+    with qkv.record() as trace:
+        model(**words([9]))
+        model(**words([7]))
+    assert trace.num_layers == 3
+    assert trace.tokens == [str(i) for i in range(7)]
+    assert trace["received", 2].shape == (1, 6, 7)
+
+
+def test_the_attentions_that_a_model_gives_are_those_of_eager_attention() -> None:
+    for name in ("bert", "gpt_oss"):
+        model = made(name, {**ENCODERS, **DECODERS}[name])
+        inputs = words([19, 7], "right") | {"output_attentions": True}
+        eager = model(**inputs).attentions
+        model.set_attn_implementation("qkv")
+        for ours, theirs in zip(model(**inputs).attentions, eager, strict=True):
+            near(ours, theirs, torch.float32)
+
+
+def test_a_mask_of_the_users_own_counts() -> None:
+    model = made("llama", DECODERS["llama"])
+    seen = torch.rand(2, 1, 19, 19) < 0.5
+    seen |= torch.eye(19, dtype=torch.bool)
+    inputs = words([19, 19]) | {
+        "attention_mask": torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    }
+    compare(model, inputs)
+    model.set_attn_implementation("qkv")
+    ours = model(**inputs).last_hidden_state
+    near(model(**inputs | {"attention_mask": seen}).last_hidden_state, ours, torch.float32)
+
+
+def test_packed_texts_do_not_see_each_other() -> None:
+    model = made("llama", DECODERS["llama"])
+    places = torch.tensor([[*range(7), *range(12)]])
+    compare(model, words([19]) | {"position_ids": places, "use_cache": False})
+
+
+@pytest.mark.parametrize("name", ["bert", "gemma2"])
+def test_no_mask_is_made_of_what_can_be_said_as_a_rule(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a mask was made")
+
+    model = made(name, {**ENCODERS, **DECODERS}[name])
+    model.set_attn_implementation("qkv")
+    for function in ("sdpa_mask", "eager_mask"):
+        monkeypatch.setattr(transformers.masking_utils, function, refuse)
+    for side in ("left", "right"):
+        model(**words([19, 7, 12], side))
+
+
+def mask_of(**changes: Any) -> Any:
+    """A mask as a model asks for it, causal over seven places unless told otherwise."""
+    given = {
+        "batch_size": 2,
+        "q_length": 7,
+        "kv_length": 7,
+        "mask_function": transformers.masking_utils.causal_mask_function,
+        "dtype": torch.float32,
+    }
+    return mask(**given | changes)
+
+
+def test_a_mask_is_what_models_without_the_interface_expect() -> None:
+    lowest = torch.finfo(torch.float32).min
+    expected = torch.full((7, 7), lowest).triu(1)
+    made = mask_of()
+    assert made.shape == (2, 1, 7, 7)
+    assert made.dtype == torch.float32
+    assert torch.equal((torch.zeros(2, 3, 7, 7) + made)[1, 2], expected)
+    assert not made.changed
+    assert torch.equal(made[1, 0, :, :4], expected[:, :4])
+    assert torch.equal(made.clone()[0, 0], expected)
+
+
+@pytest.mark.parametrize("how", ["in place", "a view", "a slice"])
+def test_a_mask_that_a_model_writes_to_is_what_it_wrote(how: str) -> None:
+    query = torch.randn(2, 3, 7, 8)
+    module = torch.nn.Module().eval()
+    changed = mask_of()
+    if how == "in place":
+        changed.mul_(0)
+    elif how == "a view":
+        changed[:, 0].zero_()
+    else:
+        changed[:, :, :, 1:] = 0
+    out, _ = attend(module, query, query, query, changed)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    near(out.transpose(1, 2), expected, torch.float32)
+
+
+def test_tensors_are_read_where_they_stand() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        tensor = torch.zeros(2, 5, 3, 8, dtype=dtype).transpose(1, 2)
+        array = as_array(tensor)
+        assert array.strides == tuple(step * array.itemsize for step in tensor.stride())
+        assert array.ctypes.data == tensor.data_ptr()
+        out, _ = attend(torch.nn.Module().eval(), tensor, tensor, tensor, None, is_causal=True)
+        assert out.shape == (2, 5, 3, 8)
+        assert out.is_contiguous()
+        assert out.dtype == dtype
+
+
+def test_a_query_in_float32_meets_values_in_bfloat16_under_autocast() -> None:
+    model = made("llama", DECODERS["llama"])
+    with torch.autocast("cpu", torch.bfloat16):
+        eager, ours = both(model, words([19]))
+    near(ours.last_hidden_state.bfloat16(), eager.last_hidden_state.bfloat16(), torch.bfloat16)
+
+
+def test_a_gradient_is_an_error_and_no_wrong_number() -> None:
+    with torch.inference_mode(False), torch.enable_grad():
+        model = made("llama", DECODERS["llama"])
+        model.set_attn_implementation("qkv")
+        inputs = words([9])
+        result = model(**inputs).last_hidden_state
+        assert result.requires_grad
+        with pytest.raises(NotImplementedError, match="no gradient"):
+            result.sum().backward()
+        with pytest.raises(NotImplementedError, match="no gradient"):
+            model.train()(**inputs)
+        with torch.no_grad():
+            near(model(**inputs).last_hidden_state, result.detach(), torch.float32)
+
+
+def test_dropout_while_training_is_an_error() -> None:
+    model = made("bert", {"attention_probs_dropout_prob": 0.1})
+    model.set_attn_implementation("qkv")
+    model(**words([9]))
+    with pytest.raises(NotImplementedError, match=r"BertSelfAttention asks for dropout 0\.1"):
+        model.train()(**words([9]))
+
+
+def test_what_is_not_on_the_cpu_is_an_error() -> None:
+    tensor = torch.zeros(1, 2, 3, 4, device="meta")
+    with pytest.raises(ValueError, match="on meta and qkv computes on the CPU"):
+        attend(torch.nn.Module().eval(), tensor, tensor, tensor, None)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache"])
+def test_what_qkv_does_not_do_is_refused_by_its_name(name: str) -> None:
+    tensor = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(NotImplementedError, match=f"Module hands {name} to its attention"):
+        attend(torch.nn.Module().eval(), tensor, tensor, tensor, None, **{name: tensor})
+
+
+def test_queries_whose_place_is_not_known_are_an_error() -> None:
+    query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match="3 queries and 5 keys"):
+        attend(torch.nn.Module().eval(), query, key, key, None)
+    assert attend(torch.nn.Module(), query, key, key, None, is_causal=False)[0].shape[1] == 3
+
+
+def test_a_family_without_the_interface_keeps_its_own_attention() -> None:
+    for name in ("bloom", "falcon", "mpnet"):
+        model = made(name, {"n_layer": 2, "n_head": 6})
+        inputs = words([9, 4])
+        eager = model(**inputs).last_hidden_state
+        model.config._attn_implementation = "qkv"  # as from_pretrained leaves it
+        assert torch.equal(model(**inputs).last_hidden_state, eager)
+        with pytest.raises(RuntimeError, match="no attention ran through qkv"), qkv.record():
+            model(**inputs)
+
+
+def test_compiled_and_plain_are_the_same() -> None:
+    model = made("gemma2", DECODERS["gemma2"])
+    model.set_attn_implementation("qkv")
+    inputs = words([9, 4])
+    real = inputs["attention_mask"].bool()
+    plain = model(**inputs).last_hidden_state[real]
+    compiled = torch.compile(model, backend="eager")(**inputs).last_hidden_state[real]
+    near(compiled, plain, torch.float32)
