@@ -106,14 +106,16 @@ def made(
 
 
 def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[Any, Any]:
-    """Random ids (B, T) and their mask, padded on one side."""
+    """Random ids (B, T) and their mask: padding on the left, on the right, or inside."""
     rng = np.random.default_rng(seed)
     longest = max(lengths)
     size = pair.theirs.config.get_text_config().vocab_size
     ids = rng.integers(3, size, (len(lengths), longest))
     mask = np.zeros((len(lengths), longest), np.int64)
     for row, length in enumerate(lengths):
-        mask[row, slice(0, length) if side == "right" else slice(longest - length, None)] = 1
+        mask[row, slice(longest - length, None) if side == "left" else slice(0, length)] = 1
+        if side == "inside":
+            mask[row, 2 : length - 1 : 3] = 0
     padding = pair.theirs.config.get_text_config().pad_token_id
     return np.where(mask == 1, ids, 1 if padding is None else padding), mask
 
@@ -171,5 +173,5 @@ def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", 
     A class that transformers reads from the first column has no meaning with padding on the left.
     """
     compare_layers(pair, length)
-    for side in sides:
+    for side in (*sides, "inside"):
         compare_batch(pair, [length, 5, 1, 14], side)
