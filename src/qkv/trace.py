@@ -222,6 +222,7 @@ class Trace:
         lengths = self.lengths
         if len(lengths) and (lengths != query.shape[-3]).any():
             inputs |= {"query_lengths": lengths, "key_lengths": lengths}
+        layer += self.num_layers if layer < 0 else 0
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:

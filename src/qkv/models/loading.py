@@ -28,6 +28,7 @@ from qkv.models.files import (
 from qkv.models.model import Model
 from qkv.models.random import LESSON, random_model
 from qkv.models.sentence import read_sentence
+from qkv.models.seq2seq import Seq2SeqDesign, Seq2SeqModel
 from qkv.models.weights import Tensors
 from qkv.text import SubwordTokenizer, Tokenizer
 
@@ -84,7 +85,8 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     names = Names.of(family, config)
     config.finish(family.harmless)
     weights = read_weights(names, design, Tensors(home), kind)
-    return Model(
+    kind_of = Seq2SeqModel if isinstance(design, Seq2SeqDesign) else Model
+    return kind_of(
         name=name,
         names=names,
         config=values,

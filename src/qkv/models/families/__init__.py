@@ -4,7 +4,7 @@ from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.gemma2 import GEMMA2
-from qkv.models.families.gemma3 import GEMMA3
+from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.gpt_oss import GPT_OSS
 from qkv.models.families.llama import LLAMA
@@ -14,6 +14,7 @@ from qkv.models.families.mpnet import MPNET
 from qkv.models.families.qwen2 import QWEN2
 from qkv.models.families.qwen3 import QWEN3
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from qkv.models.families.t5 import MT5, T5
 from qkv.models.family import Family
 
 _ALL = (
@@ -23,16 +24,19 @@ _ALL = (
     DISTILBERT,
     GEMMA2,
     GEMMA3,
+    GEMMA3_TEXT,
     GPT2,
     GPT_OSS,
     LLAMA,
     MISTRAL,
     MODERNBERT,
     MPNET,
+    MT5,
     QWEN2,
     QWEN3,
     ROBERTA,
     XLM_ROBERTA,
+    T5,
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 

@@ -1,0 +1,157 @@
+"""T5: encoder and decoder, biases by distance in place of positions, scores that are not scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.models.buckets import Buckets
+from qkv.models.config import ACTIVATIONS, Config
+from qkv.models.design import Attention, Design
+from qkv.models.family import Family
+from qkv.models.head import Head
+from qkv.models.seq2seq import Seq2SeqDesign
+
+# Whether the MLP has a gate, and its activation.
+FEEDS = {
+    **{name: (False, name) for name in ACTIVATIONS},
+    **{f"gated-{name}": (True, name) for name in ACTIVATIONS},
+    "gated-gelu": (True, "gelu_new"),
+}
+
+
+def design(config: Config) -> Design | Seq2SeqDesign:
+    """The sizes of a T5; keys that are left out have the values of t5-small."""
+    tied = config.flag("tie_word_embeddings", True)  # what T5 1.1 lacks, and the scaling with it
+    scaled = config.flag("scale_decoder_outputs", tied)
+    return either(config, vocabulary=32128, layers=6, heads=8, hidden=2048, scaled=scaled)
+
+
+def mt5_design(config: Config) -> Design | Seq2SeqDesign:
+    """The sizes of an mT5; keys that are left out have the values of mt5-small."""
+    return either(
+        config, vocabulary=250112, layers=8, heads=6, hidden=1024, feed="gated-gelu", scaled=False
+    )
+
+
+def either(
+    config: Config,
+    *,
+    vocabulary: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    scaled: bool,
+    feed: str = "relu",
+) -> Design | Seq2SeqDesign:
+    """Both, or the encoder alone; the numbers are those for keys that are left out."""
+    gated, activation = config.choice("feed_forward_proj", FEEDS, feed)
+    dim, count = config.size("d_model", 512), config.size("num_heads", heads)
+    size, vocabulary = config.size("d_kv", 64), config.size("vocab_size", vocabulary)
+    buckets = config.size("relative_attention_num_buckets", 32)
+    furthest = config.size("relative_attention_max_distance", 128)
+    layers = config.layers("num_layers", layers)
+    shared: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "dim": dim,
+        "hidden": config.size("d_ff", hidden),
+        "activation": config.activation("dense_act_fn", activation),
+        "gated": config.flag("is_gated_act", gated),
+        "eps": config.positive("layer_norm_epsilon", 1e-6),
+        "rms": True,
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+    }
+    after = {"scale": 1.0, "is_causal": True}
+    written = config.size_or_none("num_decoder_layers") or layers
+    encoder = Design(
+        **shared,
+        layers=(Attention(count, count, size, options={"scale": 1.0}),) * layers,
+        buckets=Buckets(buckets, furthest),
+        head=None if config.head() != "TokenClassification" else Head(config.labels(), bias=True),
+    )
+    if alone(config):
+        return encoder
+    words = Head(vocabulary, scale=dim**-0.5 if scaled else 1.0)
+    return Seq2SeqDesign(
+        encoder,
+        Design(
+            **shared,
+            layers=(Attention(count, count, size, options=after),) * written,
+            buckets=Buckets(buckets, furthest, both_ways=False),
+        ),
+        start=config.whole("decoder_start_token_id", 0),
+        head=words if config.head() == "ConditionalGeneration" else None,
+    )
+
+
+def alone(config: Config) -> bool:
+    """Whether there is only an encoder."""
+    both = config.flag("is_encoder_decoder", True)
+    named = config.architecture().endswith("EncoderModel")
+    return not both or named or config.head() == "TokenClassification"
+
+
+def names(config: Config, feed: str = "relu") -> dict[str, str]:
+    """What the files call the parts."""
+    top = "classifier" if config.head() == "TokenClassification" else "lm_head"
+    gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS, feed)[0])
+    encoder = stack("encoder.", 1, gated)
+    if alone(config):
+        own = {name.removeprefix("encoder."): theirs for name, theirs in encoder.items()}
+        return {**own, "embed": "shared", "head.out_proj": top}
+    return {
+        "embed": "shared",
+        **encoder,
+        **stack("decoder.", 2, gated),
+        "decoder.blocks.*.norm_cross": "decoder.block.*.layer.1.layer_norm",
+        "decoder.blocks.*.cross_attn.q_proj": "decoder.block.*.layer.1.EncDecAttention.q",
+        "decoder.blocks.*.cross_attn.k_proj": "decoder.block.*.layer.1.EncDecAttention.k",
+        "decoder.blocks.*.cross_attn.v_proj": "decoder.block.*.layer.1.EncDecAttention.v",
+        "decoder.blocks.*.cross_attn.out_proj": "decoder.block.*.layer.1.EncDecAttention.o",
+        "head.out_proj": top,
+    }
+
+
+def stack(side: str, mlp: int, gated: bool) -> dict[str, str]:
+    """The names of encoder or decoder, the MLP of which is part number `mlp` of a layer."""
+    block = f"{side}block.*.layer."
+    feed = f"{block}{mlp}.DenseReluDense."
+    attention = f"{block}0.SelfAttention."
+    gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}
+    return {
+        f"{side}relative_bias": f"{side}block.0.layer.0.SelfAttention.relative_attention_bias",
+        f"{side}blocks.*.norm1": f"{block}0.layer_norm",
+        f"{side}blocks.*.attn.q_proj": f"{attention}q",
+        f"{side}blocks.*.attn.k_proj": f"{attention}k",
+        f"{side}blocks.*.attn.v_proj": f"{attention}v",
+        f"{side}blocks.*.attn.out_proj": f"{attention}o",
+        f"{side}blocks.*.norm2": f"{block}{mlp}.layer_norm",
+        **gate,
+        f"{side}blocks.*.mlp.up_proj": f"{feed}wi_1" if gated else f"{feed}wi",
+        f"{side}blocks.*.mlp.down_proj": f"{feed}wo",
+        f"{side}final_norm": f"{side}final_layer_norm",
+    }
+
+
+T5 = Family(
+    model_type="t5",
+    design=design,
+    names=names,
+    prefix="transformer.",
+    body=("shared.", "encoder.", "decoder."),
+    unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    optional=("head.out_proj.weight",),
+    copies={
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    },
+    harmless=("decoder_start_token_id", "dropout_rate", "n_positions"),
+)
+MT5 = replace(
+    T5,
+    model_type="mt5",
+    design=mt5_design,
+    names=lambda config: names(config, "gated-gelu"),
+)

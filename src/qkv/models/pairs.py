@@ -1,0 +1,186 @@
+"""What is in a trace of an encoder-decoder: two texts, and the attention of one to the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.files import replacing
+from qkv.trace import Trace
+
+SIDES = ("encoder", "decoder")
+
+
+class Seq2SeqTrace:
+    """Every intermediate of a run through encoder and decoder.
+
+    `trace.encoder` and `trace.decoder` are traces of their own, to be shown and read like any
+    other. Here, all names stand side by side, as TransformerLens has them for an encoder-decoder:
+    `trace["encoder.0.attn.hook_pattern"]`, `trace["decoder.0.attn.hook_pattern"]`,
+    `trace["decoder.0.cross_attn.hook_pattern"]`, `trace["decoder.0.hook_resid_mid_cross"]`,
+    `trace["decoder.hook_embed"]`; `trace["cross_attn.pattern", 0]` for short. `trace[i]` is pair i
+    without its padding.
+
+    Args:
+        encoder: the text that was read.
+        decoder: the text that was written.
+        cross: what belongs to both, by the names that the decoder has for it.
+        settings: for each layer the options its attention to the encoder ran with.
+
+    Look at all three at once:
+    `qkv.head_view(encoder_attention=trace.encoder.attentions, ...)`.
+    """
+
+    def __init__(
+        self,
+        encoder: Trace,
+        decoder: Trace,
+        cross: Mapping[str, Array],
+        *,
+        settings: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.encoder, self.decoder = encoder, decoder
+        self._cross = dict(cross)
+        self._settings = {layer: dict(one) for layer, one in (settings or {}).items()}
+
+    def __repr__(self) -> str:
+        return f"Seq2SeqTrace(encoder={self.encoder!r}, decoder={self.decoder!r})"
+
+    def __len__(self) -> int:
+        """How many pairs of texts."""
+        return len(self.encoder)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self[name]  # type: ignore[index]
+        except (KeyError, IndexError):
+            return False
+        return True
+
+    def __getitem__(self, name: str | tuple[str, int] | int) -> Any:
+        """An array by its name, or pair number `name` as a trace of its own."""
+        if isinstance(name, (int, np.integer)):
+            return self._pair(int(name))
+        if isinstance(name, tuple) and len(name) == 2 and str(name[0]).startswith("cross_attn."):
+            short, layer = str(name[0]).removeprefix("cross_attn."), int(name[1])
+            layer += self.num_layers if layer < 0 else 0
+            for spelling in (f"hook_{short}", short):
+                found = self._cross.get(f"blocks.{layer}.cross_attn.{spelling}")
+                if found is not None:
+                    return found
+        elif isinstance(name, str):
+            side, _, rest = name.partition(".")
+            inner = re.sub(r"^(?=\d+\.)", "blocks.", rest)
+            if side == "decoder" and inner in self._cross:
+                return self._cross[inner]
+            if side in SIDES and inner in getattr(self, side):
+                return getattr(self, side)[inner]
+        raise KeyError(
+            f"trace: there is no {name!r}: names begin with encoder. or decoder., such as "
+            f"{', '.join(self.names()[-3:])}"
+        )
+
+    def names(self) -> list[str]:
+        """The names of all arrays."""
+        own = {
+            "encoder": self.encoder.names(),
+            "decoder": [*self.decoder.names(), *self._cross],
+        }
+        return [f"{side}.{name.removeprefix('blocks.')}" for side in SIDES for name in own[side]]
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers of the decoder left something in the trace."""
+        numbers = [int(name.split(".")[1]) for name in self._cross]
+        return max(self.decoder.num_layers, 1 + max(numbers, default=-1))
+
+    @property
+    def cross_attentions(self) -> tuple[Array, ...]:
+        """The decoder's weights for the encoder `(B, Hq, L, S)`, as `transformers` has them."""
+        return tuple(self["cross_attn.pattern", layer] for layer in range(self.num_layers))
+
+    def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
+        """What `qkv.attention(**inputs)` needs to run this layer's look at the encoder again.
+
+        Those of the two other attentions are `trace.encoder.attention_inputs(layer)` and
+        `trace.decoder.attention_inputs(layer)`.
+        """
+        layer += self.num_layers if layer < 0 else 0
+        parts = {"query": "q", "key": "k", "value": "v"}
+        inputs: dict[str, Any] = {
+            name: np.swapaxes(self[f"cross_attn.{short}", layer], -3, -2)  # (B, H, T, d)
+            for name, short in parts.items()
+        }
+        for name, side in (("query", self.decoder), ("key", self.encoder)):
+            lengths = side.lengths
+            if (lengths != inputs[name].shape[-2]).any():
+                inputs[f"{name}_lengths"] = lengths
+        return inputs | self._settings.get(layer, {})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to one safetensors file, whole or not at all."""
+        from safetensors.numpy import save
+
+        arrays = {f"cross {name}": array for name, array in self._cross.items()}
+        about: dict[str, Any] = {"settings": self._settings}
+        for side in SIDES:
+            own, about[side] = getattr(self, side).packed()
+            arrays |= {f"{side} {name}": array for name, array in own.items()}
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        with replacing(path) as file:
+            file.write(save(whole, {"qkv.seq2seq": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
+        """Read a trace that `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"Seq2SeqTrace.load: there is no file {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {})["qkv.seq2seq"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            parts = {
+                part: {
+                    name.removeprefix(f"{part} "): array
+                    for name, array in arrays.items()
+                    if name.startswith(f"{part} ")
+                }
+                for part in (*SIDES, "cross")
+            }
+            encoder, decoder = (Trace.unpacked(parts[side], about[side]) for side in SIDES)
+            settings = {int(layer): one for layer, one in about["settings"].items()}
+            return cls(encoder, decoder, parts["cross"], settings=settings)
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"Seq2SeqTrace.load: {path} is not such a trace that qkv saved: {error!r:.200}"
+            ) from error
+
+    def _pair(self, index: int) -> Seq2SeqTrace:
+        encoder, decoder = self.encoder[index], self.decoder[index]
+        size, width = int(decoder.lengths[0]), int(encoder.lengths[0])
+        index %= len(self)
+        cross = {
+            name: _cut(name.rpartition(".")[2], array[index : index + 1], size, width)
+            for name, array in self._cross.items()
+        }
+        return Seq2SeqTrace(encoder, decoder, cross, settings=self._settings)
+
+
+def _cut(name: str, array: Array, length: int, keys: int) -> Array:
+    """One pair's part of an array of the attention between both, without padding."""
+    if name in ("hook_attn_scores", "hook_pattern"):
+        return array[:, :, :length, :keys]
+    if name == "received":
+        return array[:, :, :keys]
+    if name in ("top_indices", "top_weights", "lse"):
+        return array[:, :, :length]
+    return array[:, : keys if name in ("hook_k", "hook_v") else length]

@@ -1,0 +1,364 @@
+"""Models that read one text and write another: their design, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from qkv.arrays import Array
+from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
+from qkv.models.decoder import CrossAttention, Decoder, DecoderLayer, EncoderDecoder
+from qkv.models.design import Design, Shape, under
+from qkv.models.files import ModelError
+from qkv.models.generate import Generated, Row
+from qkv.models.head import Head
+from qkv.models.kept import wanted
+from qkv.models.model import Model, ModelOutput
+from qkv.models.pairs import SIDES, Seq2SeqTrace
+from qkv.text import Tokenized, Tokenizer
+from qkv.trace import Recorder, Trace
+
+# What a decoder leaves in a trace whose second axis is not a token of its own.
+_NO_WORDS = (
+    *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
+    *("cross_attn.hook_k", "cross_attn.hook_v"),
+)
+
+
+@dataclass(frozen=True)
+class Seq2SeqDesign:
+    """An encoder, a decoder that looks at it in each layer, and one token table for both.
+
+    Attributes:
+        encoder: the sizes and options of the one; its head is not used.
+        decoder: those of the other, whose norms stand before each part and leave the mean where
+            it is. Its attention to the encoder has the same heads, no biases, and a norm of its
+            own.
+        start: the id of the token that the decoder begins with.
+        head: from the decoder's last vectors to logits.
+    """
+
+    encoder: Design
+    decoder: Design
+    start: int
+    head: Head | None = None
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text that is read."""
+        return self.encoder.max_length
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Each parameter by our name and its shape; lazily, since a config can name any size."""
+        for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
+            for name, shape in design.shapes():
+                if name != "embed.weight":
+                    yield f"{side}.{name}", shape
+                elif side == "encoder":
+                    yield name, shape
+        dim = self.decoder.dim
+        for number, layer in enumerate(self.decoder.layers):
+            here, wide = f"decoder.blocks.{number}.", layer.num_heads * layer.head_size
+            for name in ("q_proj", "k_proj", "v_proj"):
+                yield f"{here}cross_attn.{name}.weight", (dim, wide)
+            yield f"{here}cross_attn.out_proj.weight", (wide, dim)
+            yield f"{here}norm_cross.weight", (dim,)
+        if self.head is not None:
+            yield from self.head.shapes(dim)
+
+    def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
+        """Both with these parameters, used where they stand."""
+        table = {"embed.weight": parameters["embed.weight"]}
+        encoder, plain = (
+            design.build(
+                {n: a for n, a in under(parameters, f"{side}.").items() if "cross" not in n} | table
+            )
+            for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
+        )
+        layers = []
+        for number, block in enumerate(plain.layers):
+            assert isinstance(block, Block)
+            own = under(parameters, f"decoder.blocks.{number}.")
+            options = self.decoder.layers[number].options
+            cross = CrossAttention(
+                MultiHeadAttention.from_parameters(
+                    under(own, "cross_attn."), num_heads=self.decoder.layers[number].num_heads
+                ),
+                {name: value for name, value in options.items() if name == "scale"},
+            )
+            norm = RMSNorm.from_parameters(under(own, "norm_cross."), eps=self.decoder.eps)
+            layers.append(DecoderLayer(block, cross, norm))
+        decoder = Decoder(
+            plain.embedding,
+            layers,
+            options=plain.options,
+            bias=plain.bias,
+            final_norm=plain.final_norm,
+            head=None if self.head is None else self.head.build(parameters, norm=_norm),
+        )
+        return EncoderDecoder(encoder, decoder, self.start)
+
+
+def _norm(parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
+    return RMSNorm.from_parameters(under(parameters, f"{name}."))
+
+
+class Written(Generated):
+    """New text that answers another; its `trace` is a `Seq2SeqTrace`."""
+
+    def looked_at(self, token: int) -> list[Array]:
+        """What new token number `token` looked at, in the text that was read, while it was chosen.
+
+        What it looked at in its own text is row `token` of `trace.decoder`'s weights.
+
+        Returns:
+            For each layer (Hq, S), S the tokens that were read.
+
+        Raises:
+            ValueError: it was generated without `trace=True`.
+            IndexError: there is no such token.
+        """
+        if not isinstance(self.trace, Seq2SeqTrace):
+            raise ValueError("looked_at: nothing was traced: generate with trace=True")
+        if not -len(self.ids) <= token < len(self.ids):
+            raise IndexError(f"looked_at: there is no token {token}: {len(self.ids)} are new")
+        row = token % len(self.ids)
+        return [weights[0, :, row] for weights in self.trace.cross_attentions]
+
+
+class WrittenRow(Row):
+    """One text that is read, and what is written."""
+
+    kind: ClassVar[type[Generated]] = Written
+
+    def new(self, tokenizer: Tokenizer | None) -> Tokenized:
+        """The new tokens alone; the characters that they stand for are those of the new text."""
+        whole, count = self.whole(tokenizer), len(self.given)
+        shift = len(self.prompt)
+        spans = [(max(a - shift, 0), max(b - shift, 0)) for a, b in whole.offsets[count:]]
+        return Tokenized(whole.ids[count:], whole.tokens[count:], spans, whole.special[count:])
+
+
+class Seq2SeqModel(Model):
+    """A model that reads one text and writes another.
+
+    What `Model` does with texts is done by the encoder: `encode` pools its vectors and `trace`
+    shows what is in it, unless there is a `target`. `num_layers` and `num_heads` are the
+    encoder's. `generate` gives the text that the decoder writes.
+    """
+
+    def _build(self) -> None:
+        super()._build()
+        first = self._generation.get("decoder_start_token_id", self._pair.first)
+        rows = len(self._body.embedding.table)
+        if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < rows:
+            raise ModelError(
+                f"load: decoder_start_token_id of {self.name} is {first!r:.40}: it must be the id "
+                f"of a token, 0 to {rows - 1}"
+            )
+        self._pair.first = first
+
+    @property
+    def _pair(self) -> EncoderDecoder:
+        assert isinstance(self._body, EncoderDecoder)
+        return self._body
+
+    def __call__(
+        self,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        decoder_input_ids: ArrayLike | None = None,
+        decoder_attention_mask: ArrayLike | None = None,
+    ) -> ModelOutput:
+        """Run token ids.
+
+        Args:
+            input_ids: (B, S) integers, the texts that are read.
+            attention_mask: (B, S), True or 1 where there is a token; elsewhere is padding, on
+                whichever side, which is not read. Without it all are tokens.
+            decoder_input_ids: (B, L) integers, what is written so far, from the start token on.
+            decoder_attention_mask: (B, L), the same for these.
+
+        Returns:
+            `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask
+            hides, and `encoder_last_hidden_state` (B, S, D).
+
+        Raises:
+            TypeError: ids that are not integers, a mask that is not of bools or 0 and 1.
+            ValueError: shapes that do not fit, an id that the table does not have, no
+                `decoder_input_ids`.
+        """
+        body = self._pair
+        if decoder_input_ids is None:
+            raise ValueError(
+                f"model: decoder_input_ids are missing: begin with [[{body.first}]], or call "
+                "encode() or trace() for the encoder alone"
+            )
+        ids, mask = self._ids_and_mask(input_ids, attention_mask)
+        written, shown = self._ids_and_mask(
+            decoder_input_ids,
+            decoder_attention_mask,
+            ("decoder_input_ids", "decoder_attention_mask"),
+        )
+        if len(ids) != len(written):
+            raise ValueError(
+                f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
+                "there must be one of each for a text"
+            )
+        cu_lengths = np.concatenate([[0], np.cumsum(mask.sum(1))])
+        rows = body(ids[mask].astype(np.int64), self._places(ids, mask), cu_lengths)
+        encoded = np.zeros((*ids.shape, self.dim), rows.dtype)
+        encoded[mask] = rows
+        out = np.zeros((*written.shape, self.dim), rows.dtype)
+        packed = body.decoder(written[shown].astype(np.int64), shown.sum(1), rows, cu_lengths)
+        out[shown] = packed
+        if body.decoder.head is None:
+            return ModelOutput(out, encoder_last_hidden_state=encoded)
+        found = body.decoder.head(packed, np.concatenate([[0], np.cumsum(shown.sum(1))]))
+        logits = np.zeros((*written.shape, found.shape[-1]), found.dtype)
+        logits[shown] = found
+        return ModelOutput(out, logits, encoded)
+
+    @overload
+    def trace(
+        self,
+        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        *,
+        layers: int | Iterable[int] | None = None,
+        names: str | Iterable[str] | None = None,
+        top_k: int | None = None,
+        ablate: Iterable[tuple[int, int]] = (),
+        hide: str | Iterable[str] = (),
+        target: None = None,
+    ) -> Trace: ...
+
+    @overload
+    def trace(
+        self,
+        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        *,
+        layers: int | Iterable[int] | None = None,
+        names: str | Iterable[str] | None = None,
+        top_k: int | None = None,
+        ablate: Iterable[tuple[int, int]] = (),
+        hide: str | Iterable[str] = (),
+        target: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+    ) -> Seq2SeqTrace: ...
+
+    def trace(
+        self,
+        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        *,
+        layers: int | Iterable[int] | None = None,
+        names: str | Iterable[str] | None = None,
+        top_k: int | None = None,
+        ablate: Iterable[tuple[int, int]] = (),
+        hide: str | Iterable[str] = (),
+        target: str | Iterable[str] | Sequence[Sequence[int]] | Array | None = None,
+    ) -> Trace | Seq2SeqTrace:
+        """Run texts and keep every intermediate by its name.
+
+        Without a target only the encoder is run, and all is as in `Model.trace`. With one the
+        decoder is given what predicts it: the start token and all of its tokens but the one that
+        ends it.
+
+        Args:
+            texts: what is read; see `Model.trace`.
+            layers: the layers to keep, of encoder and decoder alike.
+            names: the names to keep; with "encoder." or "decoder." in front of that one alone:
+                "pattern", "decoder.hook_resid_post", "decoder.0.cross_attn.hook_pattern".
+            top_k: keep summaries; see `Model.trace`.
+            ablate: as in `Model.trace`; not with a target.
+            hide: as in `Model.trace`; not with a target.
+            target: what is written, a text for each of `texts`; or token ids from the start
+                token on, which are taken as they are.
+
+        Returns:
+            A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
+        """
+        if target is None:
+            return super().trace(
+                texts, layers=layers, names=names, top_k=top_k, ablate=ablate, hide=hide
+            )
+        if [*ablate, *hide]:
+            raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
+        keep = wanted(self._pair.pair_hook_names, layers, names, top_k)
+        single, batch = self._texts(texts)
+        _, written = self._texts(target)
+        if len(batch) != len(written):
+            raise ValueError(
+                f"trace: there are {len(batch)} texts and {len(written)} targets: give one each"
+            )
+        if not _holds_ids(target):
+            written = [self._after_start(text, self._ended(text)) for text in written]
+        return self._pair_traced(batch, written, single, Recorder(keep), top_k)
+
+    def _pair_traced(
+        self,
+        batch: Sequence[Tokenized],
+        written: Sequence[Tokenized],
+        single: bool,
+        record: Recorder,
+        top_k: int | None = None,
+    ) -> Seq2SeqTrace:
+        """The trace of texts, and of what the decoder is given with them."""
+        decoder = self._pair.decoder
+        rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
+        lengths = np.array([len(text) for text in written])
+        inside = record.under("decoder.")
+        ids = np.concatenate([text.ids for text in written])
+        decoder(ids, lengths, rows, cu_lengths, record=inside, top_k=top_k)
+        longest = int(lengths.max())
+        real = np.arange(longest) < lengths[:, None]  # (B, L)
+        settings = {layer: dict(one) for layer, one in enumerate(decoder.options)}
+        if decoder.bias is not None:
+            bias = decoder.bias(longest, longest)
+            settings = {layer: {**one, "bias": bias} for layer, one in settings.items()}
+        parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
+        for name, array in record.arrays.items():
+            side, _, local = name.partition(".")
+            whose = "cross" if ".cross_attn." in local else side
+            if side == "decoder" and not local.endswith(_NO_WORDS):
+                array[~real] = 0  # computed on the way, and nobody's
+            parts[whose][local] = array
+        read = self._body.settings(max(map(len, batch)))
+        return Seq2SeqTrace(
+            self._as_trace(parts["encoder"], batch, single, read),
+            self._as_trace(parts["decoder"], written, single, settings),
+            parts["cross"],
+            settings={layer: one.cross.options for layer, one in enumerate(decoder.layers)},
+        )
+
+    def _ended(self, text: Tokenized) -> int:
+        """How many tokens there are before one that ends the text."""
+        return len(text) - int(text.special[-1] and int(text.ids[-1]) in self._ends)
+
+    def _after_start(self, text: Tokenized, count: int) -> Tokenized:
+        """The token that a decoder begins with, and the first tokens of a text."""
+        first = self._pair.first
+        known = None if self.tokenizer is None else self.tokenizer.token(first)
+        return Tokenized(
+            ids=np.concatenate([[first], text.ids[:count]]),
+            tokens=[known or str(first), *text.tokens[:count]],
+            offsets=[(0, 0), *text.offsets[:count]],
+            special=[True, *text.special[:count]],
+        )
+
+    def _row(self, *parts: Any) -> Row:
+        return WrittenRow(*parts)
+
+    def _before(self, prompt: Tokenized) -> list[int]:
+        return []
+
+    def _rows_traced(self, rows: Sequence[Row]) -> Seq2SeqTrace:
+        new = [row.new(self.tokenizer) for row in rows if isinstance(row, WrittenRow)]
+        written = [self._after_start(text, len(text) - 1) for text in new]  # the last chose none
+        return self._pair_traced([row.given for row in rows], written, False, Recorder())
+
+
+def _holds_ids(texts: Any) -> bool:
+    return isinstance(texts, np.ndarray | list | tuple) and not isinstance(texts[0], str)

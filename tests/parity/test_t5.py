@@ -1,0 +1,136 @@
+"""T5 against transformers: encoder, decoder, and the attention of one to the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    MT5Config,
+    MT5EncoderModel,
+    MT5ForConditionalGeneration,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    T5ForTokenClassification,
+    T5Model,
+)
+
+import qkv
+from qkv.models.pairs import Seq2SeqTrace
+
+from .models import Pair, compare, double, ids_of, made
+
+SIZES = {"vocab_size": 97, "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "three heads, other sizes than their share, relu": {
+        **{"d_model": 32, "num_heads": 3, "d_kv": 12, "d_ff": 40, "num_layers": 2},
+        **{"num_decoder_layers": 3, "relative_attention_num_buckets": 8},
+        **{"relative_attention_max_distance": 20, "layer_norm_epsilon": 1e-3},
+    },
+    "gated, not scaled": {
+        **{"d_model": 40, "num_heads": 5, "d_kv": 8, "d_ff": 50, "num_layers": 3},
+        **{"num_decoder_layers": 1, "feed_forward_proj": "gated-gelu"},
+        **{"tie_word_embeddings": False, "relative_attention_max_distance": 17},
+    },
+    "gated with silu": {
+        **{"d_model": 16, "num_heads": 1, "d_kv": 24, "d_ff": 20, "num_layers": 1},
+        **{"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 6},
+    },
+}
+TYPES = [torch.float32, torch.float64]
+
+
+def written(pair: Pair, lengths: list[int], side: str, seed: int = 1) -> tuple[Any, Any]:
+    """What a decoder is given (B, L), padded, each row beginning with the start token."""
+    ids, mask = ids_of(pair, lengths, side, seed)
+    first = np.arange(len(ids)), mask.argmax(1)
+    ids[first] = 3
+    return ids, mask
+
+
+def batch(pair: Pair, side: str, lengths: list[int], counts: list[int]) -> None:
+    ids, mask = ids_of(pair, lengths, side)
+    answer, shown = written(pair, counts, side)
+    with torch.inference_mode(), double(pair.is_double):
+        theirs = pair.theirs(
+            input_ids=torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            decoder_input_ids=torch.tensor(answer),
+            decoder_attention_mask=torch.tensor(shown),
+            output_hidden_states=True,
+        )
+    ours = pair.ours(ids, mask, answer, shown)
+    real, seen = mask.astype(bool), shown.astype(bool)
+    encoded = theirs.encoder_last_hidden_state.numpy()
+    pair.near(ours.encoder_last_hidden_state[real], encoded[real], "encoder")
+    last = theirs.decoder_hidden_states[-1].numpy()
+    pair.near(ours.last_hidden_state[seen], last[seen], "decoder")
+    assert not ours.last_hidden_state[~seen].any()
+    assert not ours.encoder_last_hidden_state[~real].any()
+    if "logits" in theirs:
+        pair.near(ours.logits[seen], theirs.logits.numpy()[seen], "logits")
+    else:
+        assert ours.logits is None
+
+
+def layers(pair: Pair, length: int, count: int) -> None:
+    ids, _ = ids_of(pair, [length], "right")
+    answer, _ = written(pair, [count], "right")
+    with torch.inference_mode(), double(pair.is_double):
+        theirs = pair.theirs(
+            input_ids=torch.tensor(ids),
+            decoder_input_ids=torch.tensor(answer),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+    trace = pair.ours.trace(ids, target=answer)
+    assert isinstance(trace, Seq2SeqTrace)
+    found = {
+        "encoder state": (trace.encoder.hidden_states, theirs.encoder_hidden_states),
+        "encoder weights": (trace.encoder.attentions, theirs.encoder_attentions),
+        "decoder state": (trace.decoder.hidden_states, theirs.decoder_hidden_states),
+        "decoder weights": (trace.decoder.attentions, theirs.decoder_attentions),
+        "cross weights": (trace.cross_attentions, theirs.cross_attentions),
+    }
+    for what, both in found.items():
+        assert len(both[0]) == len(both[1]), what
+        for number, parts in enumerate(zip(*both, strict=True)):
+            pair.near(*parts, f"{what} {number}")
+    for inputs, weights in (
+        (trace.encoder.attention_inputs(0), theirs.encoder_attentions[0]),
+        (trace.decoder.attention_inputs(-1), theirs.decoder_attentions[-1]),
+        (trace.cross_attention_inputs(-1), theirs.cross_attentions[-1]),
+    ):
+        pair.near(qkv.attention(**inputs, return_weights=True)[1], weights, "the inputs again")
+
+
+@pytest.mark.parametrize("kind", [T5ForConditionalGeneration, T5Model], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_t5(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, kind, T5Config(**SIZES, **CONFIGS[name]), dtype)
+    layers(pair, 23, 31)
+    for side in ("right", "left"):
+        batch(pair, side, [23, 5, 1, 14], [3, 9, 19, 1])
+
+
+@pytest.mark.parametrize(
+    "kind", [T5EncoderModel, T5ForTokenClassification], ids=lambda k: k.__name__
+)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_encoder_alone(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+    compare(made(tmp_path, kind, T5Config(num_labels=3, **SIZES, **CONFIGS[name]), dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
+    sizes = {"d_model": 24, "num_heads": 3, "d_kv": 10, "d_ff": 30, "num_layers": 2, **SIZES}
+    pair = made(tmp_path / "both", MT5ForConditionalGeneration, MT5Config(**sizes), dtype)
+    layers(pair, 9, 7)
+    batch(pair, "left", [9, 3], [2, 5])
+    compare(made(tmp_path / "encoder", MT5EncoderModel, MT5Config(**sizes), dtype))
