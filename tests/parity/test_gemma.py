@@ -13,7 +13,10 @@ from transformers import (
     Gemma2ForSequenceClassification,
     Gemma2ForTokenClassification,
     Gemma2Model,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3Model,
     Gemma3TextConfig,
     Gemma3TextForSequenceClassification,
     Gemma3TextModel,
@@ -105,3 +108,24 @@ def test_gemma2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gemma3(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     compare(made(tmp_path, kind, Gemma3TextConfig(**SIZES | GEMMA3[name]), dtype))
+
+
+@pytest.mark.parametrize(
+    "kind", [Gemma3ForConditionalGeneration, Gemma3Model], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_gemma3_beside_images(tmp_path: Path, kind: type, tied: bool) -> None:
+    config = Gemma3Config(
+        text_config=SIZES | GEMMA3["one of six"],
+        vision_config={
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+        tie_word_embeddings=tied,
+    )
+    compare(made(tmp_path, kind, config, torch.float64))

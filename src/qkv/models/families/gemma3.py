@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from qkv.models.config import Config
 from qkv.models.design import Attention, Design
 from qkv.models.families import gemma2, llama
 from qkv.models.families.gemma2 import FULL, SLIDING
-from qkv.models.family import Family
+from qkv.models.family import Family, Fused
 from qkv.models.rope import Dynamic, read_rotaries
 
 
@@ -60,16 +61,52 @@ def windows(config: Config) -> tuple[int | None, ...]:
     return config.windows(kinds, 4096)
 
 
-GEMMA3 = Family(
-    model_type="gemma3_text",
-    design=design,
-    names=lambda config: {
+def beside_images(config: Config) -> Design:
+    """The part for text of a Gemma 3 that also takes images, which are left aside."""
+    inner = text(config)
+    inner.only("use_bidirectional_attention", False, None)
+    found = design(inner)
+    inner.finish(HARMLESS)
+    return found
+
+
+def text(config: Config) -> Config:
+    """The part of a config that is about text, with what stands around it."""
+    inner = config.table("text_config")
+    generates = config.head() == "ConditionalGeneration"
+    inner["architectures"] = ["Gemma3ForCausalLM" if generates else "Gemma3TextModel"]
+    inner["tie_word_embeddings"] = config.flag("tie_word_embeddings", True)
+    return Config(inner, f"{config.source}: text_config")
+
+
+def names(config: Config) -> Mapping[str, str | Fused]:
+    """What the files call the parts: those of Gemma 2, and the norms of queries and keys."""
+    return {
         **gemma2.names(config),
         "blocks.*.attn.q_norm": "layers.*.self_attn.q_norm",
         "blocks.*.attn.k_norm": "layers.*.self_attn.k_norm",
-    },
+    }
+
+
+HARMLESS = ("_sliding_window_pattern", "cache_implementation", "hidden_act")
+GEMMA3_TEXT = Family(
+    model_type="gemma3_text",
+    design=design,
+    names=names,
     prefix="model.",
     body=llama.BODY,
     unused=llama.UNUSED,
-    harmless=("_sliding_window_pattern", "cache_implementation", "hidden_act"),
+    harmless=HARMLESS,
+)
+GEMMA3 = Family(
+    model_type="gemma3",
+    design=beside_images,
+    names=lambda config: {**names(text(config)), "head.out_proj": "language_model.lm_head"},
+    prefix="language_model.model.",
+    body=llama.BODY,
+    unused=(r"language_model\.lm_head\.weight",),
+    harmless=(
+        *("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
+        *("vision_config",),
+    ),
 )
