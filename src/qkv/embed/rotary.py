@@ -62,8 +62,17 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
-    tables = turns_at(positions, array.shape, array.dtype, base=base, dims=dims, speeds=speeds)
-    return turn_pairs(array, *tables, interleaved=interleaved)
+    cos, sin = turns_at(
+        positions,
+        array.shape,
+        array.dtype,
+        base=base,
+        interleaved=interleaved,
+        dims=dims,
+        speeds=speeds,
+    )
+    with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
+        return turn_pairs(array, cos, sin, interleaved=interleaved)
 
 
 def turns_at(
@@ -72,38 +81,52 @@ def turns_at(
     dtype: np.dtype[Any],
     *,
     base: float,
+    interleaved: bool,
     dims: int | None = None,
     speeds: ArrayLike | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Cosine and sine of each pair's angle at each position, times `scale`, checked.
+    """What `turn_pairs` multiplies arrays of `shape` and `dtype` by; arguments are checked.
 
-    They are computed in float64 and given in the type that arrays of `shape` and `dtype` are
-    turned in, as (..., dims / 2) after the dimensions of `positions`.
+    Returns:
+        Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
+        each number that is turned; the sine of the first of a pair is negative.
     """
     dims = _turned(dims, shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
     angle = _places(positions, shape[:-1])[..., None] * _speeds(speeds, base, dims)
     work = compute_type(dtype)
-    return (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
+    cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
+    cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
+    first, second = _pairs(dims, interleaved)
+    cosines[..., first] = cosines[..., second] = cos
+    sines[..., first], sines[..., second] = -sin, sin
+    return cosines, sines
 
 
-def turn_pairs(array: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
-    """A new array, each pair of (..., L, d) turned by the angle with this cosine and sine."""
-    half = cos.shape[-1]
-    dims = 2 * half
-    first = slice(0, dims, 2) if interleaved else slice(0, half)
-    second = slice(1, dims, 2) if interleaved else slice(half, dims)
-    given = array.astype(cos.dtype, copy=False)
-    a, b = given[..., first], given[..., second]
-    out = np.empty_like(given, subok=False)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
-        part = b * sin
-        np.subtract(np.multiply(a, cos, out=out[..., first]), part, out=out[..., first])
-        np.multiply(a, sin, out=part)
-        np.add(part, np.multiply(b, cos, out=out[..., second]), out=out[..., second])
-        out[..., dims:] = given[..., dims:]
-        return out.astype(native(array.dtype), copy=False)
+def turn_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
+    """A new array, each pair of (..., L, d) turned by what `turns_at` gives."""
+    dims = cosines.shape[-1]
+    given = array.astype(cosines.dtype, copy=False)
+    x = given[..., :dims]
+    first, second = _pairs(dims, interleaved)
+    other = np.empty_like(x, subok=False)
+    other[..., first], other[..., second] = x[..., second], x[..., first]
+    other *= sines
+    if dims == given.shape[-1]:
+        out = x * cosines
+    else:
+        out = given.copy("K")
+        out[..., :dims] *= cosines
+    out[..., :dims] += other
+    return out.astype(native(array.dtype), copy=False)
+
+
+def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
+    """Where the first and the second number of each pair stand."""
+    if interleaved:
+        return slice(0, dims, 2), slice(1, dims, 2)
+    return slice(0, dims // 2), slice(dims // 2, dims)
 
 
 def _turned(dims: int | None, size: int) -> int:

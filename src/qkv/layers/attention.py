@@ -77,12 +77,18 @@ class Rotary:
         return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
 
     def _turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
-        base, dims = self.base, self.dims
         speeds, scale = None, 1.0
         if self.scaling is not None:
-            speeds, scale = self.scaling.speeds(base, dims or x.shape[-1], length)
+            speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
         return turns_at(
-            positions, x.shape, x.dtype, base=base, dims=dims, speeds=speeds, scale=scale
+            positions,
+            x.shape,
+            x.dtype,
+            base=self.base,
+            interleaved=self.interleaved,
+            dims=self.dims,
+            speeds=speeds,
+            scale=scale,
         )
 
 
