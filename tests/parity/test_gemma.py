@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -21,6 +22,8 @@ from transformers import (
     Gemma3TextForSequenceClassification,
     Gemma3TextModel,
 )
+
+import qkv
 
 from .models import compare, made
 
@@ -108,6 +111,16 @@ def test_gemma2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gemma3(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     compare(made(tmp_path, kind, Gemma3TextConfig(**SIZES | GEMMA3[name]), dtype))
+
+
+def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
+    config = Gemma2Config(**SIZES | {"hidden_size": 42})  # its root is 6.481, and 6.469 in bfloat16
+    pair = made(tmp_path, Gemma2Model, config)
+    ids = torch.arange(97)[None]
+    theirs = pair.theirs.to(torch.bfloat16).embed_tokens(ids).detach().float().numpy()
+    ours = qkv.load(tmp_path, dtype="bfloat16")
+    trace = ours.trace(ids[:, :60].numpy(), names="hook_full_embed")
+    np.testing.assert_array_equal(trace["hook_full_embed"].astype(np.float32), theirs[:, :60])
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Embedding:
         keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
-            x *= x.dtype.type(self.scale)
+            x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
         if self.token_types is not None:
             kinds = np.broadcast_to(self.token_types[0], x.shape)
             keep(record, "hook_token_type_embed", kinds, cu_lengths)
