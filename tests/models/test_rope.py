@@ -1,0 +1,311 @@
+"""Rotary positions of configs: speeds by hand, keys of both kinds of config, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv import KVCache, apply_rotary
+from qkv.layers import MultiHeadAttention, Rotary
+from qkv.models import ModelError
+from qkv.models.config import Config
+from qkv.models.rope import (
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Proportional,
+    Yarn,
+    read_rotaries,
+    read_rotary,
+)
+
+RNG = np.random.default_rng(5)
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+BASES = {
+    "full_attention": ("global_rope_theta", 160000.0),
+    "sliding_attention": ("local_rope_theta", 10000.0),
+}
+
+
+def read(size: int = 8, positions: int = 64, **values: Any) -> Rotary:
+    config = Config(values, "config.json")
+    rotary = read_rotary(config, size, positions)
+    assert set(values) <= config.used
+    return rotary
+
+
+def speeds(scaling: Any, base: float, dims: int, length: int = 1) -> list[float]:
+    return list(scaling.speeds(base, dims, length)[0])
+
+
+# base 16 and 8 numbers: the plain speeds are 1, 1/2, 1/4 and 1/8
+
+
+def test_linear_by_hand() -> None:
+    assert speeds(Linear(4.0), 16.0, 8) == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+    assert Linear(4.0).speeds(16.0, 8, 1)[1] == 1
+
+
+def test_dynamic_by_hand() -> None:
+    scaling = Dynamic(3.0, 10)
+    for length in (1, 9, 10):
+        np.testing.assert_allclose(speeds(scaling, 16.0, 8, length), [1, 1 / 2, 1 / 4, 1 / 8])
+    # twice as long as the limit: the last speed is divided by 3 * 2 - 2, the first is kept
+    found = speeds(scaling, 16.0, 8, 20)
+    np.testing.assert_allclose(found, [1, 4 ** (-1 / 3) / 2, 4 ** (-2 / 3) / 4, 1 / 32])
+
+
+def test_longrope_by_hand() -> None:
+    scaling = LongRope((1.0, 2.0, 2.0, 4.0), (1.0, 4.0, 8.0, 8.0), 10, 1.5)
+    assert speeds(scaling, 16.0, 8, 10) == [1, 1 / 4, 1 / 8, 1 / 32]
+    assert speeds(scaling, 16.0, 8, 11) == [1, 1 / 8, 1 / 32, 1 / 64]
+    assert scaling.speeds(16.0, 8, 1)[1] == 1.5
+
+
+def test_llama3_by_hand() -> None:
+    # 16 pi positions: the pairs make 8, 4, 2 and 1 whole turns in them
+    limit = 16 * math.pi
+    found = speeds(Llama3(10.0, 1.0, 4.0, limit), 16.0, 8)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, [1, 1 / 2, (1 / 3 + 2 / 3 / 10) / 4, 1 / 80], rtol=1e-15)
+
+
+def test_yarn_by_hand() -> None:
+    # 2 pi * 16 positions: pair i makes 16 / 2**i turns in them
+    limit = 32 * math.pi
+    scaling = Yarn(4.0, limit, 1.2, fast=16.0, slow=2.0)  # type: ignore[arg-type]
+    assert scaling.speeds(16.0, 8, 1)[1] == 1.2  # a ramp from pair 0 to pair 3
+    shares = np.array([0, 1 / 3, 2 / 3, 1])
+    plain = np.array([1, 1 / 2, 1 / 4, 1 / 8])
+    np.testing.assert_allclose(
+        speeds(scaling, 16.0, 8), plain * (1 - shares) + plain / 4 * shares, rtol=1e-15
+    )
+    # from 0.5 to 1.75, which rounding widens to 0 to 2
+    numbers = {"fast": 2**3.5, "slow": 2**2.25}
+    rounded = Yarn(4.0, limit, 1.0, **numbers)  # type: ignore[arg-type]
+    np.testing.assert_allclose(speeds(rounded, 16.0, 8), [1, 0.3125, 1 / 16, 1 / 32])
+    exact = Yarn(4.0, limit, 1.0, **numbers, truncate=False)  # type: ignore[arg-type]
+    np.testing.assert_allclose(speeds(exact, 16.0, 8), [1, 0.35, 1 / 16, 1 / 32])
+
+
+def test_proportional_by_hand() -> None:
+    assert speeds(Proportional(0.5, 2.0), 16.0, 8) == [1 / 2, 1 / 4, 0, 0]
+    assert speeds(Proportional(0.0, 1.0), 16.0, 8) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_keys_of_each_kind(key: str) -> None:
+    def found(**table: Any) -> Any:
+        return read(**{key: table}).scaling
+
+    assert found(rope_type="default") is None
+    assert found(type="linear", factor=2) == Linear(2.0)
+    assert found(rope_type="dynamic", type="dynamic", factor=2.0) == Dynamic(2.0, 64)
+    assert found(**LLAMA3) == Llama3(8.0, 1.0, 4.0, 64)
+    assert found(**LLAMA3, original_max_position_embeddings=32).limit == 32
+    assert found(rope_type="proportional", partial_rotary_factor=0.25) == Proportional(0.25, 1.0)
+    assert found(rope_type="proportional") == Proportional(1.0, 1.0)
+    lists = {"short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8.5], "factor": 16.0}
+    assert found(rope_type="longrope", **lists, original_max_position_embeddings=4) == LongRope(
+        (1, 2, 3, 4), (5, 6, 7, 8.5), 4, math.sqrt(3)
+    )
+    yarn = {"rope_type": "yarn", "factor": math.e**2, "original_max_position_embeddings": 16}
+    assert found(**yarn) == Yarn(math.e**2, 16, 1.2)
+    assert found(**yarn, finetuned=True, beta_fast=0, beta_slow=None) == Yarn(math.e**2, 16, 1.2)
+    assert found(**yarn, mscale=5.0, mscale_all_dim=10.0).scale == pytest.approx(2 / 3)
+    assert found(**yarn, mscale=5.0).scale == pytest.approx(1.2)
+    assert found(**yarn, attention_factor=0.5, truncate=False).scale == 0.5
+    assert found(**{**yarn, "factor": None}).factor == 4  # 64 / 16
+    assert found(**{**yarn, "factor": 0.5}).scale == 1
+    assert read(**{key: yarn}, original_max_position_embeddings=8).scaling.limit == 8  # type: ignore[union-attr]
+
+
+def test_where_the_base_comes_from() -> None:
+    assert read().base == 10000
+    assert read(rope_theta=5e5, rope_scaling=None).base == 5e5
+    assert read(rope_theta=7, rope_parameters={"rope_type": "default", "rope_theta": 9}).base == 9
+    assert read(rope_theta=7, rope_parameters={"rope_type": "default"}).base == 7
+    assert read_rotary(Config({}, "config.json"), 8, 64, base=3.0).base == 3
+    default = {"rope_type": "linear", "factor": 3}
+    for values in ({}, {"rope_scaling": None}, {"rope_parameters": {}}):
+        found = read_rotary(Config(values, "config.json"), 8, 64, default=default)
+        assert found.scaling == Linear(3.0)
+    given = Config({"rope_parameters": {"rope_type": "default"}}, "config.json")
+    assert read_rotary(given, 8, 64, default=default).scaling is None
+
+
+def test_both_keys_must_agree() -> None:
+    linear = {"rope_type": "linear", "factor": 2.0}
+    assert read(rope_scaling=linear, rope_parameters=linear).scaling == Linear(2.0)
+    with pytest.raises(ModelError, match="rope_scaling and rope_parameters say different things"):
+        read(rope_scaling=linear, rope_parameters={**linear, "factor": 4.0})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "mrope"}}, "rope_parameters: rope_type is 'mrope'"),
+        ({"rope_scaling": {"type": "axial"}}, "rope_scaling: type is 'axial', which qkv does not"),
+        (
+            {"rope_scaling": {"type": "su", "rope_type": "longrope"}},
+            "rope_type is 'longrope' and type is 'su': they are two names",
+        ),
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\]: it must be a JSON object"),
+        (
+            {"rope_parameters": {"rope_type": "default", "factor": 2.0}},
+            "factor is 2.0, which qkv does not support with rope_type 'default'",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 3}},
+            "beta_fast is 3, which qkv does not support with type 'linear'",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "full_attention is {'rope_type': 'default'}, which qkv does not",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        (
+            {"rope_scaling": {"type": "proportional", "partial_rotary_factor": 1.5}},
+            "partial_rotary_factor is 1.5: it must be at most 1",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: there is no factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0: it must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2': it must be a num"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-320}}, "no angles follow"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, "no angles follow"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}, "no angles follow"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rope_parameters": {"rope_theta": None}}, "rope_theta is None"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            "low_freq_factor is 4 and high_freq_factor is 4: the first must be less",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [1]}},
+            r"short_factor is \[1, 2\]: it must be a list of 4 numbers",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "type": "longrope",
+                    "short_factor": [1, 2, 0, 4],
+                    "long_factor": [1, 2, 3, 4],
+                }
+            },
+            r"short_factor\[2\] is 0: it must be a number above 0",
+        ),
+    ],
+)
+def test_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(**values)
+
+
+def test_refused_sizes() -> None:
+    for size in (7, 2**17):
+        with pytest.raises(ModelError, match=f"a head has {size} numbers"):
+            read(size)
+    with pytest.raises(ModelError, match="heads of 2: it needs 4"):
+        read(2, rope_scaling={"type": "dynamic", "factor": 2.0})
+    with pytest.raises(ModelError, match="no angles follow"):
+        read(512, rope_theta=1e-320)
+
+
+def by_layer(**values: Any) -> dict[str, Rotary]:
+    config = Config(values, "config.json")
+    found = read_rotaries(config, 8, 64, BASES, scaled=["full_attention"])
+    assert set(values) <= config.used
+    return found
+
+
+def test_one_dict_for_each_kind_of_layer() -> None:
+    plain = {"full_attention": Rotary(160000.0), "sliding_attention": Rotary(10000.0)}
+    assert by_layer() == plain
+    assert by_layer(rope_parameters={"full_attention": None}) == plain
+    found = by_layer(
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default"},
+        },
+        local_rope_theta=500.0,
+    )
+    assert found == {
+        "full_attention": Rotary(1e6, scaling=Linear(8.0)),
+        "sliding_attention": Rotary(500.0),
+    }
+    older = by_layer(global_rope_theta=9.0, rope_scaling={"type": "linear", "factor": 2.0})
+    assert older == {
+        "full_attention": Rotary(9.0, scaling=Linear(2.0)),
+        "sliding_attention": Rotary(10000.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rope_type": "default"}, "rope_parameters has 'rope_type', which qkv does not support"),
+        ({"full_attention": 3}, "rope_parameters: full_attention is 3: it must be a JSON object"),
+        (
+            {"full_attention": {"rope_type": "x"}},
+            "rope_parameters: full_attention: rope_type is 'x'",
+        ),
+    ],
+)
+def test_refused_by_layer(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        by_layer(rope_parameters=table)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dims", [None, 4])
+def test_turning_is_apply_rotary(interleaved: bool, dims: int | None) -> None:
+    """The same, whatever was asked for before."""
+    rotary = Rotary(50.0, dims, interleaved)
+    places = [np.arange(5), np.arange(5) + 2, np.arange(5).reshape(1, 1, 5), np.arange(5)]
+    for positions in places:
+        for dtype in (np.float32, np.float64, np.float16, np.float32):
+            x = RNG.standard_normal((2, 3, 5, 8)).astype(dtype)
+            expected = apply_rotary(x, positions, base=50.0, dims=dims, interleaved=interleaved)
+            for _ in range(2):
+                found = rotary.turn(x, positions, 5)
+                np.testing.assert_array_equal(found, expected)
+                assert found.dtype == dtype
+
+
+def test_turning_scales_by_the_factor() -> None:
+    x = RNG.standard_normal((2, 5, 8))
+    rotary = Rotary(16.0, scaling=LongRope((1.0,) * 4, (2.0,) * 4, 10, 1.5))
+    places = np.arange(5)
+    for length, slower in ((10, 1), (11, 2), (10, 1)):
+        expected = 1.5 * apply_rotary(x, places / slower, base=16.0)
+        np.testing.assert_allclose(rotary.turn(x, places, length), expected, rtol=1e-14)
+
+
+def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
+    rotary = Rotary(16.0, scaling=Dynamic(2.0, 4))
+    layer = MultiHeadAttention(8, rotary=rotary, seed=0, dtype=np.float64)
+    x = RNG.standard_normal((1, 6, 8))
+    whole = layer(x, is_causal=True)
+    cache = KVCache()
+    steps = [layer(x[:, :3], cache=cache, is_causal=True)]
+    steps += [layer(x[:, at : at + 1], cache=cache, is_causal=True) for at in (3, 4, 5)]
+    apart = np.concatenate(steps, axis=1)
+    within = layer(x[:, :4], is_causal=True)
+    np.testing.assert_allclose(apart[:, :4], within, rtol=1e-12)
+    # the last two tokens are beyond the limit of four: each turned for the length it is read at
+    query, key, value = (x @ layer.parameters[f"{name}_proj.weight"] for name in "qkv")
+    turned = [
+        rotary.turn(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)
+    ]
+    scores = rotary.turn(query[:, 5], np.array([5]), 6) @ np.concatenate(turned).T / math.sqrt(8)
+    weights = np.exp(scores - scores.max())
+    expected = weights / weights.sum() @ value[0] @ layer.parameters["out_proj.weight"]
+    np.testing.assert_allclose(apart[:, 5], expected, rtol=1e-12)
+    assert np.abs(apart[:, 5] - whole[:, 5]).max() > 1e-3
