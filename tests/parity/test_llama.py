@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
+from transformers import (
+    CONFIG_MAPPING,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    LlamaModel,
+)
 
 import qkv
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
 
 from .models import Pair, compare, compare_layers, made
 
@@ -74,7 +83,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.6, "factor": 2.0},
 }
-KINDS = [LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification]
+KINDS = [LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification, LlamaForTokenClassification]
 
 
 def config_of(**others: Any) -> LlamaConfig:
@@ -130,3 +139,11 @@ def test_scalings_in_older_configs(tmp_path: Path, name: str) -> None:
     path.write_text(json.dumps(config))
     theirs = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     compare_layers(Pair(qkv.load(tmp_path), theirs, pair.bound), 23)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+def test_keys_left_out_have_the_values_of_transformers(name: str) -> None:
+    whole = CONFIG_MAPPING[name]().to_dict()
+    assert whole["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+    design = FAMILIES[name].design
+    assert design(Config({}, "config.json")) == design(Config(whole, "config.json"))

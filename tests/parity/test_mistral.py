@@ -11,6 +11,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     MistralForSequenceClassification,
+    MistralForTokenClassification,
     MistralModel,
 )
 
@@ -37,7 +38,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
     },
 }
-KINDS = [MistralForCausalLM, MistralModel, MistralForSequenceClassification]
+KINDS = [
+    MistralForCausalLM,
+    MistralModel,
+    MistralForSequenceClassification,
+    MistralForTokenClassification,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

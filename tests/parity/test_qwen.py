@@ -11,10 +11,12 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
     Qwen2Model,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
     Qwen3Model,
 )
 
@@ -48,8 +50,8 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "num_labels": 3,
 }
-QWEN2 = [Qwen2ForCausalLM, Qwen2Model, Qwen2ForSequenceClassification]
-QWEN3 = [Qwen3ForCausalLM, Qwen3Model, Qwen3ForSequenceClassification]
+QWEN2 = [Qwen2ForCausalLM, Qwen2Model, Qwen2ForSequenceClassification, Qwen2ForTokenClassification]
+QWEN3 = [Qwen3ForCausalLM, Qwen3Model, Qwen3ForSequenceClassification, Qwen3ForTokenClassification]
 
 
 @pytest.mark.parametrize("kind", QWEN2, ids=lambda kind: kind.__name__)
