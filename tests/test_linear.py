@@ -391,6 +391,21 @@ def test_what_is_kept_goes_with_its_weight() -> None:
     assert len(module._kept) == before
 
 
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
+def test_kept_weights_share_room_but_no_number(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [(rng.integers(1, 70), rng.integers(1, 70)) for _ in range(60)]
+    shapes += [(700, 1600), (1, 1), (1500, 800), (33, 5), (900, 1100), (901, 1100)]
+    weights = [rng.integers(-3, 4, shape).astype(dtype) for shape in shapes]
+    for weight in weights:
+        weight.setflags(write=False)
+    for _ in range(2):
+        for weight in weights:
+            x = rng.integers(-2, 3, (1, len(weight))).astype(dtype)
+            expected = x.astype(np.float64) @ weight.astype(np.float64)
+            np.testing.assert_array_equal(linear(x, weight), expected.astype(dtype))
+
+
 def test_halves_times_float32_follow_what_is_written() -> None:
     x, weight = numbers(3, 4), numbers(4, 5, seed=1, dtype=np.float16)
     check(x, weight)
