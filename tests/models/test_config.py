@@ -97,6 +97,8 @@ def test_an_eps_that_makes_no_sense(folder, value):
         ("is_decoder", 1),
         ("add_cross_attention", True),
         ("is_encoder_decoder", True),
+        ("is_causal", False),
+        ("per_layer_config", {"1": {"intermediate_size": 10}}),
         ("pruned_heads", {"0": [1]}),
         ("quantization_config", {"bits": 8}),
         ("cross_attention_hidden_size", 12),

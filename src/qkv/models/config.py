@@ -29,8 +29,10 @@ HARMLESS = frozenset({
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
+    "is_causal": (True, None),
     "is_decoder": (False, None),
     "is_encoder_decoder": (False, None),
+    "per_layer_config": ({}, None),
     "pruned_heads": ({}, None),
     "sparsify_config": ({}, None),
     "tie_encoder_decoder": (False, None),

@@ -10,10 +10,12 @@ from qkv.models.head import Head
 
 def design(config: Config) -> Design:
     """The sizes of a GPT-2; keys that are left out have the values of gpt2."""
-    dim = config.size("n_embd", 768)
-    heads = config.heads(dim, 12, key="n_head", of="n_embd")
+    width = config.spelling("n_embd", "hidden_size")
+    dim = config.size(width, 768)
+    heads = config.heads(dim, 12, key=config.spelling("n_head", "num_attention_heads"), of=width)
     vocabulary = config.size("vocab_size", 50257)
-    positions = config.size("n_positions", 1024)
+    positions = config.size(config.spelling("n_positions", "max_position_embeddings"), 1024)
+    count = config.layers(config.spelling("n_layer", "num_hidden_layers"), 12)
     config.only("add_cross_attention", False)
     scaled = config.flag("scale_attn_weights", True)
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
@@ -31,7 +33,7 @@ def design(config: Config) -> Design:
                 dim // heads,
                 options={"is_causal": True, "scale": first / (layer + 1 if by_layer else 1)},
             )
-            for layer in range(config.layers("n_layer", 12))
+            for layer in range(count)
         ),
         max_length=positions,
         positions=positions,
