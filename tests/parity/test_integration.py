@@ -312,6 +312,26 @@ def test_what_is_recorded_step_by_step_is_what_one_pass_gives() -> None:
             np.testing.assert_allclose(steps[name], once[name], atol=2e-4)
 
 
+def test_an_encoder_decoder_is_recorded_with_all_its_layers() -> None:
+    model = made("bart", PAIRS["bart"], kind=transformers.AutoModelForSeq2SeqLM)
+    inputs = words([9, 5], "left")
+    model.set_attn_implementation("eager")
+    ids = model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)[:, :-1]
+    eager = model(**inputs, decoder_input_ids=ids, output_attentions=True)
+    model.set_attn_implementation("qkv")
+    with qkv.record(top_k=2) as trace:
+        model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert [len(text) for text in trace.tokens] == [9, 5]
+    for layer, weights in enumerate(eager.encoder_attentions):
+        theirs = weights[1, :, 4:, 4:].numpy().sum(-2)
+        np.testing.assert_allclose(trace[1]["received", layer][0], theirs, atol=1e-4)
+    both = zip(eager.decoder_attentions, eager.cross_attentions, strict=True)
+    for layer, weights in enumerate((x for pair in both for x in pair), layer + 1):
+        theirs = weights.numpy().sum(-2)
+        np.testing.assert_allclose(trace["received", layer], theirs, atol=1e-4)
+    assert trace.num_layers == layer + 1
+
+
 def test_layers_that_share_their_weights_are_layers_each() -> None:
     model = made("albert", ENCODERS["albert"])
     model.set_attn_implementation("qkv")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.attend.call import Call
+from qkv.attend.solve import answer
 from qkv.attend.summary import AttentionSummary, summarize_call
 from qkv.trace import Trace
 
@@ -46,27 +47,32 @@ class _Layer:
     """What one layer looked at in one forward pass, step by step where there is a cache."""
 
     first: Ran
+    crosses: bool  # whether its keys are other tokens than its queries
     ran: list[Ran] = field(default_factory=list)
     parts: list[AttentionSummary] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         """The place after that of the last query."""
-        return (self.first.start or 0) + sum(part.lse.shape[-1] for part in self.parts)
+        return self.ahead + sum(int(part.lse.shape[-1]) for part in self.parts)
+
+    @property
+    def ahead(self) -> int:
+        """The place of the first query."""
+        return 0 if self.crosses else self.first.start or 0
 
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
         """Whether these queries are the next ones of the texts that were seen so far."""
-        heads = self.parts[0].lse.shape[:-1]
-        return (
-            ran.start is not None
-            and ran.start == self.rows
-            and call.axes == 4
-            and (heads == (*call.lead, call.shape[-3] * call.shape[-2]))
-        )
+        some = self.parts[0]
+        if some.lse.shape[:-1] != (*call.lead, call.shape[-3] * call.shape[-2]):
+            return False
+        if self.crosses:
+            return bool(some.received.shape[-1] == call.keys)
+        return ran.start is not None and ran.start == self.rows
 
     def arrays(self) -> dict[str, Array]:
         """All steps as one: rows stand at the places of their queries, columns at those of keys."""
-        rows, ahead = self.rows, self.first.start or 0
+        rows, ahead = self.rows, self.ahead
         steps = list(zip(self.ran, self.parts, strict=True))
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
@@ -100,15 +106,16 @@ class Recording(Trace):
     def __init__(self, top_k: int = 8, tokens: Sequence[Any] | None = None) -> None:
         super().__init__({})
         self._top_k = top_k
-        self._given = tokens
+        self._given: Sequence[Any] | None = None
         self._layers: dict[tuple[int, int], _Layer] = {}
         self._latest: dict[int, tuple[Any, int]] = {}  # of a layer: its mask, and how often
         self._places: list[slice] = []  # of each text: where its tokens stand in the batch
         self._longest = 0
+        if tokens is not None:
+            self.tokens = tokens
 
     def add(self, ran: Ran, call: Call) -> Array:
         """Run a checked call, keep its summary; gives the result as `qkv.attention` does."""
-        summary = summarize_call(call, self._top_k)
         before, times = self._latest.get(id(ran.owner), (None, 0))
         # one layer called again with the same mask is the next layer: its weights are shared
         times = times + 1 if ran.mask is not None and ran.mask is before else 0
@@ -118,10 +125,16 @@ class Recording(Trace):
             self._layers.clear()  # the next forward pass
             layer = None
         if layer is None:
-            layer = self._layers[id(ran.owner), times] = _Layer(ran)
+            # what is not causal in a decoder looks at other tokens, those of an encoder
+            crosses = not ran.is_causal and any(x.first.is_causal for x in self._layers.values())
+            layer = self._layers[id(ran.owner), times] = _Layer(ran, crosses)
+        if layer.crosses:
+            ran = Ran(ran.owner, ran.mask)
+        seen = _of_tokens(call, ran)
+        summary = summarize_call(seen, self._top_k)
         layer.ran.append(ran)
         layer.parts.append(summary._replace(out=summary.lse))
-        return summary.out
+        return summary.out if seen is call else answer(call)[0]
 
     def finish(self) -> None:
         """Put together what was kept, under the names of a trace."""
@@ -135,23 +148,21 @@ class Recording(Trace):
         numbers = [getattr(layer.first.owner, "layer_idx", None) for layer in layers]
         if not all(isinstance(n, int) for n in numbers) or len(set(numbers)) < len(numbers):
             numbers = list(range(len(layers)))
-        found = {n: layer.arrays() for n, layer in zip(numbers, layers, strict=True)}
         first = layers[0]
         texts, self._longest = first.parts[0].lse.shape[0], first.rows
-        padding = first.ran[-1].padding
-        self._places = _places(padding, texts, self._longest)
-        for parts in found.values():
-            if parts["lse"].shape[::2] == (texts, self._longest) == parts["received"].shape[::2]:
+        self._places = _places(first.ran[-1].padding, texts, self._longest)
+        arrays: dict[str, Array] = {}
+        for number, layer in zip(numbers, layers, strict=True):
+            parts = layer.arrays()
+            if not layer.crosses and parts["lse"].shape[::2] == (texts, self._longest):
                 _to_the_front(parts, self._places)
-        arrays = {
-            f"blocks.{n}.attn.{name}": parts[name] for n, parts in found.items() for name in _KEPT
-        }
+            arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _KEPT}
         super().__init__(arrays, single=texts == 1)
         self._layers.clear()
         self._latest.clear()
         self._name([[str(i) for i in range(p.stop - p.start)] for p in self._places])
         if self._given is not None:
-            self.tokens = list(self._given)
+            self.tokens = self._given
 
     @property
     def tokens(self) -> list[Any]:
@@ -160,6 +171,8 @@ class Recording(Trace):
 
     @tokens.setter
     def tokens(self, tokens: Sequence[Any]) -> None:
+        if isinstance(tokens, str):
+            raise TypeError("record: tokens is a string: give a list of tokens")
         if not self._places:
             self._given = tokens
             return
@@ -246,6 +259,28 @@ def can_record(library: str) -> None:
     """From now on the models of `library` can be recorded."""
     if library not in _REGISTERED:
         _REGISTERED.append(library)
+
+
+def _of_tokens(call: Call, ran: Ran) -> Call:
+    """The same call where what is padding asks nothing, so that no key receives its weight."""
+    length = call.shape[-1]
+    start = ran.start or 0
+    if ran.padding is None or ran.padding.shape[0] != call.lead[-1]:
+        return call
+    real = ran.padding[:, start : start + length]  # (B, L)
+    if real.shape[1] < length or real.all():
+        return call
+    lengths = real.sum(axis=1)
+    if (real == (np.arange(length) < lengths[:, None])).all():
+        return replace(call, visibility=replace(call.visibility, query_lengths=lengths))
+    if ran.is_causal:  # padding in front of all tokens sees none of them
+        return call
+    added = np.where(real, 0, -np.inf).astype(call.kind)[:, None, None, :, None]
+    added = np.broadcast_to(
+        added if call.bias is None else call.bias + added, (*call.shape, call.keys)
+    )
+    numbers = (*call.visibility.numbers, added)
+    return replace(call, bias=added, visibility=replace(call.visibility, numbers=numbers))
 
 
 def _rows(like: Array, count: int) -> tuple[int, ...]:

@@ -103,13 +103,13 @@ def attend(
             options["sinks"] = _array(s_aux).reshape(-1)
         if position_bias is not None:
             options["bias"] = _array(position_bias)
-        arrays = [_array(x) for x in (query, key, value)]
-        if not weights and current() is None and query.shape[-2] <= SHORT and PLAIN >= {*options}:
-            found = quick_attention(*arrays, options.get("is_causal", False), scaling, lse=False)
+        q, k, v = _array(query), _array(key), _array(value)
+        if not weights and current() is None and query.shape[-2] <= SHORT and {*options} <= PLAIN:
+            found = quick_attention(q, k, v, "is_causal" in options, scaling, lse=False)
             if found is not None:
                 out = _tensor(found[0], query.dtype).transpose(-3, -2)
                 return out.contiguous(), None
-        call = check_call(*arrays, scale=scaling, call=type(module).__name__, **options)
+        call = check_call(q, k, v, scale=scaling, call=type(module).__name__, **options)
         return _answer(call, ran, weights=weights, kind=query.dtype)
 
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
@@ -178,7 +178,8 @@ class Rules:
     @property
     def is_causal(self) -> bool:
         """Whether no query sees what stands behind its own place."""
-        return self.band is not None and self.band[1] == 0
+        bands = map(band, _joined(self.asked["mask_function"]))
+        return any(found is not None and found[1] == 0 for found in bands)
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
@@ -226,17 +227,28 @@ def band(function: Any) -> tuple[int | None, int | None] | None:
     rule = _known().get(code)
     if code is None or rule is None:
         return None
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    inside = {name: cell.cell_contents for name, cell in cells}
     if rule != "and":
-        size = inside.get("sliding_window")
+        size = _inside(function).get("sliding_window")
         return None if size is not None and size < 1 else _BANDS[rule](size)
-    bands = [band(part) for part in inside["mask_functions"]]
+    bands = [band(part) for part in _joined(function)]
     if None in bands:
         return None
     sides = zip(*(found for found in bands if found is not None), strict=True)
     left, right = (min((n for n in side if n is not None), default=None) for side in sides)
     return left, right
+
+
+def _inside(function: Any) -> dict[str, Any]:
+    """The names and values that a function took along from where it was made."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _joined(function: Any) -> tuple[Any, ...]:
+    """The mask functions that all have to agree in this one: itself, if it is not made of any."""
+    if _known().get(getattr(function, "__code__", None)) != "and":
+        return (function,)
+    return tuple(part for one in _inside(function)["mask_functions"] for part in _joined(one))
 
 
 _BANDS: dict[str, Any] = {

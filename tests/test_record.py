@@ -1,0 +1,364 @@
+"""What is recorded inside other people's models, here with layers that call as such models do.
+
+That it comes out right in models of transformers is held in tests/parity/test_integration.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.attend.call import check_call
+from qkv.integrations import record as module
+from qkv.integrations.record import Ran, current
+
+
+@dataclass(eq=False)
+class Layer:
+    """A layer of a model of another library."""
+
+    layer_idx: int | None = None
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "_REGISTERED", ["a library"])
+    yield
+    assert current() is None
+
+
+def inputs(texts: int = 2, heads: int = 3, length: int = 7, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((texts, heads, length, 4)) for _ in range(3)]
+
+
+def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **about: Any) -> Any:
+    """What a layer does under `attn_implementation="qkv"`."""
+    recording = current()
+    assert recording is not None
+    return recording.add(Ran(layer, **about), check_call(query, key, value, **(rules or {})))
+
+
+def weights_of(query: Any, key: Any, visible: Any) -> tuple[Any, Any]:
+    """Weights and log-sum-exp, written out once more; one key head for all query heads will do."""
+    scores = query @ np.swapaxes(key, -1, -2) / 2
+    scores = np.where(visible, scores, -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sums = np.exp(scores).sum(-1)
+        return np.where(visible, np.exp(scores) / sums[..., None], 0), np.log(sums)
+
+
+def check(trace: Any, layer: int, weights: Any, lse: Any) -> None:
+    """The summaries of a layer against its weights `(B, H, L, S)`."""
+    top_k = trace["top_weights", layer].shape[-1]
+    order = np.argsort(-weights, axis=-1, kind="stable")[..., :top_k]
+    largest = np.take_along_axis(weights, order, -1)
+    shown = trace["top_weights", layer][..., : order.shape[-1]]
+    places = trace["top_indices", layer][..., : order.shape[-1]]
+    np.testing.assert_allclose(shown, largest, atol=1e-12)
+    np.testing.assert_array_equal(places, np.where(largest > 0, order, -1))
+    np.testing.assert_allclose(trace["received", layer], weights.sum(-2), atol=1e-12)
+    np.testing.assert_allclose(trace["lse", layer], lse, atol=1e-12)
+
+
+CAUSAL = np.tri(7, dtype=bool)
+
+
+def test_each_layer_leaves_its_summaries_and_gives_its_result() -> None:
+    layers = [Layer(0), Layer(1)]
+    given = [inputs(seed=0), inputs(seed=1)]
+    with qkv.record(top_k=3) as trace:
+        for layer, arrays in zip(layers, given, strict=True):
+            out = run(layer, *arrays, rules={"is_causal": True}, mask=CAUSAL, is_causal=True)
+            np.testing.assert_allclose(out, qkv.attention(*arrays, is_causal=True), atol=1e-12)
+    assert trace.num_layers == 2
+    assert trace.num_heads == 3
+    assert trace.tokens == [[str(i) for i in range(7)]] * 2
+    for number, (query, key, _) in enumerate(given):
+        check(trace, number, *weights_of(query, key, CAUSAL))
+
+
+def test_more_weights_than_there_are_keys_are_padded() -> None:
+    with qkv.record(top_k=9) as trace:
+        run(Layer(0), *inputs(length=2))
+    assert trace["top_indices", 0].shape == (2, 3, 2, 9)
+    assert (trace["top_indices", 0][..., 2:] == -1).all()
+    assert (trace["top_weights", 0][..., 2:] == 0).all()
+
+
+def test_steps_with_a_cache_are_one_pass() -> None:
+    layer, (query, key, value) = Layer(0), inputs()
+    with qkv.record(top_k=3) as trace:
+        for start, stop in ((0, 4), (4, 5), (5, 7)):
+            run(
+                layer,
+                query[:, :, start:stop],
+                key[:, :, :stop],
+                value[:, :, :stop],
+                rules={"is_causal": True, "q_offset": start},
+                mask=object(),
+                start=start,
+                is_causal=True,
+            )
+    check(trace, 0, *weights_of(query, key, CAUSAL))
+
+
+def test_a_cache_that_forgets_what_no_window_reaches_keeps_the_places() -> None:
+    layer, (query, key, value) = Layer(0), inputs()
+    with qkv.record(top_k=3) as trace:
+        for place in range(7):
+            first = max(0, place - 2)
+            run(
+                layer,
+                query[:, :, place : place + 1],
+                key[:, :, first : place + 1],
+                value[:, :, first : place + 1],
+                mask=object(),
+                start=place,
+                first_key=first,
+                is_causal=True,
+            )
+    check(trace, 0, *weights_of(query, key, CAUSAL & ~np.tri(7, k=-3, dtype=bool)))
+
+
+def test_a_cache_with_room_to_spare_shows_the_tokens_alone() -> None:
+    query, key, value = inputs()
+    with qkv.record(top_k=3) as trace:
+        run(
+            Layer(0),
+            query[:, :, :5],
+            key,
+            value,
+            rules={"is_causal": True, "q_offset": 0},
+            mask=object(),
+            start=0,
+            is_causal=True,
+        )
+    assert trace["received", 0].shape == (2, 3, 5)
+    check(trace, 0, *weights_of(query[:, :, :5], key[:, :, :5], CAUSAL[:5, :5]))
+
+
+def test_what_was_asked_before_the_block_began_saw_nothing() -> None:
+    query, key, value = inputs()
+    with qkv.record(top_k=3) as trace:
+        run(
+            Layer(0),
+            query[:, :, 4:],
+            key,
+            value,
+            rules={"is_causal": True, "q_offset": 4},
+            mask=object(),
+            start=4,
+            is_causal=True,
+        )
+    check(trace, 0, *weights_of(query, key, CAUSAL & (np.arange(7) >= 4)[:, None]))
+
+
+def test_a_second_pass_starts_the_trace_anew() -> None:
+    layers = [Layer(0), Layer(1)]
+    with qkv.record(top_k=3) as trace:
+        for seed in (0, 1):
+            mask = object()
+            for layer in layers:
+                run(layer, *inputs(length=5 + 2 * seed, seed=seed), mask=mask, start=0)
+    assert trace.num_layers == 2
+    assert len(trace[0].tokens) == 7
+    query, key, _ = inputs(seed=1)
+    check(trace, 1, *weights_of(query, key, np.ones((7, 7), bool)))
+
+
+def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
+    layer, mask = Layer(None), object()
+    with qkv.record(top_k=3) as trace:
+        for seed in range(3):
+            run(layer, *inputs(seed=seed), mask=mask, start=0)
+    assert trace.num_layers == 3
+    query, key, _ = inputs(seed=2)
+    check(trace, 2, *weights_of(query, key, np.ones((7, 7), bool)))
+
+
+def test_a_decoder_looks_at_other_tokens_step_by_step() -> None:
+    encoder, decoder, cross = Layer(), Layer(0), Layer(0)
+    words, (query, key, value) = inputs(length=5, seed=1), inputs()
+    real = np.arange(5) < np.array([[5], [3]])
+    for _ in range(2):  # a second text of the same sizes starts anew
+        with qkv.record(top_k=3) as trace:
+            for _ in range(2):
+                rules = {"key_lengths": [5, 3]}
+                about = {"start": 0, "padding": real}
+                run(encoder, *words, rules=rules, mask=object(), **about)
+                for place in range(7):
+                    one = query[:, :, place : place + 1]
+                    seen = [x[:, :, : place + 1] for x in (key, value)]
+                    run(decoder, one, *seen, mask=object(), start=place, is_causal=True)
+                    run(cross, one, *words[1:], rules=rules, mask=object(), **about)
+    assert trace.num_layers == 3
+    assert [len(text) for text in trace.tokens] == [5, 3]
+    check(trace, 1, *weights_of(query, key, CAUSAL))
+    check(trace, 2, *weights_of(query, words[1], real[:, None, None, :]))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [([4, 7], [4, 7]), ([0, 0], [0, 1]), ([None, 1], [0, 1]), ([1, 0], [1, 0])],
+)
+def test_layers_have_their_own_numbers_or_those_of_the_calls(
+    numbers: list[Any], expected: list[int]
+) -> None:
+    with qkv.record(top_k=1) as trace:
+        for number in numbers:
+            run(Layer(number), *inputs())
+    found = [int(name.split(".")[1]) for name in trace.names() if name.endswith("lse")]
+    assert found == expected
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_cut_off_on_either_side(side: str, is_causal: bool, biased: bool) -> None:
+    query, key, value = inputs()
+    sizes = [7, 4]
+    real = np.arange(7) < np.array(sizes)[:, None]
+    real = real[:, ::-1] if side == "left" else real
+    visible = real[:, None, None, :] & (CAUSAL if is_causal else True)
+    rules = {"attn_mask": visible} | ({"bias": np.zeros((2, 1, 7, 7))} if biased else {})
+    with qkv.record(top_k=3, tokens=[list("abcdefg"), list("ABCDEFG")]) as trace:
+        out = run(
+            Layer(0),
+            query,
+            key,
+            value,
+            rules=rules,
+            mask=object(),
+            start=0,
+            is_causal=is_causal,
+            padding=real,
+        )
+    np.testing.assert_allclose(out, qkv.attention(query, key, value, **rules), atol=1e-12)
+    assert ["".join(text) for text in trace.tokens] == [
+        "abcdefg",
+        "DEFG" if side == "left" else "ABCD",
+    ]
+    weights, lse = weights_of(query, key, visible)
+    for number, size in enumerate(sizes):
+        place = slice(7 - size, 7) if side == "left" else slice(0, size)
+        kept = weights[number : number + 1, :, place, place]
+        check(trace[number], 0, kept, lse[number : number + 1, :, place])
+
+
+def test_tokens_are_given_before_or_set_afterwards() -> None:
+    with qkv.record(tokens=["[CLS]", "so", "it", "is"]) as trace:
+        run(Layer(0), *inputs(texts=1, length=4))
+    assert trace.tokens == ["[CLS]", "so", "it", "is"]
+    assert trace.special == [True, False, False, False]
+    with qkv.record() as trace:
+        trace.tokens = ["a", "b"]
+        run(Layer(0), *inputs(texts=1, length=2))
+    assert trace.tokens == ["a", "b"]
+    trace.tokens = ["c", "d"]
+    assert trace.tokens == ["c", "d"]
+    assert trace[0].tokens == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["a", "b", "c"], "tokens of 1 texts for a run of 2"),
+        ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_an_error(tokens: list[Any], message: str) -> None:
+    with qkv.record() as trace:
+        run(Layer(0), *inputs(length=2))
+    with pytest.raises(ValueError, match=message):
+        trace.tokens = tokens
+    assert trace.tokens == [["0", "1"]] * 2
+
+
+def test_tokens_that_are_one_string_are_an_error() -> None:
+    with pytest.raises(TypeError, match="tokens is a string"):
+        qkv.record(tokens="I love you").__enter__()
+
+
+def test_a_recording_is_shown_saved_and_loaded(tmp_path: Any) -> None:
+    with qkv.record(top_k=3, tokens=[f"w{i}" for i in range(7)]) as trace:
+        run(Layer(0), *inputs(texts=1))
+    qkv.show(trace).to_html(tmp_path / "page.html")
+    assert "w6" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    trace.save(tmp_path / "trace.safetensors")
+    again = qkv.Trace.load(tmp_path / "trace.safetensors")
+    assert again.tokens == trace.tokens
+    for name in trace.names():
+        np.testing.assert_array_equal(again[name], trace[name])
+
+
+def test_a_batch_is_shown_text_by_text(tmp_path: Any) -> None:
+    with qkv.record(top_k=3) as trace:
+        run(Layer(0), *inputs())
+    with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
+        qkv.show(trace)
+    qkv.show(trace[1]).to_html(tmp_path / "page.html")
+
+
+def test_nothing_registered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REGISTERED", [])
+    with pytest.raises(RuntimeError, match=r"call qkv\.integrations\.transformers\.register"):
+        qkv.record().__enter__()
+
+
+def test_a_block_in_a_block_is_an_error() -> None:
+    with qkv.record():
+        run(Layer(0), *inputs())
+        with pytest.raises(RuntimeError, match="a recording is under way"):
+            qkv.record().__enter__()
+
+
+def test_a_block_in_which_nothing_ran_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="no attention ran through qkv"), qkv.record():
+        pass
+
+
+def test_an_error_in_the_block_is_the_one_that_is_seen() -> None:
+    with pytest.raises(KeyError, match="mine"), qkv.record():
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 2.0, True, "8"])
+def test_top_k_is_a_whole_number_from_one_up(top_k: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="record: top_k is"):
+        qkv.record(top_k=top_k).__enter__()
+
+
+def test_other_threads_are_not_recorded() -> None:
+    seen: list[Any] = []
+    with qkv.record() as trace:
+        run(Layer(0), *inputs())
+        thread = threading.Thread(target=lambda: seen.append(current()))
+        thread.start()
+        thread.join()
+        assert current() is trace
+    assert seen == [None]
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    program = """if True:
+        import sys
+        sys.modules["torch"] = None
+        import qkv
+        try:
+            qkv.integrations.transformers.register()
+        except ImportError as error:
+            print(error)
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == ("this needs torch, which is not installed: pip install 'qkv[torch]'\n")
