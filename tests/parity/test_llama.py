@@ -21,7 +21,7 @@ import qkv
 from qkv.models.config import Config
 from qkv.models.families import FAMILIES
 
-from .models import Pair, compare, compare_layers, made
+from .models import Pair, compare, compare_layers, double, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "six heads over two": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2},
@@ -141,8 +141,29 @@ def test_scalings_in_older_configs(tmp_path: Path, name: str) -> None:
     compare_layers(Pair(qkv.load(tmp_path), theirs, pair.bound), 23)
 
 
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> None:
+    """What grows past the limit word by word gives the same there, other than in one run."""
+    kinds = {
+        "dynamic": {"rope_type": "dynamic", "factor": 3.0, "positions": 16},
+        "longrope": {**LISTS, **LONG},
+    }
+    pair = made(tmp_path, LlamaForCausalLM, scaled(kinds[name]), torch.float64)
+    prompts = [[5, 8, 13, 21, 34, 55, 89], [90, 80, 70, 60, 50, 40, 30, 20, 10, 9, 8]]
+    ids = torch.tensor([[0] * 4 + prompts[0], prompts[1]])
+    with torch.inference_mode(), double(True):
+        theirs = pair.theirs.generate(
+            ids, attention_mask=(ids > 0).int(), max_new_tokens=40, do_sample=False
+        )
+    ours = pair.ours.generate(prompts, max_new_tokens=40)
+    assert [one.ids for one in ours] == theirs[:, 11:].tolist()
+    whole = pair.ours([prompts[1] + ours[1].ids]).logits
+    assert whole is not None
+    assert whole[0, 10:-1].argmax(-1).tolist() != ours[1].ids
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-def test_keys_left_out_have_the_values_of_transformers(name: str) -> None:
+def test_keys_left_left_out_have_the_values_of_transformers(name: str) -> None:
     whole = CONFIG_MAPPING[name]().to_dict()
     assert whole["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     design = FAMILIES[name].design
