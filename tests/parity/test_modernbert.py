@@ -93,19 +93,21 @@ def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
         num_hidden_layers=5,
         local_attention=9,
         pad_token_id=0,
-        layer_types=[FULL, SLIDING, FULL, SLIDING, FULL],
+        layer_types=[FULL, SLIDING, SLIDING, FULL, SLIDING],
         rope_parameters={
-            FULL: {"rope_type": "default", "rope_theta": 700.0},
-            SLIDING: {"rope_type": "default", "rope_theta": 30.0},
+            FULL: {"rope_type": "linear", "factor": 3.0, "rope_theta": 700.0},
+            SLIDING: {"rope_type": "linear", "factor": 3.0, "rope_theta": 30.0},
         },
     )
     pair = made(tmp_path, ModernBertForMaskedLM, config)
+    compare(pair)
     ids = np.arange(3, 40)[None]
     expected = pair.ours(ids).logits
     assert expected is not None
     values = json.loads((tmp_path / "config.json").read_text())
     del values["layer_types"], values["rope_parameters"]
-    values |= {"global_attn_every_n_layers": 2, "global_rope_theta": 700.0, "local_rope_theta": 30}
+    values |= {"global_attn_every_n_layers": 3, "global_rope_theta": 700.0, "local_rope_theta": 30}
+    values |= {"rope_scaling": {"type": "linear", "factor": 3.0}}
     values |= {"position_embedding_type": "absolute", "layer_norm_eps": 1e-5}
     values |= {"reference_compile": None, "repad_logits_with_grad": False}
     (tmp_path / "config.json").write_text(json.dumps(values))
