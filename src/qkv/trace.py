@@ -72,6 +72,8 @@ class Trace:
         single: whether it was made from one string, so that `tokens` is that text's own list.
         model: the name of the model.
         changed: what the run went without, "ablate" (pairs of layer and head) and "hide" (words).
+        last_is_normed: whether the last of `hidden_states` is what the norm behind the last layer
+            gives, where there is one: for models of images `transformers` leaves it out.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -90,6 +92,7 @@ class Trace:
         single: bool = True,
         model: str = "",
         changed: Mapping[str, Sequence[Any]] | None = None,
+        last_is_normed: bool = True,
     ) -> None:
         self._arrays = dict(arrays)
         self._tokens = [list(text) for text in tokens]
@@ -102,6 +105,7 @@ class Trace:
         self._single = single
         self.model = model
         self._changed = dict(changed or {})
+        self._last_is_normed = last_is_normed
 
     def __repr__(self) -> str:
         what = f"{len(self)} texts, " if self._tokens else ""
@@ -205,7 +209,7 @@ class Trace:
         for layer in range(self.num_layers):
             normalized = f"blocks.{layer}.hook_normalized_resid_post"
             after.append(self[normalized] if normalized in self else self["resid_post", layer])
-        if _LAST in self:  # theirs is what the norm behind the last layer makes of it
+        if _LAST in self and self._last_is_normed:  # theirs is what the last norm makes of it
             after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
 
@@ -253,6 +257,7 @@ class Trace:
             "single": self._single,
             "model": self.model,
             "changed": self._changed,
+            "last_is_normed": self._last_is_normed,
             "names": list(self._arrays),
         }
 
@@ -290,6 +295,7 @@ class Trace:
             single=about["single"],
             model=about["model"],
             changed=about.get("changed"),
+            last_is_normed=about.get("last_is_normed", True),
         )
 
     @property
@@ -340,6 +346,7 @@ class Trace:
             },
             model=self.model,
             changed=self._changed,
+            last_is_normed=self._last_is_normed,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,67 @@ def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
     layers(pair, 9, 7)
     batch(pair, "left", [9, 3], [2, 5])
     compare(made(tmp_path / "encoder", MT5EncoderModel, MT5Config(**sizes), dtype))
+
+
+def longest_first(prompts: list[list[int]], side: str) -> tuple[Any, Any]:
+    longest = max(map(len, prompts))
+    ids, mask = np.zeros((2, len(prompts), longest), np.int64)
+    for row, prompt in enumerate(prompts):
+        place = slice(longest - len(prompt), None) if side == "left" else slice(len(prompt))
+        ids[row, place], mask[row, place] = prompt, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_to_the_token(tmp_path: Path, name: str, side: str) -> None:
+    config = T5Config(**{**SIZES, **CONFIGS[name], "eos_token_id": None})
+    pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(3, 97, length).tolist() for length in (9, 1, 17, 5)]
+    ids, mask = longest_first(prompts, side)
+    with torch.inference_mode(), double(True):
+        theirs = pair.theirs.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=64,
+            do_sample=False,
+            # theirs has room for as many layers as the encoder has
+            use_cache=config.num_decoder_layers <= config.num_layers,
+        )
+    ours = pair.ours.generate(prompts, max_new_tokens=64)
+    assert [[3, *one.ids] for one in ours] == theirs.tolist()
+    assert len({tuple(one.ids) for one in ours}) > 1
+    for prompt, found in zip(prompts, ours, strict=True):
+        without_cache = pair.ours([prompt], None, [[3, *found.ids[:-1]]]).logits
+        assert without_cache is not None
+        assert without_cache[0].argmax(-1).tolist() == found.ids
+
+
+def test_rows_that_end_before_others(tmp_path: Path) -> None:
+    sizes = {**CONFIGS["three heads, other sizes than their share, relu"], "num_decoder_layers": 2}
+    config = T5Config(**{**SIZES, **sizes, "eos_token_id": None})
+    pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
+    prompts = [[4, 5, 6], [7], [8, 9, 10, 11, 4], [5, 5]]
+    found = [one.ids for one in pair.ours.generate(prompts, max_new_tokens=12)]
+    places = {
+        token: [row.index(token) if token in row else 12 for row in found]
+        for token in set().union(*found)
+    }
+    end = max(places, key=lambda token: len(set(places[token])))
+    assert len(set(places[end])) > 2
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    ours = qkv.load(tmp_path).generate(prompts, max_new_tokens=12)
+    ids, mask = longest_first(prompts, "right")
+    with torch.inference_mode(), double(True):
+        theirs = pair.theirs.generate(
+            torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=end,
+        )
+    for one, row in zip(ours, theirs.tolist(), strict=True):
+        assert row[1 : len(one.ids) + 1] == one.ids
+        assert not any(row[len(one.ids) + 1 :])
+        assert one.finish_reason == ("eos" if one.ids[-1] == end else "length")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from qkv.models.model import Model
 from qkv.models.random import LESSON, random_model
 from qkv.models.sentence import read_sentence
 from qkv.models.seq2seq import Seq2SeqDesign, Seq2SeqModel
+from qkv.models.vision import Pixels, VisionDesign, VisionModel
 from qkv.models.weights import Tensors
 from qkv.text import SubwordTokenizer, Tokenizer
 
@@ -85,7 +87,11 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     names = Names.of(family, config)
     config.finish(family.harmless)
     weights = read_weights(names, design, Tensors(home), kind)
-    kind_of = Seq2SeqModel if isinstance(design, Seq2SeqDesign) else Model
+    kind_of: Callable[..., Model] = Model
+    if isinstance(design, Seq2SeqDesign):
+        kind_of = Seq2SeqModel
+    elif isinstance(design, VisionDesign):
+        kind_of = partial(VisionModel, pixels=Pixels.read(home, design.channels))
     return kind_of(
         name=name,
         names=names,

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,6 +65,8 @@ class Model:
     >>> model.encode(["The cat sat.", "I love you today."]).shape
     (2, 8)
     """
+
+    _last_is_normed: ClassVar[bool] = True  # of a trace: see `Trace`
 
     def __init__(
         self,
@@ -240,6 +242,7 @@ class Model:
             single=single,
             model=self.name,
             changed=changed,
+            last_is_normed=self._last_is_normed,
         )
 
     def encode(

@@ -15,6 +15,7 @@ from qkv.models.families.qwen2 import QWEN2
 from qkv.models.families.qwen3 import QWEN3
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.families.t5 import MT5, T5
+from qkv.models.families.vit import VIT
 from qkv.models.family import Family
 
 _ALL = (
@@ -37,6 +38,7 @@ _ALL = (
     ROBERTA,
     XLM_ROBERTA,
     T5,
+    VIT,
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 

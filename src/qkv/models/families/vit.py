@@ -1,0 +1,60 @@
+"""ViT: an image cut into patches, which are the tokens behind one that stands for the whole."""
+
+from __future__ import annotations
+
+from qkv.models.config import Config
+from qkv.models.design import Attention, Design
+from qkv.models.family import Family
+from qkv.models.head import Head
+from qkv.models.vision import VisionDesign
+
+
+def design(config: Config) -> VisionDesign:
+    """The sizes of a ViT; keys that are left out have the values of vit-base-patch16-224."""
+    dim = config.size("hidden_size", 768)
+    size = config.size_or_none("head_dim")
+    heads = config.heads(dim, 12) if size is None else config.size("num_attention_heads", 12)
+    size = size or dim // heads
+    is_classifier = config.head() == "ImageClassification"
+    return VisionDesign(
+        Design(
+            vocabulary=1,
+            dim=dim,
+            hidden=config.size("intermediate_size", 3072),
+            activation=config.activation("hidden_act", "gelu"),
+            eps=config.positive("layer_norm_eps", 1e-12),
+            layers=(Attention(heads, heads, size),) * config.layers("num_hidden_layers", 12),
+            qkv_bias=config.flag("qkv_bias", True),
+            head=Head(config.labels(), bias=True, pool="first") if is_classifier else None,
+        ),
+        channels=config.size("num_channels", 3),
+        image=config.pair("image_size", 224),
+        patch=config.pair("patch_size", 16),
+    )
+
+
+VIT = Family(
+    model_type="vit",
+    design=design,
+    names={
+        "embed.weight": "embeddings.cls_token",
+        "patch_embed": "embeddings.patch_embeddings.projection",
+        "pos_embed.weight": "embeddings.position_embeddings",
+        "blocks.*.norm1": "encoder.layer.*.layernorm_before",
+        "blocks.*.attn.q_proj": "encoder.layer.*.attention.attention.query",
+        "blocks.*.attn.k_proj": "encoder.layer.*.attention.attention.key",
+        "blocks.*.attn.v_proj": "encoder.layer.*.attention.attention.value",
+        "blocks.*.attn.out_proj": "encoder.layer.*.attention.output.dense",
+        "blocks.*.norm2": "encoder.layer.*.layernorm_after",
+        "blocks.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
+        "blocks.*.mlp.down_proj": "encoder.layer.*.output.dense",
+        "final_norm": "layernorm",
+        "head.out_proj": "classifier",
+    },
+    prefix="vit.",
+    body=(
+        *("embeddings.cls_token", "embeddings.patch_embeddings.", "embeddings.position_embeddings"),
+        *("encoder.", "layernorm."),
+    ),
+    harmless=("encoder_stride", "pooler_act", "pooler_output_size"),
+)
