@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,20 +14,19 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import replacing
+from qkv.models.cut import Cutter
+from qkv.models.encode import Encoder
 from qkv.models.family import Design, Names, Weights
 from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
 from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, run, spelled
 from qkv.models.kept import wanted
 from qkv.models.parameters import Parameters
-from qkv.models.progress import progress
 from qkv.models.sentence import Sentence
-from qkv.models.transformer import Transformer
+from qkv.models.transformer import Embedding, Layer, Transformer
 from qkv.models.without import hidden_words, left_out_heads, masks
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder, Trace
-
-_OUTPUTS = ("sentence_embedding", "token_embeddings")
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,16 @@ class Model:
     def dim(self) -> int:
         """D, the size of a token's vector."""
         return self._body.dim
+
+    @property
+    def embedding(self) -> Embedding:
+        """What turns token ids into the vectors that the first layer takes."""
+        return self._body.embedding
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in order, each a `Block` in published models."""
+        return list(self._body.layers)
 
     @property
     def num_layers(self) -> int:
@@ -253,20 +260,26 @@ class Model:
         show_progress_bar: bool | None = None,
         normalize_embeddings: bool | None = None,
         output_value: str = "sentence_embedding",
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> Any:
         """A vector for each text, pooled and scaled as the model's own files say.
 
         Texts of like length are run together, laid end to end: no padding is computed. A text
-        longer than `max_length` is cut as in `trace`.
+        longer than `max_length` is cut as in `trace`. Blanks around a text are left out.
 
         Args:
             sentences: one text or any iterable of texts.
-            batch_size: how many texts are run at once.
+            batch_size: how many texts of 64 tokens are run at once: more of shorter ones, fewer of
+                longer ones.
             show_progress_bar: None for one on a terminal if it takes long.
             normalize_embeddings: whether vectors are scaled to length 1; None for what the
                 model's files say.
             output_value: "sentence_embedding", or "token_embeddings" for the last vectors of all
                 tokens, special ones included.
+            prompt_name: which of the prompts that the model's files name goes before each text;
+                without one, that which they name as the default, if they do.
+            prompt: what goes before each text, in place of those.
 
         Returns:
             (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. A list of
@@ -274,47 +287,55 @@ class Model:
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: a text has no token at all, or an argument makes no sense.
+            ValueError: a text has no token at all, there is no such prompt, or an argument makes
+                no sense.
 
         >>> import qkv
         >>> qkv.load("random").encode("I love you").shape
         (8,)
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-            raise TypeError(f"encode: batch_size is {batch_size!r}: write a whole number")
-        if batch_size < 1:
-            raise ValueError(f"encode: batch_size is {batch_size}: it must be at least 1")
-        if output_value not in _OUTPUTS:
-            raise ValueError(
-                f"encode: output_value is {output_value!r}: choose {' or '.join(_OUTPUTS)}"
-            )
-        tokens_wanted = output_value == "token_embeddings"
-        if tokens_wanted and normalize_embeddings:
-            raise ValueError(
-                "encode: normalize_embeddings is for sentence vectors and output_value is "
-                "token_embeddings: leave it out"
-            )
-        single = isinstance(sentences, str)
-        batch = self._cut_tokens(sentences, call="encode")
-        order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
-        found: list[Array] = [np.empty(0)] * len(batch)
-        with progress("encode", len(batch), show_progress_bar) as advance:
-            for start in range(0, len(order), int(batch_size)):
-                part = order[start : start + int(batch_size)]
-                rows, cu_lengths = self._run([batch[index] for index in part])
-                for index, text in zip(part, np.split(rows, cu_lengths[1:-1]), strict=True):
-                    found[index] = text.copy() if tokens_wanted else self._sentence.pool(text)
-                advance(len(part))
-        if tokens_wanted:
-            return found[0] if single else found
-        width = self.dim * len(self._sentence.modes)
-        vectors = np.array(found, self._body.dtype).reshape(len(found), width)
-        normalize = (
-            self._sentence.normalize if normalize_embeddings is None else normalize_embeddings
+        encoder = self._encoder(
+            batch_size=batch_size,
+            normalize_embeddings=normalize_embeddings,
+            output_value=output_value,
+            prompt_name=prompt_name,
+            prompt=prompt,
         )
-        if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors[0] if single else vectors
+        if isinstance(sentences, str):
+            return encoder.all([sentences], show_progress_bar)[0]
+        return encoder.all(sentences, show_progress_bar)
+
+    def encode_stream(
+        self, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
+    ) -> Iterator[Any]:
+        """The same as `encode`, some thousand texts at a time, for more than memory has room for.
+
+        Args:
+            sentences: any iterable of texts, read as it goes.
+            show_progress_bar: as for `encode`.
+            options: the others of `encode`.
+
+        Returns:
+            An iterator over what `encode` gives for texts that follow each other.
+
+        >>> import qkv
+        >>> texts = (f"the cat sat {n} times" for n in range(5000))
+        >>> sum(len(vectors) for vectors in qkv.load("random").encode_stream(texts))
+        5000
+        """
+        return self._encoder(**options).windows(sentences, show_progress_bar)
+
+    def _encoder(self, **options: Any) -> Encoder:
+        return Encoder(
+            name=self.name,
+            tokenizer=self._need_tokenizer("encode"),
+            sentence=self._sentence,
+            limit=self.max_length,
+            dim=self.dim,
+            dtype=self._body.dtype,
+            run=self._run,
+            **options,
+        )
 
     def generate(
         self,
@@ -498,7 +519,7 @@ class Model:
         config = {key: value for key, value in self.config.items() if key != "torch_dtype"}
         with replacing(inner / WEIGHTS) as file:
             file.write(save(arrays, {"format": "pt"}))
-        for name, content in self._sentence.files.items():
+        for name, content in self._sentence.to_files().items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             with replacing(home / name) as file:
                 file.write(content)
@@ -627,19 +648,10 @@ class Model:
             if len(tokens) == 0 or (call == "trace" and all(tokens.special)):
                 where = "the text" if isinstance(texts, str) else f"text {number}"
                 raise ValueError(f"{call}: {where} is empty: there is no word in it")
-        longest = max(map(len, batch), default=0)
-        limit = self.max_length
-        if limit is None or longest <= limit:
-            return batch
-        count = sum(len(tokens) > limit for tokens in batch)
-        warnings.warn(
-            f"{count} of {len(batch)} texts were cut to {limit} tokens (the longest has {longest})"
-            if len(batch) > 1
-            else f"1 of 1 text was cut to {limit} tokens (it has {longest})",
-            UserWarning,
-            stacklevel=_callers(),
-        )
-        return [_cut(tokens, limit) for tokens in batch]
+        cutter = Cutter(self.max_length)
+        batch = cutter(batch)
+        cutter.warn()
+        return batch
 
     def _prepared(self, text: str) -> str:
         return text.lower() if self._sentence.lowercase else text
@@ -683,30 +695,6 @@ def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
         )
         for row in rows
     ]
-
-
-def _callers() -> int:
-    """For a warning: how many calls up the first one is that is not ours."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qkv."):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _cut(text: Tokenized, limit: int) -> Tokenized:
-    """The first tokens, with the special ones at the end kept as the last."""
-    if len(text) <= limit:
-        return text
-    tail = 0
-    while text.special[-1 - tail]:
-        tail += 1
-    keep = [*range(limit - tail), *range(len(text) - tail, len(text))]
-    return Tokenized(
-        ids=text.ids[keep],
-        tokens=[text.tokens[place] for place in keep],
-        offsets=[text.offsets[place] for place in keep],
-        special=[text.special[place] for place in keep],
-    )
 
 
 def _check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
