@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from qkv.activations import activate
-from qkv.arrays import Array
+from qkv.arrays import Array, compute_type
 from qkv.backend import linear
 from qkv.layers import LayerNorm, RMSNorm
 
@@ -110,6 +109,8 @@ class BuiltHead:
         if steps.softcap is not None:
             cap = out.dtype.type(steps.softcap)
             out = np.tanh(out / cap) * cap
+        if steps.pool is not None:
+            out[np.diff(cu_lengths) == 0] = 0
         return out
 
     def _linear(self, name: str, rows: Array) -> Array:
@@ -117,10 +118,14 @@ class BuiltHead:
 
 
 def _pooled(rows: Array, cu: Array, how: str) -> Array:
-    """One row for each text, (B, D)."""
+    """One row for each text, (B, D), zeros for one without a token."""
+    found = np.zeros((len(cu) - 1, rows.shape[-1]), rows.dtype)
+    texts = np.diff(cu) > 0
     if how == "mean":
-        return np.stack([rows[a:b].mean(0) for a, b in pairwise(cu)])
-    found: Array = rows[cu[:-1] if how == "first" else cu[1:] - 1]
+        for text in np.flatnonzero(texts):
+            found[text] = rows[cu[text] : cu[text + 1]].mean(0, dtype=compute_type(rows.dtype))
+    else:
+        found[texts] = rows[(cu[:-1] if how == "first" else cu[1:] - 1)[texts]]
     return found
 
 

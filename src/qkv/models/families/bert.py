@@ -58,7 +58,7 @@ def head(config: Config, activation: str, *, vocabulary: int = 30522) -> Head | 
         case "SequenceClassification":
             return Head(config.labels(), bias=True, pool="first", dense=True, activation="tanh")
         case "TokenClassification":
-            return Head(config.labels(), bias=True)
+            return Head(config.labels(), bias=True, classes=True)
     return None
 
 

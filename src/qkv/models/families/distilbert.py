@@ -48,7 +48,7 @@ def head(config: Config, vocabulary: int, activation: str) -> Head | None:
         case "SequenceClassification":
             return Head(config.labels(), bias=True, pool="first", dense=True, activation="relu")
         case "TokenClassification":
-            return Head(config.labels(), bias=True)
+            return Head(config.labels(), bias=True, classes=True)
     return None
 
 

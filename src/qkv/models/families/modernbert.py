@@ -77,7 +77,7 @@ def head(config: Config, vocabulary: int) -> Head | None:
         case "SequenceClassification":
             return replace(steps, outputs=config.labels(), tied=False, bias=True, pool=pool)
         case "TokenClassification":
-            return replace(steps, outputs=config.labels(), tied=False, bias=True)
+            return replace(steps, outputs=config.labels(), tied=False, bias=True, classes=True)
     return None
 
 
