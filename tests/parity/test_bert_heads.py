@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_labels": 4,
     },
 }
-KINDS = [
+KINDS: list[type] = [
     BertForMaskedLM,
     BertForPreTraining,
     BertForSequenceClassification,
@@ -85,3 +85,20 @@ def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(older(ids).logits, expected)
     older.save(tmp_path / "ours")
     assert load_file(tmp_path / "ours" / "model.safetensors").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS[2:], ids=lambda kind: kind.__name__)
+def test_texts_without_a_token(tmp_path: Path, kind: type) -> None:
+    """They have logits of 0, and the others those they have alone."""
+    pair = made(tmp_path, kind, config_of("three heads of eleven"))
+    ids = np.arange(10, 22).reshape(3, 4)
+    alone = pair.ours(ids[1:2]).logits
+    found = pair.ours(ids, np.array([[0], [1], [0]]) * np.ones(4, int)).logits
+    assert found is not None
+    assert alone is not None
+    np.testing.assert_allclose(found[1:2], alone, rtol=0, atol=1e-6)
+    assert (found[[0, 2]] == 0).all()
+    nothing = pair.ours(ids, np.zeros((3, 4), int)).logits
+    assert nothing is not None
+    assert nothing.shape == found.shape
+    assert (nothing == 0).all()

@@ -455,9 +455,9 @@ class Model:
         """
         ids, mask = self._ids_and_mask(input_ids, attention_mask)
         out = np.zeros((*ids.shape, self.dim), self._body.dtype)
-        if not mask.any():
-            return ModelOutput(out)
-        packed, cu_lengths = self._packed(ids, mask)
+        packed, cu_lengths = out[mask], np.zeros(len(ids) + 1, np.int64)
+        if mask.any():
+            packed, cu_lengths = self._packed(ids, mask)
         out[mask] = packed
         if self._body.head is None:
             return ModelOutput(out)
