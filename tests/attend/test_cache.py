@@ -132,6 +132,26 @@ def test_ragged_rows_outlast_what_a_window_drops() -> None:
     np.testing.assert_array_equal(cache.lengths, done)
 
 
+def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
+    """The most memory of one row's keys that was held while so many came one by one, in keys."""
+    key = np.ones((rows, 4, 1, 32), np.float32)
+    most = 0
+    for i in range(tokens):
+        uneven = None if i % 7 else [1] * (rows - 1) + [i % 2]
+        memory = cache.append(key, key, lengths=uneven)["key"]
+        while memory.base is not None:
+            memory = memory.base
+        most = max(most, memory.nbytes)
+    return most / key.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_memory_over_a_long_text(rows: int) -> None:
+    # twice 128 keys, so that they are not moved at each step, in steps of 256
+    assert most_kept(qkv.KVCache(window=(127, 0)), 3000, rows) == 256
+    assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
+
+
 def test_what_was_appended_is_copied() -> None:
     query, key, value = qkv_arrays(L=4, S=4)
     expected = loops.attention(query, key, value, is_causal=True)

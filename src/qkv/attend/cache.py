@@ -40,12 +40,15 @@ class KVCache:
         self._left, _ = check_window("KVCache", window, False)
         self.window = window
         self._arrays: list[Array] = []
-        self._kept = self._seen = np.zeros((), np.int64)
+        self._lead: tuple[int, ...] = ()
+        # How many keys are kept of each row, and were seen: one number where all have the same.
+        self._kept: Array | int = 0
+        self._seen: Array | int = 0
 
     @property
     def lengths(self) -> Array:
         """How many tokens each row has seen, dropped ones included, `(*lead,)`."""
-        return self._seen
+        return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
     def append(self, key: Any, value: Any, lengths: Any = None) -> dict[str, Any]:
         """Add keys and values behind those there are.
@@ -64,29 +67,40 @@ class KVCache:
         new.append(as_array(value, call="KVCache.append", name="value"))
         check_types("KVCache.append", dict(zip(("key", "value"), new, strict=True)))
         self._check_shapes(*new)
-        lead, count = new[0].shape[:-3], new[0].shape[-2]
-        real = check_lengths("KVCache.append", "lengths", lengths, count, lead)
-        if not self._arrays:
-            self._arrays = [np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in new]
-            self._kept = self._seen = np.zeros(lead, np.int64)
-        self._make_room(count)
-        added = np.full(lead, count) if real is None else real
-        for buffer, fresh in zip(self._arrays, new, strict=True):
-            for row in _rows(self._kept, added):
-                start = int(self._kept[row].flat[0])
-                size = int(added[row].flat[0])
-                buffer[row][..., start : start + size, :] = fresh[row][..., :size, :]
-        offset = self._kept
-        self._kept, self._seen = self._kept + added, self._seen + added
-        return self._arguments(offset, real)
+        real = check_lengths(
+            "KVCache.append", "lengths", lengths, new[0].shape[-2], new[0].shape[:-3]
+        )
+        return self.put(new[0], new[1], real)
 
-    def _arguments(self, offset: Array, real: Array | None) -> dict[str, Any]:
-        longest = int(self._kept.max(initial=0))
-        key, value = (buffer[..., :longest, :] for buffer in self._arrays)
-        even = not self._kept.size or (self._kept == longest).all()
-        arguments: dict[str, Any] = {"key": key, "value": value}
-        arguments["q_offset"] = offset if offset.ndim else int(offset)
-        if not even:
+    def put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
+        """The same as `append` of arrays that are known to fit; nothing is checked."""
+        if not self._arrays:
+            self._arrays = [
+                np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in (key, value)
+            ]
+            self._lead = key.shape[:-3]
+        count = key.shape[-2]
+        if _most(self._kept) + count > self._arrays[0].shape[-2]:
+            self._make_room(count)
+        offset, added = self._kept, count if lengths is None else _evened(lengths)
+        for buffer, fresh in zip(self._arrays, (key, value), strict=True):
+            if isinstance(offset, int) and isinstance(added, int):
+                buffer[..., offset : offset + added, :] = fresh[..., :added, :]
+            else:
+                _store(buffer, fresh, *np.broadcast_arrays(offset, added))
+        self._kept = _evened(offset + added)
+        self._seen = _evened(self._seen + added)
+        return self._arguments(offset, lengths)
+
+    def _arguments(self, offset: Array | int, real: Array | None) -> dict[str, Any]:
+        longest = _most(self._kept)
+        key, value = self._arrays
+        arguments: dict[str, Any] = {
+            "key": key[..., :longest, :],
+            "value": value[..., :longest, :],
+            "q_offset": offset,
+        }
+        if not isinstance(self._kept, int):
             arguments["key_lengths"] = self._kept
         if real is not None:
             arguments["query_lengths"] = real
@@ -96,23 +110,22 @@ class KVCache:
 
     def _make_room(self, count: int) -> None:
         """Make space for `count` keys: drop what no query will see, grow if that is not enough."""
-        needed = int(self._kept.max(initial=0)) + count
+        keep = self._kept if self._left is None else _evened(np.minimum(self._kept, self._left))
+        needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
-        if needed <= capacity:
-            return
-        keep = self._kept if self._left is None else np.minimum(self._kept, self._left)
-        needed = int(keep.max(initial=0)) + count
         if needed > capacity:
-            capacity = (
-                -(-max(needed, 2 * capacity if self._left is None else needed + needed) // BLOCK)
-                * BLOCK
-            )
+            wanted = max(needed, 2 * capacity) if self._left is None else 2 * needed
+            capacity = -(-wanted // BLOCK) * BLOCK
         moved = []
         for buffer in self._arrays:
             fresh = np.empty((*buffer.shape[:-2], capacity, buffer.shape[-1]), buffer.dtype)
-            for row in _rows(self._kept, keep):
-                stop, size = int(self._kept[row].flat[0]), int(keep[row].flat[0])
-                fresh[row][..., :size, :] = buffer[row][..., stop - size : stop, :]
+            if isinstance(self._kept, int) and isinstance(keep, int):
+                fresh[..., :keep, :] = buffer[..., self._kept - keep : self._kept, :]
+            else:
+                stops, sizes = np.broadcast_arrays(self._kept, keep)
+                for row in np.ndindex(stops.shape):
+                    stop, size = int(stops[row]), int(sizes[row])
+                    fresh[row][..., :size, :] = buffer[row][..., stop - size : stop, :]
             moved.append(fresh)
         self._arrays, self._kept = moved, keep
 
@@ -131,8 +144,26 @@ class KVCache:
                 )
 
 
-def _rows(*per_row: Array) -> Any:
-    """Index of each row; a single one for all where every row has the same numbers."""
-    if all(not x.size or (x == x.flat[0]).all() for x in per_row):
-        return [()] if all(x.size for x in per_row) else []
-    return np.ndindex(*per_row[0].shape)
+def _most(count: Array | int) -> int:
+    return count if isinstance(count, int) else int(count.max(initial=0))
+
+
+def _evened(counts: Any) -> Any:
+    """One number for all rows, where they have the same."""
+    if isinstance(counts, int):
+        return counts
+    if not counts.size:
+        return 0
+    first = int(counts.flat[0])
+    return first if (counts == first).all() else counts
+
+
+def _store(buffer: Array, fresh: Array, starts: Array, sizes: Array) -> None:
+    """Put the first `sizes` keys of each row of `fresh` behind the first `starts` of `buffer`."""
+    if fresh.shape[-2] == 1:
+        rows: tuple[Any, ...] = np.nonzero(sizes)
+        buffer[(*rows, slice(None), starts[rows])] = fresh[(*rows, slice(None), 0)]
+        return
+    for row in np.ndindex(starts.shape):
+        start, size = int(starts[row]), int(sizes[row])
+        buffer[row][..., start : start + size, :] = fresh[row][..., :size, :]
