@@ -167,6 +167,7 @@ def test_pooling_is_as_the_files_say(folder):
         "mean_tokens": tokens.sum(0) / 6,
         "max_tokens": tokens.max(0),
         "mean_sqrt_len_tokens": tokens.sum(0) / np.sqrt(6),
+        "weightedmean_tokens": np.arange(1, 7) @ tokens / 21,
         "lasttoken": tokens[5],
     }
     for name, vector in expected.items():
@@ -192,9 +193,9 @@ def test_several_poolings_stand_side_by_side(folder):
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
-        ({"pooling_mode_weightedmean_tokens": True}, "pooling_mode_weightedmean_tokens"),
+        ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_new": True}, "pooling_mode_new"),
-        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+        ({"pooling_mode": "median"}, "median"),
         ({"pooling_mode": 3}, "is 3"),
         ({"pooling_mode": [{}]}, "{}"),
         ({"pooling_mode_mean_tokens": False}, "none"),
@@ -212,9 +213,9 @@ def test_a_module_that_is_not_known(folder):
     folder.write()
     folder.sentence({"pooling_mode": "mean"})
     modules = json.loads((folder.path / "modules.json").read_text())
-    modules.append({"path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     folder.json("modules.json", modules)
-    with pytest.raises(ModelError, match="Transformer, Pooling, Dense"):
+    with pytest.raises(ModelError, match="Transformer, Pooling, LSTM"):
         load(folder.path)
 
 
@@ -282,10 +283,20 @@ def test_lower_case_where_the_files_ask_for_it(folder):
     assert load(folder.path).tokenize("The CAT").tokens == ["[CLS]", "the", "cat", "[SEP]"]
 
 
-def test_a_prompt_before_every_text(folder):
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ({"default_prompt_name": "query"}, "default_prompt_name is 'query': there is no prompt"),
+        ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q': there is query"),
+        ({"default_prompt_name": 3, "prompts": {"query": "q: "}}, "is 3"),
+        ({"prompts": {"query": 3}}, "prompts are"),
+        ({"prompts": ["query"]}, "prompts are"),
+    ],
+)
+def test_prompts_that_are_none(folder, prompts, words):
     folder.write()
     folder.json("config_sentence_transformers.json", {"default_prompt_name": None})
     load(folder.path)
-    folder.json("config_sentence_transformers.json", {"default_prompt_name": "query"})
-    with pytest.raises(ModelError, match="prompt 'query'"):
+    folder.json("config_sentence_transformers.json", prompts)
+    with pytest.raises(ModelError, match=words):
         load(folder.path)

@@ -85,6 +85,7 @@ def write_bfloat16(path, tensors):
         parts.append(raw)
         place += len(raw)
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
 
 

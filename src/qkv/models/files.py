@@ -41,7 +41,7 @@ _NEEDED = [
         "*.safetensors",
         "*/config.json",
     ),
-    *("tokenizer_config.json", "special_tokens_map.json", "*/sentence_bert_config.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "*sentence_*_config.json"),
 ]
 
 

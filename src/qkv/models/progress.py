@@ -11,12 +11,14 @@ PATIENCE = 2.0  # seconds that work may take before it shows how far it is
 
 
 @contextmanager
-def progress(what: str, total: int, show: bool | None = None) -> Iterator[Callable[[int], None]]:
+def progress(
+    what: str, total: int | None, show: bool | None = None
+) -> Iterator[Callable[[int], None]]:
     """Give a function that is told how much more is done.
 
     Args:
         what: what the bar is called.
-        total: how much there is to do.
+        total: how much there is to do; None where nobody knows.
         show: True for a bar at once, False for none; None for one on a terminal, if it takes long.
     """
     if show is False or (show is None and not sys.stderr.isatty()):

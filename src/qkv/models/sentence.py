@@ -1,4 +1,4 @@
-"""What a model's sentence-transformers files say: where it lies, its limit, pooling and norm."""
+"""What a model's sentence-transformers files say: its limit, prompts, pooling, what follows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.activations import activate
+from qkv.arrays import Array, frozen
+from qkv.backend import linear
+from qkv.models.config import Config
 from qkv.models.files import (
     CONFIG,
     MODULES,
     MOST_JSON,
     PROMPTS,
     SENTENCE,
+    WEIGHTS,
     ModelError,
     need_file,
     read_json,
 )
+from qkv.models.weights import FLOATS, Tensors
+
+# Where a model's limit may stand: the first of them that is there.
+_FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 
 
 def _mean(rows: Array) -> Array:
@@ -32,22 +41,77 @@ def _mean_sqrt(rows: Array) -> Array:
     return pooled
 
 
-# In the order in which sentence-transformers joins them, where there are several.
-POOLING: Mapping[str, Callable[[Array], Array]] = {
-    "cls": lambda rows: rows[0],
-    "max": lambda rows: rows.max(0),
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt,
-    "lasttoken": lambda rows: rows[-1],
+def _weighted_mean(rows: Array, first: int) -> Array:
+    """The mean, weighted by the place of a token in its text: 1 for the first one, then 2."""
+    weights = np.arange(first + 1, first + len(rows) + 1, dtype=rows.dtype)
+    pooled: Array = weights @ rows / weights.sum()
+    return pooled
+
+
+# They are given a text's vectors, and how many at its beginning belong to a prompt and are not to
+# be read. In the order in which sentence-transformers joins them, where there are several.
+POOLING: Mapping[str, Callable[[Array, int], Array]] = {
+    "cls": lambda rows, unread: rows[0],
+    "max": lambda rows, unread: rows[unread:].max(0),
+    "mean": lambda rows, unread: _mean(rows[unread:]),
+    "mean_sqrt_len_tokens": lambda rows, unread: _mean_sqrt(rows[unread:]),
+    "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
+    "lasttoken": lambda rows, unread: rows[-1],
 }
 _KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OTHER_KEYS = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
+_ACTIVATIONS = {
+    **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("Tanh", "Sigmoid")},
+    **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("ReLU", "SiLU", "GELU")},
+    "torch.nn.modules.linear.Identity": None,
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer over pooled vectors, and its activation.
+
+    Attributes:
+        home: the folder of its files inside the model's folder.
+        weight: (in, out).
+        bias: (out,), where there is one.
+        activation: "tanh", "sigmoid" or what `MLP` knows; None for none.
+    """
+
+    home: str
+    weight: Array
+    bias: Array | None
+    activation: str | None
+
+    def __call__(self, x: Array) -> Array:
+        """From (n, in) to (n, out), in the type of `x`."""
+        y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
+        if self.activation == "tanh":
+            return np.tanh(y)
+        if self.activation == "sigmoid":
+            return 1 / (1 + np.exp(-y))
+        return y if self.activation is None else activate(y, self.activation)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers come out."""
+        return int(self.weight.shape[1])
+
+    def to_file(self) -> bytes:
+        """Its numbers as safetensors."""
+        from safetensors.numpy import save
+
+        arrays = {"linear.weight": np.ascontiguousarray(self.weight.T)}
+        if self.bias is not None:
+            arrays["linear.bias"] = self.bias
+        return save(arrays)
 
 
 @dataclass(frozen=True)
@@ -57,22 +121,51 @@ class Sentence:
     Attributes:
         home: the folder of config.json inside the model's folder.
         modes: how the vectors of the tokens are pooled; several are joined side by side.
+        include_prompt: whether the tokens of a prompt are pooled with the others.
+        dense: the linear layers that follow.
         normalize: whether the result is scaled to length 1.
         max_length: the most tokens of a text.
         lowercase: whether a text is turned to lower case before anything else.
+        prompts: what may stand before each text, by name.
+        default_prompt: the name of the one that does if none is asked for.
         files: the files that said so, by their place in the model's folder.
     """
 
     home: str = ""
     modes: tuple[str, ...] = ("mean",)
+    include_prompt: bool = True
+    dense: tuple[Dense, ...] = ()
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
 
-    def pool(self, rows: Array) -> Array:
-        """One text's vectors (T, D) as one, (D,) for each mode."""
-        return np.concatenate([POOLING[mode](rows) for mode in self.modes])
+    def pool(self, rows: Array, unread: int = 0) -> Array:
+        """One text's vectors (T, D) as one, (D,) for each mode.
+
+        The first `unread` tokens are those of a prompt that is not to be pooled.
+        """
+        if len(self.modes) == 1:
+            return POOLING[self.modes[0]](rows, unread)
+        return np.concatenate([POOLING[mode](rows, unread) for mode in self.modes])
+
+    def finish(self, vectors: Array, *, normalize: bool) -> Array:
+        """What follows the pooling of vectors (n, width)."""
+        for layer in self.dense:
+            vectors = layer(vectors)
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def width(self, dim: int) -> int:
+        """How many numbers the result has where the vectors of tokens have `dim`."""
+        return self.dense[-1].outputs if self.dense else dim * len(self.modes)
+
+    def to_files(self) -> dict[str, bytes]:
+        """The files that say so, by their place in the model's folder."""
+        return self.files | {f"{layer.home}/{WEIGHTS}": layer.to_file() for layer in self.dense}
 
 
 def read_sentence(folder: Path) -> Sentence:
@@ -81,29 +174,44 @@ def read_sentence(folder: Path) -> Sentence:
     Raises:
         ModelError: they are broken, or ask for something that qkv does not know.
     """
-    home, normalize = "", False
+    home, normalize, include_prompt = "", False, True
     modes: tuple[str, ...] = ("mean",)
+    dense = []
     files = [PROMPTS]
     if (folder / MODULES).is_file():
         files.append(MODULES)
         kinds, places = _modules(folder / MODULES)
-        home, normalize = places[0], "Normalize" in kinds
-        if "Pooling" in kinds:
-            pooling = f"{places[1]}/{CONFIG}"
-            modes = _modes(folder / pooling)
-            files.append(pooling)
+        home, normalize = places[0], kinds[-1] == "Normalize"
+        modes, include_prompt = _pooling(folder / places[1] / CONFIG)
+        dense = [
+            _dense(folder, place)
+            for kind, place in zip(kinds, places, strict=True)
+            if kind == "Dense"
+        ]
+        files += [f"{place}/{CONFIG}" for place in (places[1], *(layer.home for layer in dense))]
     prefix = f"{home}/" if home else ""
     files += [
-        prefix + name for name in (SENTENCE, "tokenizer_config.json", "special_tokens_map.json")
+        prefix + name for name in (*LIMITS, "tokenizer_config.json", "special_tokens_map.json")
     ]
-    max_length, lowercase = _limit(folder / prefix / SENTENCE)
-    _refuse_prompts(folder / PROMPTS)
+    max_length, lowercase = _limit(folder / prefix)
+    prompts, default_prompt = _prompts(folder / PROMPTS)
     found = {}
     for name in files:
         if (folder / name).is_file():
             need_file(folder / name, MOST_JSON)
             found[name] = (folder / name).read_bytes()
-    return Sentence(home, modes, normalize, max_length, lowercase, found)
+    return Sentence(
+        home=home,
+        modes=modes,
+        include_prompt=include_prompt,
+        dense=tuple(dense),
+        normalize=normalize,
+        max_length=max_length,
+        lowercase=lowercase,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        files=found,
+    )
 
 
 def _modules(path: Path) -> tuple[list[str], list[str]]:
@@ -117,16 +225,23 @@ def _modules(path: Path) -> tuple[list[str], list[str]]:
         parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
         if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
             raise ModelError(f"{path}: the path {place!r} leads out of the model's folder")
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    rest = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(rest) - {"Dense"}:
         raise ModelError(
             f"{path}: its modules are {', '.join(kinds)}: "
-            "qkv knows Transformer, Pooling and, last, Normalize"
+            "qkv knows Transformer, Pooling, any Dense and, last, Normalize"
         )
     return kinds, places
 
 
-def _modes(path: Path) -> tuple[str, ...]:
+def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
+    """The modes, and whether the tokens of a prompt are pooled with the others."""
     values = read_json(path)
+    include_prompt = values.get("include_prompt", True)
+    if not isinstance(include_prompt, bool):
+        raise ModelError(
+            f"{path}: include_prompt is {include_prompt!r:.40}: it must be true or false"
+        )
     chosen = values.get("pooling_mode")
     if chosen is None:
         asked = [key for key, value in values.items() if value and key not in _OTHER_KEYS]
@@ -138,11 +253,36 @@ def _modes(path: Path) -> tuple[str, ...]:
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
             f"qkv knows {', '.join(POOLING)}"
         )
-    return tuple(mode for mode in POOLING if mode in modes)
+    return tuple(mode for mode in POOLING if mode in modes), include_prompt
 
 
-def _limit(path: Path) -> tuple[int | None, bool]:
-    if not path.is_file():
+def _dense(folder: Path, place: str) -> Dense:
+    source = folder / place / CONFIG
+    config = Config(read_json(source), str(source))
+    shape = config.size("in_features", 0), config.size("out_features", 0)
+    has_bias = config.flag("bias", True)
+    activation = config.choice(
+        "activation_function", _ACTIVATIONS, "torch.nn.modules.activation.Tanh"
+    )
+    for name in ("module_input_name", "module_output_name"):
+        config.only(name, "sentence_embedding", None)
+    config.finish(())
+    tensors = Tensors(folder / place)
+    expected = {"linear.weight": shape[::-1]} | ({"linear.bias": shape[1:]} if has_bias else {})
+    for name, size in expected.items():
+        if name not in tensors or tensors.shape(name) != size or tensors.kind(name) not in FLOATS:
+            found = f"{tensors.kind(name)} {tensors.shape(name)}" if name in tensors else "nothing"
+            raise ModelError(
+                f"{tensors.source}: {name} is {found} and must be floats {size} by {source.name}"
+            )
+    wide = np.float64 if tensors.kind("linear.weight") == "F64" else np.float32
+    weight, *bias = (tensors[name].astype(wide, copy=False) for name in expected)
+    return Dense(place, frozen(weight).T, bias[0] if bias else None, activation)
+
+
+def _limit(home: Path) -> tuple[int | None, bool]:
+    path = next((home / name for name in LIMITS if (home / name).is_file()), None)
+    if path is None:
         return None, False
     values = read_json(path)
     limit: Any = values.get("max_seq_length")
@@ -154,8 +294,18 @@ def _limit(path: Path) -> tuple[int | None, bool]:
     return limit, lowercase is True
 
 
-def _refuse_prompts(path: Path) -> None:
-    """A prompt that goes before every text would change every vector."""
-    name = read_json(path).get("default_prompt_name") if path.is_file() else None
-    if name is not None:
-        raise ModelError(f"{path}: it puts the prompt {name!r:.40} before each text: qkv does not")
+def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    """What may stand before a text, by name, and the name of what does by default."""
+    if not path.is_file():
+        return {}, None
+    values = read_json(path)
+    prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+    strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
+    if not strings:
+        raise ModelError(f"{path}: prompts are {prompts!r:.80}: they must be strings by name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ModelError(
+            f"{path}: default_prompt_name is {default!r:.40}: "
+            f"there is {', '.join(prompts) or 'no prompt'}"
+        )
+    return prompts, default

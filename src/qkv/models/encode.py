@@ -1,0 +1,190 @@
+"""Texts to vectors, however many: in windows, sorted and packed in each, in their order outside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type, whole_number
+from qkv.models.cut import Cutter, callers
+from qkv.models.progress import progress
+from qkv.models.sentence import Sentence
+from qkv.text import Tokenized, Tokenizer
+from qkv.text.tokenizer import check_text, check_texts
+
+OUTPUTS = ("sentence_embedding", "token_embeddings")
+TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
+LETTERS = 2**19  # that have so many characters
+TOKENS = 64  # of a text as `batch_size` counts it
+
+
+class Encoder:
+    """What `Model.encode` does, with its options checked; it says what they are.
+
+    Args:
+        name: the model's, for errors.
+        tokenizer: the model's.
+        sentence: what its files say about texts and their vectors.
+        limit: the most tokens of a text.
+        dim: D, of a token's vector.
+        dtype: that of the model.
+        run: from texts to the vectors of their tokens, end to end, and where each text begins.
+        batch_size: and so on, the options of `Model.encode`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        tokenizer: Tokenizer,
+        sentence: Sentence,
+        limit: int | None,
+        dim: int,
+        dtype: np.dtype[Any],
+        run: Callable[[Sequence[Tokenized]], tuple[Array, Array]],
+        batch_size: int = 32,
+        normalize_embeddings: bool | None = None,
+        output_value: str = "sentence_embedding",
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> None:
+        self._name, self._tokenizer, self._sentence, self._run = name, tokenizer, sentence, run
+        self._limit, self._kind = limit, compute_type(dtype)
+        self.width = sentence.width(dim)
+        self._batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
+        if output_value not in OUTPUTS:
+            raise ValueError(
+                f"encode: output_value is {output_value!r}: choose {' or '.join(OUTPUTS)}"
+            )
+        self._tokens_wanted = output_value == "token_embeddings"
+        if self._tokens_wanted and normalize_embeddings:
+            raise ValueError(
+                "encode: normalize_embeddings is for sentence vectors and output_value is "
+                "token_embeddings: leave it out"
+            )
+        self._normalize = (
+            self._sentence.normalize if normalize_embeddings is None else normalize_embeddings
+        )
+        self._prompt = self._chosen_prompt(prompt_name, prompt)
+        self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
+        if self._prompt and not self._sentence.include_prompt:
+            alone = self._tokenized([""])[0]
+            ending = len(alone) > 0 and self._tokenizer.is_special(int(alone.ids[-1]))
+            self._unread = len(alone) - ending
+
+    def all(self, sentences: Any, show: bool | None = None) -> Any:
+        """All vectors at once, (n, D), or those of the tokens of each text."""
+        parts = self.windows(sentences, show)
+        if self._tokens_wanted:
+            return [rows for part in parts for rows in part]
+        if not isinstance(sentences, list | tuple | np.ndarray):
+            return np.concatenate([np.empty((0, self.width), self._kind), *parts])
+        vectors, done = np.empty((len(sentences), self.width), self._kind), 0
+        for part in parts:
+            vectors[done : done + len(part)] = part
+            done += len(part)
+        return vectors
+
+    def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
+        """The same, some thousand texts at a time."""
+        cutter = Cutter(self._limit)
+        total = len(sentences) if hasattr(sentences, "__len__") else None
+        with progress("encode", total, show) as advance:
+            for texts in _windows(_checked(sentences)):
+                first = cutter.total
+                batch = cutter(self._tokenized(texts))
+                for number, text in enumerate(batch, first):
+                    if len(text) <= self._unread:
+                        behind = f" behind the prompt's {self._unread}" if self._unread else ""
+                        raise ValueError(
+                            f"encode: text {number} has no token{behind}: it cannot be empty"
+                        )
+                yield self._vectors(batch, advance)
+        cutter.warn()
+
+    def _vectors(self, batch: Sequence[Tokenized], advance: Callable[[int], None]) -> Any:
+        found: list[Any] = [None] * len(batch)
+        for part in _batches([len(text) for text in batch], self._batch_size):
+            rows, cu_lengths = self._run([batch[index] for index in part])
+            rows = rows.astype(self._kind, copy=False)
+            for index, (first, last) in zip(part, pairwise(cu_lengths), strict=True):
+                text = rows[first:last]
+                found[index] = (
+                    text.copy() if self._tokens_wanted else self._sentence.pool(text, self._unread)
+                )
+            advance(len(part))
+        if self._tokens_wanted:
+            return found
+        return self._sentence.finish(np.array(found), normalize=self._normalize)
+
+    def _tokenized(self, texts: Sequence[str]) -> list[Tokenized]:
+        """The tokens of texts, behind the prompt; blanks around a text are no part of it."""
+        whole = [(self._prompt + text).strip() for text in texts]
+        if self._sentence.lowercase:
+            whole = [text.lower() for text in whole]
+        return self._tokenizer.tokenize_batch(whole)
+
+    def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
+        """What goes before each text."""
+        prompts = self._sentence.prompts
+        if prompt is not None:
+            if name is not None:
+                message = "encode: prompt and prompt_name are both given: prompt_name is not used"
+                warnings.warn(message, UserWarning, stacklevel=callers())
+            return check_text(prompt, call="encode", name="prompt")
+        name = self._sentence.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            raise ValueError(
+                f"encode: there is no prompt {name!r:.80}: {self._name} has "
+                f"{', '.join(prompts) or 'none'}"
+            )
+        return prompts[name]
+
+
+def _checked(sentences: Any) -> Iterable[str]:
+    """Texts that are strings; those of a list are looked at before any work is done."""
+    if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
+        return check_texts(sentences, call="encode")
+    if isinstance(sentences, bytes | bytearray | str):
+        return [check_text(sentences, call="encode", name="text")]
+    return (
+        check_text(text, call="encode", name=f"text {number}")
+        for number, text in enumerate(sentences)
+    )
+
+
+def _windows(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in their order, some thousand at a time."""
+    window: list[str] = []
+    letters = 0
+    for text in texts:
+        window.append(text)
+        letters += len(text)
+        if len(window) == TEXTS or letters >= LETTERS:
+            yield window
+            window, letters = [], 0
+    if window:
+        yield window
+
+
+def _batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+    """Which texts are run together: some of like length, of `batch_size * TOKENS` tokens at most.
+
+    A text that is longer is run alone.
+    """
+    batch: list[int] = []
+    count = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and count + lengths[index] > batch_size * TOKENS:
+            yield batch
+            batch, count = [], 0
+        batch.append(index)
+        count += lengths[index]
+    if batch:
+        yield batch

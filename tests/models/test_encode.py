@@ -1,0 +1,320 @@
+"""What sentence-transformers files ask for, and many texts: against arithmetic by hand."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import qkv
+from qkv.models import ModelError, load
+
+TEXTS = ["the cat sat.", "a dog ran", "the mat"]
+PROMPTS = {"query": "a cat ", "passage": "the mat, ", "none": ""}
+
+
+def tokens_of(model, texts):
+    found = model.encode(texts, output_value="token_embeddings")
+    return [rows.astype(np.float64) for rows in found]
+
+
+def with_prompts(folder, *, pooling=None, default=None):
+    folder.write()
+    folder.sentence(pooling or {"pooling_mode": "mean"})
+    values = {"prompts": PROMPTS, "default_prompt_name": default}
+    folder.json("config_sentence_transformers.json", values)
+    return load(folder.path)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+# prompts
+
+
+def test_a_prompt_goes_before_each_text(folder):
+    model = with_prompts(folder)
+    plain = model.encode([f"a cat {text}" for text in TEXTS])
+    assert np.abs(plain - model.encode(TEXTS)).max() > 0.01
+    for options in ({"prompt_name": "query"}, {"prompt": "a cat "}):
+        np.testing.assert_array_equal(model.encode(TEXTS, **options), plain)
+    np.testing.assert_array_equal(model.encode(TEXTS[0], prompt="a cat "), plain[0])
+    np.testing.assert_array_equal(model.encode(TEXTS, prompt_name="none"), model.encode(TEXTS))
+
+
+def test_the_default_prompt_gives_way_to_another(folder):
+    model = with_prompts(folder, default="passage")
+    plain = load(folder.path)
+    passages = [f"the mat, {text}" for text in TEXTS]
+    np.testing.assert_array_equal(model.encode(TEXTS), plain.encode(passages, prompt=""))
+    queries = [f"a cat {text}" for text in TEXTS]
+    for options in ({"prompt_name": "query"}, {"prompt": "a cat "}):
+        found = model.encode(TEXTS, **options)
+        np.testing.assert_array_equal(found, plain.encode(queries, prompt=""))
+
+
+def test_prompts_that_do_not_go(folder):
+    model = with_prompts(folder)
+    with pytest.raises(ValueError, match=r"no prompt 'other': .* has query, passage, none"):
+        model.encode(TEXTS, prompt_name="other")
+    with pytest.raises(TypeError, match="encode: prompt is int"):
+        model.encode(TEXTS, prompt=3)
+    with pytest.warns(UserWarning, match="prompt_name is not used"):
+        found = model.encode(TEXTS, prompt_name="passage", prompt="a cat ")
+    np.testing.assert_array_equal(found, model.encode(TEXTS, prompt_name="query"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "pool"),
+    [
+        ("mean", lambda rows: rows[3:].mean(0)),
+        ("max", lambda rows: rows[3:].max(0)),
+        ("mean_sqrt_len_tokens", lambda rows: rows[3:].sum(0) / np.sqrt(len(rows) - 3)),
+        ("weightedmean", lambda rows: np.arange(4, len(rows) + 1) @ rows[3:]
+         / np.arange(4, len(rows) + 1).sum()),
+        ("cls", lambda rows: rows[0]),
+        ("lasttoken", lambda rows: rows[-1]),
+    ],
+)  # fmt: skip
+def test_the_tokens_of_a_prompt_can_be_left_out(folder, mode, pool):
+    """These are [CLS] and the two words "a cat"; the [SEP] of the prompt alone is not one."""
+    model = with_prompts(folder, pooling={"pooling_mode": mode, "include_prompt": False})
+    rows = tokens_of(model, [f"a cat {text}" for text in TEXTS])
+    close(model.encode(TEXTS, prompt_name="query"), [pool(one) for one in rows])
+    alone = tokens_of(model, TEXTS)  # without a prompt all are read
+    expected = {"mean": alone[0].mean(0), "max": alone[0].max(0)}
+    if mode in expected:
+        close(model.encode(TEXTS[0]), expected[mode])
+
+
+def test_the_tokens_of_a_prompt_are_pooled_if_nothing_else_is_said(folder):
+    model = with_prompts(folder)
+    rows = tokens_of(model, ["a cat the cat sat."])
+    close(model.encode("the cat sat.", prompt_name="query"), rows[0].mean(0))
+
+
+def test_all_tokens_are_given_whatever_the_prompt(folder):
+    model = with_prompts(folder, pooling={"pooling_mode": "mean", "include_prompt": False})
+    rows = model.encode("the cat", prompt="a cat ", output_value="token_embeddings")
+    assert rows.shape == (6, 12)
+
+
+def test_a_limit_counts_the_prompt(folder):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean", "include_prompt": False}, limit=6)
+    model = load(folder.path)
+    with pytest.warns(UserWarning, match=r"cut to 6 tokens \(it has 7\)"):
+        found = model.encode("the cat sat", prompt="a cat ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = tokens_of(model, ["a cat the cat"])[0]
+        close(found, rows[3:].mean(0))
+    with pytest.raises(ValueError, match="text 0 has no token behind the prompt's 6"):
+        model.encode("the cat", prompt="the cat sat on the ")
+
+
+def test_include_prompt_is_true_or_false(folder):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean", "include_prompt": "no"})
+    with pytest.raises(ModelError, match="include_prompt is 'no'"):
+        load(folder.path)
+
+
+# what else the files say
+
+
+def test_blanks_around_a_text_are_no_part_of_it(folder):
+    model = load(folder.write())
+    np.testing.assert_array_equal(model.encode("  the cat \n"), model.encode("the cat"))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "xlm-roberta"])
+def test_the_limit_by_whatever_name(folder, family):
+    folder.write()
+    folder.json(f"sentence_{family}_config.json", {"max_seq_length": 7})
+    assert load(folder.path).max_length == 7
+
+
+def dense(folder, number, weight, offset=None, **config):
+    """A Dense module behind those there are."""
+    path = folder.path / "modules.json"
+    modules = json.loads(path.read_text())
+    place = f"{number}_Dense"
+    kind = {"idx": number, "path": place, "type": "sentence_transformers.models.Dense"}
+    modules.insert(number, kind)
+    path.write_text(json.dumps(modules))
+    values = {"in_features": weight.shape[1], "out_features": weight.shape[0]}
+    folder.json(f"{place}/config.json", values | {"bias": offset is not None} | config)
+    arrays = {"linear.weight": weight} | ({} if offset is None else {"linear.bias": offset})
+    save_file(arrays, folder.path / place / "model.safetensors")
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": np.tanh,
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.ReLU": lambda x: np.maximum(x, 0),
+    "torch.nn.modules.activation.Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_dense_layer(folder, name):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"}, normalize=True)
+    weight, bias = numbers(5, 12), numbers(5, seed=1)
+    dense(folder, 2, weight, bias, activation_function=name)
+    model = load(folder.path)
+    pooled = np.array([rows.mean(0) for rows in tokens_of(model, TEXTS)])
+    expected = ACTIVATIONS[name](pooled @ weight.T.astype(np.float64) + bias)
+    found = model.encode(TEXTS, normalize_embeddings=False)
+    assert found.dtype == np.float32
+    close(found, expected)
+    close(model.encode(TEXTS), expected / np.linalg.norm(expected, axis=1, keepdims=True))
+    assert model.encode(()).shape == (0, 5)
+
+
+def test_two_dense_layers_and_what_is_saved(folder, tmp_path):
+    folder.write()
+    folder.sentence({"pooling_mode": "cls"})
+    first, second = numbers(20, 12), numbers(3, 20, seed=1)
+    identity = {"activation_function": "torch.nn.modules.linear.Identity"}
+    dense(folder, 2, first, **identity)
+    dense(folder, 3, second, **identity)
+    model = load(folder.path)
+    pooled = np.array([rows[0] for rows in tokens_of(model, TEXTS)])
+    np.testing.assert_allclose(model.encode(TEXTS), pooled @ first.T @ second.T, atol=2e-5)
+    model.save(tmp_path / "copy")
+    np.testing.assert_array_equal(load(tmp_path / "copy").encode(TEXTS), model.encode(TEXTS))
+    assert load(folder.path, dtype=np.float64).encode(TEXTS).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"in_features": 11}, r"linear.weight is F32 \(5, 12\) and must be floats \(5, 11\)"),
+        ({"bias": True}, "linear.bias is nothing"),
+        ({"activation_function": "my.Own"}, "my.Own"),
+        ({"module_input_name": "token_embeddings"}, "token_embeddings"),
+        ({"out_features": -1}, "out_features is -1"),
+    ],
+)
+def test_a_dense_layer_that_does_not_fit(folder, config, words):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    dense(folder, 2, numbers(5, 12), **config)
+    with pytest.raises(ModelError, match=words):
+        load(folder.path)
+
+
+def test_a_dense_layer_that_is_a_pickle(folder):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    dense(folder, 2, numbers(5, 12))
+    (folder.path / "2_Dense/model.safetensors").rename(folder.path / "2_Dense/pytorch_model.bin")
+    with pytest.raises(ModelError, match="a pickle"):
+        load(folder.path)
+
+
+# many texts
+
+
+def test_windows_and_batches_change_nothing(folder, monkeypatch):
+    model = load(folder.write())
+    rng = np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran"]
+    texts = [" ".join(rng.choice(words, rng.integers(0, 14))) for _ in range(300)]
+    expected = model.encode(texts)
+    assert expected.shape == (300, 12)
+    close(np.array([model.encode(text) for text in texts[:20]]), expected[:20])
+    for name, value in (("TEXTS", 37), ("LETTERS", 100), ("TOKENS", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"qkv.models.encode.{name}", value)
+            close(model.encode(texts), expected)
+            close(model.encode(iter(texts)), expected)
+            tokens = model.encode((text for text in texts), output_value="token_embeddings")
+            assert [len(rows) for rows in tokens] == [len(model.tokenize(text)) for text in texts]
+
+
+def test_a_stream_of_vectors(folder, monkeypatch):
+    monkeypatch.setattr("qkv.models.encode.TEXTS", 2)
+    model = load(folder.write())
+    read = []
+    texts = (read.append(text) or text for text in TEXTS)
+    stream = model.encode_stream(texts, normalize_embeddings=True)
+    first = next(stream)
+    assert read == TEXTS[:2]
+    assert first.shape == (2, 12)
+    expected = model.encode(TEXTS, normalize_embeddings=True)
+    close(np.concatenate([first, *stream]), expected)
+
+
+def test_one_warning_for_all_windows(folder, monkeypatch):
+    monkeypatch.setattr("qkv.models.encode.TEXTS", 2)
+    folder.write()
+    folder.json("sentence_bert_config.json", {"max_seq_length": 4})
+    model = load(folder.path)
+    texts = ["the cat sat on", "a", "the cat", "the cat sat", "a"]
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        assert model.encode(iter(texts)).shape == (5, 12)
+    (warning,) = noted
+    assert str(warning.message) == "2 of 5 texts were cut to 4 tokens (the longest has 6)"
+    assert warning.filename == __file__
+
+
+def test_a_text_that_is_none_is_named_by_its_place(folder, monkeypatch):
+    monkeypatch.setattr("qkv.models.encode.TEXTS", 2)
+    model = load(folder.write())
+    ran = []
+    run = model._run
+    monkeypatch.setattr(model, "_run", lambda batch: ran.append(len(batch)) or run(batch))
+    with pytest.raises(TypeError, match="encode: text 4 is int"):
+        model.encode(["a", "a", "a", "a", 3])
+    assert not ran  # a list is checked before anything is computed
+    with pytest.raises(TypeError, match="encode: text 4 is int"):
+        model.encode(iter(["a", "a", "a", "a", 3]))
+
+
+def test_a_bar_without_an_end(folder, capfd):
+    model = load(folder.write())
+    model.encode(iter(TEXTS), show_progress_bar=True)
+    assert "encode" in capfd.readouterr().err
+
+
+MEMORY = """
+import resource, numpy as np, qkv
+model = qkv.load("random")
+line = "the cat sat on the mat and {} more words of no consequence"
+def lines(count):
+    return (line.format(n) for n in range(count))
+def run(count):
+    total = 0
+    for vectors in model.encode_stream(lines(count)):
+        total += len(vectors)
+    assert total == count
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(run(5_000), run(200_000))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
+def test_memory_does_not_grow_with_the_number_of_texts():
+    """The lines alone would take 20 MB, their tokens 400 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
+    )
+    few, many = map(int, done.stdout.split())
+    assert many - few < 15_000, f"{few} KiB for 5,000 lines, {many} KiB for 200,000"
+
+
+def test_the_random_model_gives_the_same_for_a_generator():
+    model = qkv.load("random")
+    np.testing.assert_array_equal(model.encode(iter(TEXTS)), model.encode(TEXTS))
