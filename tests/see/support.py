@@ -1,7 +1,13 @@
 """Texts and traces made by hand."""
 
+from typing import Any
+
 import numpy as np
 
+from qkv.models import Model
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
+from qkv.models.family import Names, Weights
 from qkv.trace import Trace
 
 BANK = "I sat on the bank of the river."
@@ -17,3 +23,34 @@ def made_trace(
     if special is None:
         special = [token.startswith("[") and token != "[UNK]" for token in tokens]
     return Trace(named | arrays, tokens=[tokens], special=[special], model="made")
+
+
+def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
+    """The config of a small Llama or of a model like it."""
+    return {
+        "model_type": model_type,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 20,
+        "max_position_embeddings": 32,
+        **others,
+    }
+
+
+def random_of(values: dict[str, Any]) -> Model:
+    """A model of this config with random weights, norms and biases."""
+    family, config = FAMILIES[values["model_type"]], Config(values, "config.json")
+    design, rng = family.design(config), np.random.default_rng(0)
+    parameters = {
+        name: rng.standard_normal(shape).astype(np.float32) * 0.5 + ("norm" in name)
+        for name, shape in design.shapes()
+    }
+    return Model(
+        name="random",
+        names=Names.of(family, config),
+        config=values,
+        design=design,
+        weights=Weights({name: np.float32(array) for name, array in parameters.items()}),
+    )

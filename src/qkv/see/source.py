@@ -47,11 +47,6 @@ class Source:
             raise ValueError(
                 f"walk: layer {number} uses {', '.join(others)}, which a walk does not show"
             )
-        if self.turned and self.rotary is None and self.parameters:
-            raise ValueError(
-                f"walk: layer {number} turns queries and keys by their positions and how is not "
-                "known: walk over the trace alone, without its model"
-            )
         self.traced = {name: trace[name, number][0] for name in "qkv"}  # (T, H, d)
         self.count, self.d = self.traced["q"].shape[1:]
         self.shared = self.count // self.traced["k"].shape[1]

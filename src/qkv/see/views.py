@@ -693,7 +693,8 @@ def walk(
             layer,
             head,
             parameters=used.parameters,
-            eps=float(used.config.get("layer_norm_eps", 1e-12)),
+            embedding=used.embedding,
+            blocks=used.layers,
         ),
         theme,
     )

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array
-from qkv.layers import Block, MultiHeadAttention, RMSNorm
+from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
+from qkv.models.transformer import Embedding, Layer
 from qkv.see import findings
 from qkv.see.source import KNOWN, Source
 from qkv.see.spell import spell
@@ -101,7 +102,8 @@ def walk_head(
     head: int,
     *,
     parameters: Mapping[str, Array] | None = None,
-    eps: float = 0.0,
+    embedding: Embedding | None = None,
+    blocks: Sequence[Layer] = (),
 ) -> Walk:
     """Every step of one head, computed anew with plain NumPy from the layer's input.
 
@@ -111,18 +113,21 @@ def walk_head(
         head: the head.
         parameters: the model's; without them Q, K and V are taken from the trace and the walk ends
             before the output projection.
-        eps: of the norm over the embeddings.
+        embedding: the model's.
+        blocks: the model's layers.
 
     Raises:
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
     chosen = findings.choose_head(trace, layer, head, call="walk")
+    block = blocks[layer] if blocks else None
     tokens = list(trace.tokens)
-    at = Source(trace, layer, parameters or {})
+    at = Source(trace, layer, parameters or {}, _plain_rotary(block))
     notes = Notes(tokens, tokens, _cell_to_spell(trace, chosen))
-    if parameters is not None and layer == 0 and trace.ids:
-        embedding_steps(notes, trace, parameters, eps)
+    if parameters is not None and layer == 0 and trace.ids and _is_plain(embedding):
+        norm = None if embedding is None else embedding.norm
+        embedding_steps(notes, trace, parameters, 0.0 if norm is None else norm.eps)
         at.start(notes.steps[-1].values, "X")
     elif ("resid_pre", layer) in trace:
         x = trace["resid_pre", layer][0]
@@ -132,6 +137,10 @@ def walk_head(
             GIVEN, f"D={x.shape[1]}", note=f"what layer {layer - 1} gave" if layer else "",
         )  # fmt: skip
         at.start(x, "X")
+    if parameters is not None:
+        _norm_first(notes, at, block)
+    if isinstance(block, Block) and block.out_norm1 is not None:
+        at.known.pop("W_O", None)  # what it gives is normed before it is added
     return _finish(notes, at, head)
 
 
@@ -221,12 +230,7 @@ def walk_layer(
             f"D={other.shape[1]}", side="keys",
         )  # fmt: skip
         at.start_keys(other, "C")
-    norm = layer.norm1 if isinstance(layer, Block) and not layer.post_norm else None
-    if norm is not None:
-        values = norm_step(
-            notes, words, "X", "N", norm.parameters, norm.eps, rms=isinstance(norm, RMSNorm)
-        )
-        at.start(values, "N")
+    _norm_first(notes, at, layer)
     return _finish(notes, at, head)
 
 
@@ -278,10 +282,43 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     }
 
 
+def _norm_first(notes: Notes, at: Source, block: Any) -> None:
+    """The norm before the attention, where there is one."""
+    norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
+    if norm is None or "X" not in notes.arrays:
+        return
+    parameters = dict(norm.parameters)
+    if norm.offset:
+        parameters["weight"] = parameters["weight"] + parameters["weight"].dtype.type(norm.offset)
+    values = norm_step(
+        notes,
+        notes.arrays["X"],
+        "X",
+        "N",
+        parameters,
+        norm.eps,
+        rms=isinstance(norm, RMSNorm),
+    )
+    at.start(values, "N")
+
+
+def _is_plain(embedding: Embedding | None) -> bool:
+    """Whether the steps of the embedding are those that a walk shows."""
+    return embedding is None or (embedding.scale == 1 and embedding.first_position == 0)
+
+
+def _plain_rotary(block: Any) -> Rotary | None:
+    """How queries and keys are turned, where that is all that happens to them."""
+    attn = getattr(block, "attn", None)
+    if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
+        return None
+    return None if attn.q_norm is not None or attn.k_norm is not None else attn.rotary
+
+
 def _finish(notes: Notes, at: Source, head: int) -> Walk:
     """The steps from the layer's input on."""
     trace, layer = at.trace, at.number
-    if not at.known:
+    if not at.known or (at.turned and at.rotary is None):
         notes.given["trace"] = trace
     notes.given |= at.known
     projection_steps(notes, at, head)
