@@ -39,6 +39,7 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.see.headview import head_view
+    from qkv.see.imageview import image_view
     from qkv.see.shiftview import plot_shift
     from qkv.see.views import compare, show, walk
 
@@ -72,6 +73,7 @@ __all__ = [
     "compare",
     "get_num_threads",
     "head_view",
+    "image_view",
     "load",
     "merge_attention",
     "plot_shift",
@@ -88,7 +90,7 @@ __all__ = [
     "walk",
 ]
 
-_SEEING = ("compare", "head_view", "plot_shift", "show", "walk")
+_SEEING = ("compare", "head_view", "image_view", "plot_shift", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Attention to look at: in the terminal, as static figures, and as pages that explain."""
 
 from qkv.see.headview import HeadView, head_view
+from qkv.see.imageview import ImageView, image_view
 from qkv.see.runs import RunsView
 from qkv.see.shiftview import ShiftView, plot_shift
 from qkv.see.view import View
@@ -9,6 +10,7 @@ from qkv.see.views import CompareView, ShowView, WalkView, compare, show, walk
 __all__ = [
     "CompareView",
     "HeadView",
+    "ImageView",
     "RunsView",
     "ShiftView",
     "ShowView",
@@ -16,6 +18,7 @@ __all__ = [
     "WalkView",
     "compare",
     "head_view",
+    "image_view",
     "plot_shift",
     "show",
     "walk",

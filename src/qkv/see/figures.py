@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from qkv.see.findings import Head
     from qkv.see.heads import Heads
+    from qkv.see.imageview import ImageView
     from qkv.see.runs import RunsView
     from qkv.see.views import CompareView, ShowView, WalkView
 
@@ -156,6 +158,58 @@ def walk_figure(view: WalkView) -> Figure:
     if both:
         draw_shift(panels[2], *words_before_and_after(trace, "walk"))
     return figure
+
+
+def image_figure(view: ImageView) -> Figure:
+    """The image, what one head looks at in it, and each head of the layer."""
+    from matplotlib.patches import Rectangle
+
+    dark = view.theme == "dark"
+    ink = "#ececec" if dark else "#1a1a1a"
+    count = len(view.weights)
+    across = min(count, 6)
+    down = -(-count // across)
+    shape = view.image.shape[0] / view.image.shape[1]
+    wide = 10.0
+    small = (wide - 0.4) / across * shape
+    figure = _figure(wide, 1.1 + 4.4 * shape + down * (small + 0.25))
+    figure.set_facecolor("#161616" if dark else "white")
+    heights = [0.7 + 4.6 * shape, down * (small + 0.25)]
+    top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part in (top, bottom):
+        part.set_facecolor(figure.get_facecolor())
+    _plain(top.suptitle(_in_lines(view.sentence, 78), color=ink), 13)
+    left, right = top.subplots(1, 2)
+    left.imshow(view.image)
+    _plain(left.set_title("the image", color=ink), 10)
+    rows, columns = view.grid
+    # in patches, so that a frame round one needs no arithmetic
+    right.imshow(view.shown(view.head), extent=(0, columns, rows, 0), aspect=shape * columns / rows)
+    for place, color in view.frames:
+        if place is not None:
+            right.add_patch(
+                Rectangle(place[::-1], 1, 1, fill=False, edgecolor=color, linewidth=2.2)
+            )
+    _plain(right.set_title(view.caption, color=ink), 10)
+    _plain(top.supxlabel(_in_lines(view.note, 110), color=ink), 9)
+    panels = bottom.subplots(down, across, squeeze=False)
+    for axes in (left, right, *panels.flat):
+        axes.set_axis_off()
+    for head, axes in zip(range(count), panels.flat, strict=False):
+        axes.imshow(view.shown(head, view.image.shape[1]))
+        _plain(axes.set_title(f"head {head}", color=ink, pad=3), 9)
+        if head == view.head:
+            axes.add_patch(
+                Rectangle(
+                    (0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=AFTER,
+                    linewidth=2.2, clip_on=False,
+                )
+            )  # fmt: skip
+    return figure
+
+
+def _in_lines(content: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(drawable([content])[0], width))
 
 
 def draw_similarity(axes: Axes, similarity: Array, word: str) -> None:
