@@ -1,0 +1,172 @@
+"""BLOOM, Gemma and GPT-OSS: what their configs say, and what is refused before weights are read."""
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+
+from qkv import ModelError, load
+from qkv.models.config import Config
+from qkv.models.families import FAMILIES
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+SMALL: dict[str, dict[str, Any]] = {
+    "bloom": {"vocab_size": 9, "hidden_size": 12, "n_layer": 2, "n_head": 3},
+    "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
+    "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
+    "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
+}
+
+
+def design(family: str, **values: Any) -> Any:
+    """The design of a small model; a value of None leaves the key out, unknown keys are errors."""
+    given = {"architectures": ["XForCausalLM"], **SMALL[family], **values}
+    config = Config({k: v for k, v in given.items() if v is not None}, "config.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = FAMILIES[family].design(config)
+        config.finish(FAMILIES[family].harmless)
+    return found
+
+
+def windows(found: Any) -> list[Any]:
+    return [layer.options.get("window") for layer in found.layers]
+
+
+SAME = [
+    ("bloom", {}, {"hidden_size": None, "n_embed": 12, "n_head": None, "num_attention_heads": 3}),
+    ("bloom", {}, {"n_layer": None, "num_hidden_layers": 2, "n_inner": 48, "offset_alibi": 100}),
+    ("bloom", {}, {"slow_but_exact": True, "pretraining_tp": 1, "seq_length": 2048}),
+    ("gemma2", {}, {"rope_theta": 10000.0, "sliding_window": 4096, "hidden_act": "silu"}),
+    ("gemma2", {}, {"layer_types": [SLIDING, FULL, SLIDING, FULL]}),
+    (
+        "gemma2",
+        {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 2.0}},
+    ),
+    ("gemma3_text", {"sliding_window_pattern": 3}, {"layer_types": [SLIDING, SLIDING, FULL] * 2}),
+    ("gemma3_text", {}, {"layer_types": [SLIDING] * 5 + [FULL], "_sliding_window_pattern": 9}),
+    ("gemma3_text", {}, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+    (
+        "gemma3_text",
+        {
+            "rope_theta": 5.0,
+            "rope_local_base_freq": 7,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 7.0},
+            }
+        },
+    ),
+    ("gpt_oss", {"num_local_experts": 8}, {"num_experts": 8, "experts_per_token": 4}),
+    ("gpt_oss", {}, {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "rope_theta": 150000}),
+    (
+        "gpt_oss",
+        {},
+        {
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "initial_context_length": 4096,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "one", "other"), SAME)
+def test_older_and_newer_keys_say_the_same(family: str, one: Any, other: Any) -> None:
+    assert design(family, **one) == design(family, **other)
+
+
+def test_which_layers_have_windows() -> None:
+    assert windows(design("gemma2", sliding_window=5)) == [(4, 0), None, (4, 0), None]
+    assert windows(design("gpt_oss")) == [(127, 0), None, (127, 0), None]
+    assert windows(design("gemma3_text", sliding_window=5)) == [(4, 0)] * 5 + [None]
+    found = design("gemma3_text", sliding_window=512, use_bidirectional_attention=True)
+    assert windows(found) == [(256, 256)] * 5 + [None]
+    assert not any(layer.options["is_causal"] for layer in found.layers)
+
+
+def test_no_window_where_no_layer_asks_for_one() -> None:
+    config = Config({**SMALL["gemma2"], "layer_types": [FULL] * 4, "sliding_window": None}, "c")
+    assert windows(FAMILIES["gemma2"].design(config)) == [None] * 4
+    config = Config({**SMALL["gemma2"], "sliding_window": None}, "c")
+    with pytest.raises(ModelError, match="sliding_window is None and layer_types"):
+        FAMILIES["gemma2"].design(config)
+
+
+def test_a_limit_that_grows_with_the_text_is_none() -> None:
+    growing = {"rope_type": "dynamic", "factor": 2.0}
+    assert design("gemma2").max_length == 8192
+    assert design("gemma2", rope_parameters=growing).max_length is None
+    assert design("gemma3_text", rope_parameters={FULL: growing}).max_length is None
+    assert design("gpt_oss", rope_parameters=growing).max_length is None
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "words"),
+    [
+        ("bloom", {"n_embed": 24}, ["n_embed is 24", "hidden_size is 12", "one thing"]),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, ["post_layernorm is True"]),
+        ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, ["slow_but_exact is True"]),
+        ("bloom", {"n_inner": 50}, ["n_inner is 50", "48"]),
+        ("bloom", {"n_head": 5}, ["hidden_size is 12", "n_head is 5"]),
+        ("gemma2", {"use_bidirectional_attention": True}, ["use_bidirectional_attention is True"]),
+        ("gemma2", {"num_attention_heads": 6}, ["num_attention_heads is 6", "heads is 4"]),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, ["attn_logit_softcapping is -1.0"]),
+        ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 2}, ["chunked_attention"]),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
+        ("gpt_oss", {"hidden_act": "gelu"}, ["hidden_act is 'gelu'"]),
+        ("gpt_oss", {"num_local_experts": 3}, ["num_experts_per_tok is 4", "experts is 3"]),
+        ("gpt_oss", {"experts_per_token": 2}, ["experts_per_token is 2", "it knows 4"]),
+        ("gpt_oss", {"swiglu_limit": None, "swiglu_alpha": 0}, ["swiglu_alpha is 0"]),
+        (
+            "gpt_oss",
+            {
+                "quantization_config": {
+                    "modules_to_not_convert": ["x" * 99],
+                    "quant_method": "mxfp4",
+                }
+            },
+            ["quantization_config", "'mxfp4'", "bfloat16"],
+        ),
+    ],
+)
+def test_options_that_are_refused_by_name(family: str, values: Any, words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        design(family, **values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_quantised_gpt_oss_is_refused_before_its_files_are_read(tmp_path: Any) -> None:
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(ModelError, match="'mxfp4'"):
+        load(tmp_path)
+
+
+def test_gemma3_beside_images() -> None:
+    inner = {**SMALL["gemma3_text"], "model_type": "gemma3_text"}
+    outer = {"text_config": inner, "vision_config": {"image_size": 896}, "mm_tokens_per_image": 4}
+    config = Config({**outer, "architectures": ["Gemma3ForConditionalGeneration"]}, "config.json")
+    assert FAMILIES["gemma3"].design(config) == design("gemma3_text")
+    config.finish(FAMILIES["gemma3"].harmless)
+    with pytest.raises(ModelError, match=r"text_config: use_bidirectional_attention is True"):
+        FAMILIES["gemma3"].design(
+            Config({"text_config": {**inner, "use_bidirectional_attention": True}}, "config.json")
+        )
+    with pytest.warns(UserWarning, match="text_config: qkv does not know new_key"):
+        FAMILIES["gemma3"].design(Config({"text_config": {**inner, "new_key": 1}}, "config.json"))
