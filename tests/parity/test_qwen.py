@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers import (
     Qwen3Model,
 )
 
-from .models import compare, made
+import qkv
+
+from .models import Pair, compare, compare_layers, made
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "no window": {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 7},
@@ -67,3 +70,17 @@ def test_qwen2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> Non
 def test_qwen3(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     config = Qwen3Config(**SIZES, **WINDOWS[name], head_dim=14, attention_bias="tied" in name)
     compare(made(tmp_path, kind, config, dtype))
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
+def test_which_layers_have_windows_in_older_configs(tmp_path: Path, name: str) -> None:
+    kinds = {"Qwen2": (Qwen2Config, Qwen2ForCausalLM), "Qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+    config, kind = kinds[name]
+    given = {**SIZES, **WINDOWS["the last two in windows, tied"]}
+    pair = made(tmp_path, kind, config(**given))
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    assert values.pop("layer_types") == ["full_attention", *["sliding_attention"] * 2]
+    values["rope_theta"] = values.pop("rope_parameters")["rope_theta"]
+    path.write_text(json.dumps(values))
+    compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 23)
