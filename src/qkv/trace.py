@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
@@ -126,6 +127,22 @@ class Trace:
         if found is None:
             raise KeyError(self._unknown(name))
         return self._arrays[found]
+
+    def with_tokens(self, tokens: Sequence[Sequence[str]]) -> Trace:
+        """The same with other names for its tokens: a list of strings for each text.
+
+        Raises:
+            ValueError: a text has another number of tokens.
+        """
+        counts = [len(text) for text in tokens]
+        if counts != self.lengths.tolist():
+            raise ValueError(
+                f"with_tokens: the texts have {self.lengths.tolist()} tokens and {counts} names "
+                "were given: give one for each"
+            )
+        other = copy.copy(self)
+        other._tokens = [list(text) for text in tokens]
+        return other
 
     def names(self) -> list[str]:
         """The names of all arrays, in the order they were computed."""

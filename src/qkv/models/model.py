@@ -25,6 +25,7 @@ from qkv.models.sentence import Sentence
 from qkv.models.transformer import Embedding, Layer, Transformer
 from qkv.models.without import hidden_words, left_out_heads, masks
 from qkv.text import Tokenized, Tokenizer
+from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder, Trace
 
@@ -205,7 +206,7 @@ class Model:
         heads = [layer.attn.num_heads for layer in self._body.layers]
         ablated = left_out_heads(ablate, heads)
         words = [hide] if isinstance(hide, str) else list(hide)
-        found = masks(ablated, hidden_words(words, batch, self._pieces), heads)
+        found = masks(ablated, hidden_words(words, batch, self.pieces), heads)
         changed = {name: value for name, value in (("ablate", ablated), ("hide", words)) if value}
         return self._traced(
             batch, Recorder(keep), single, top_k=top_k, masks=found, changed=changed
@@ -515,7 +516,7 @@ class Model:
             name: np.ascontiguousarray(array)
             for name, array in self._weights.to_files(self._names).items()
         }
-        kind = self._body.dtype.name
+        kind = next(iter(self._weights.parameters.values())).dtype.name
         config = {key: value for key, value in self.config.items() if key != "torch_dtype"}
         with replacing(inner / WEIGHTS) as file:
             file.write(save(arrays, {"format": "pt"}))
@@ -656,12 +657,27 @@ class Model:
     def _prepared(self, text: str) -> str:
         return text.lower() if self._sentence.lowercase else text
 
-    def _pieces(self, word: str) -> list[str]:
-        """The tokens of a word; none if the vocabulary does not have it."""
-        cut = self.tokenize(word)
-        pieces = [t for t, special in zip(cut.tokens, cut.special, strict=True) if not special]
-        unknown = self._need_tokenizer("trace").unknown
-        return [] if unknown in pieces else pieces
+    def pieces(self, word: str) -> list[list[str]]:
+        """The ways in which a word may stand in a text, each as its tokens; "##" continues one.
+
+        It may stand at the beginning or behind a blank, which some tokenizers cut differently. None
+        if the vocabulary does not have it.
+
+        >>> import qkv
+        >>> qkv.load("random").pieces("bank")
+        [['bank']]
+        """
+        unknown = self._need_tokenizer("pieces").unknown
+        before = ["Ġ"] if marks_blanks(self.tokenize("a a").tokens) else []
+        ways = []
+        for text in (word, f" {word}"):
+            cut = self.tokenize(text)
+            tokens = [t for t, special in zip(cut.tokens, cut.special, strict=True) if not special]
+            flags = [True] * len(before) + [False] * len(tokens)
+            names = plain_tokens([*before, *tokens], flags)[len(before) :]
+            if names and unknown not in tokens and names not in ways:
+                ways.append(names)
+        return ways
 
     def _need_tokenizer(self, call: str) -> Tokenizer:
         if self.tokenizer is None:

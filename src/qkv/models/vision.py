@@ -113,7 +113,7 @@ class PatchEmbedding(Embedding):
         assert self.positions is not None
         where = self.positions[places]
         keep(record, "hook_pos_embed", where, cu_lengths)
-        x = (x + where).astype(self.table.dtype, copy=False)
+        x = x + where
         keep(record, "hook_full_embed", x, cu_lengths)
         return x
 
@@ -444,8 +444,9 @@ class VisionModel(Model):
         places = np.tile(np.arange(size), len(images))
         return self._body(images, places, cu_lengths, **others), cu_lengths
 
-    def _pieces(self, word: str) -> list[str]:
-        return [word] if word in patch_names(*self.grid) else []
+    def pieces(self, word: str) -> list[list[str]]:
+        """A patch by its name."""
+        return [[word]] if word in patch_names(*self.grid) else []
 
     def _need_tokenizer(self, call: str) -> Any:
         raise ValueError(

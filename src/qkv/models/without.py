@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.text import Tokenized
-from qkv.text.tokenized import find_pieces, is_piece
+from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.text.tokenizer import check_text
 
 
@@ -45,24 +45,25 @@ def left_out_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> li
 
 
 def hidden_words(
-    words: Sequence[str], batch: Sequence[Tokenized], pieces: Callable[[str], Sequence[str]]
+    words: Sequence[str], batch: Sequence[Tokenized], pieces: Callable[[str], list[list[str]]]
 ) -> list[Array]:
     """Which tokens of each text are hidden, `(T,)` bool: all places of each word.
 
     Args:
         words: the words, or special tokens such as "[SEP]".
         batch: the texts.
-        pieces: the tokens of a word, none if the vocabulary does not have it.
+        pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
 
     Raises:
         ValueError: a word is in no text, or a text is left with no word; names the words there are.
     """
     hidden = [np.zeros(len(text), bool) for text in batch]
     for word in words:
-        cut = list(pieces(check_text(word, call="trace", name="a word of hide")))
+        ways = pieces(check_text(word, call="trace", name="a word of hide"))
         seen = False
         for text, flags in zip(batch, hidden, strict=True):
-            places = [i for found in find_pieces(text.tokens, cut) for i in found]
+            tokens = plain_tokens(text.tokens, text.special)
+            places = [i for cut in ways for found in find_pieces(tokens, cut) for i in found]
             marks = zip(text.tokens, text.special, strict=True)
             places += [i for i, (token, special) in enumerate(marks) if special and token == word]
             flags[places] = True
@@ -105,7 +106,8 @@ def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
     """The words of texts, each once, pieces joined."""
     words: list[str] = []
     for text in batch:
-        for token, special in zip(text.tokens, text.special, strict=True):
+        names = plain_tokens(text.tokens, text.special)
+        for token, special in zip(names, text.special, strict=True):
             if is_piece(token) and words:
                 words[-1] += token[2:]
             elif not special:

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see import heads as of_heads
 from qkv.see.heads import Heads, heads_of, is_punctuation
-from qkv.text.tokenized import find_pieces, is_piece
+from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.trace import Trace
 
 
@@ -56,8 +56,14 @@ def one_text(trace: Trace, call: str) -> Trace:
         raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
     if not len(trace) or not len(trace[0].tokens):
         raise ValueError(f"{call}: this trace has no tokens: make one with model.trace(text)")
-    first: Trace = trace[0]
-    return first
+    return readable(trace[0])
+
+
+def readable(trace: Trace) -> Trace:
+    """The trace of one text with its tokens as a reader knows them."""
+    tokens, special = trace[0].tokens, trace[0].special
+    names = plain_tokens(tokens, special)
+    return trace if names == tokens else trace.with_tokens([names])
 
 
 def content(trace: Trace) -> Array:

@@ -35,8 +35,8 @@ def traced(
     used = model_of(model, [text])
     size = min(len(used.tokenize(text)), used.max_length or WHOLE + 1)
     if size > WHOLE:
-        return used.trace(text, names=["embed", "v"], top_k=8), used
-    return used.trace(text), used
+        return findings.readable(used.trace(text, names=["embed", "v"], top_k=8)), used
+    return findings.readable(used.trace(text)), used
 
 
 def trace_of_arrays(attention: Any, tokens: Iterable[str], call: str) -> Trace:
@@ -82,13 +82,10 @@ def places_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> list
     if model is None:
         found = [_spelled(trace, word) for trace in (a, b)]
     else:
-        cut = model.tokenize(word)
-        marks = zip(cut.tokens, cut.special, strict=True)
-        pieces = [token for token, special in marks if not special]
-        unknown = model.tokenizer.unknown if model.tokenizer else None
-        found = [findings.find_word(trace, pieces) if pieces else [] for trace in (a, b)]
-        if unknown in pieces:
-            found = [[], []]
+        found = [
+            next(filter(None, (findings.find_word(trace, cut) for cut in model.pieces(word))), [])
+            for trace in (a, b)
+        ]
     missing = [number for number, places in enumerate(found) if not places]
     if len(missing) == 2:
         raise ValueError(

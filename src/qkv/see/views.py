@@ -686,7 +686,7 @@ def walk(
     else:
         (text,) = texts_of([text_or_trace], "walk")
         used = model_of(model, [text])
-        trace = used.trace(text)
+        trace = findings.readable(used.trace(text))
     return WalkView(
         walk_head(
             trace,

@@ -40,6 +40,68 @@ def is_piece(token: str) -> bool:
     return len(token) > 2 and token.startswith("##")
 
 
+def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """Tokens as a reader knows them: a word is plain, and what continues one begins with "##".
+
+    Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"), and
+    write other bytes than ASCII as letters that stand for them. Tokens without such marks are given
+    back as they are.
+
+    Args:
+        tokens: of one text, in their order.
+        special: which of them the tokenizer put in.
+
+    >>> plain_tokens(["The", "Ġcat", "Ġwalk", "ing", ".", "ĠcafÃ©"], [False] * 6)
+    ['The', 'cat', 'walk', '##ing', '.', 'café']
+    >>> plain_tokens(["▁The", "▁cat", "s", "<0x0A>"], [False] * 4)
+    ['The', 'cat', '##s', '<0x0A>']
+    >>> plain_tokens(["the", "cat", "##s"], [False] * 3)
+    ['the', 'cat', '##s']
+    """
+    if not marks_blanks(tokens):
+        return list(tokens)
+    found, before = [], ""
+    for token, is_special in zip(tokens, special, strict=True):
+        if is_special:
+            found.append(token)
+            before = ""
+            continue
+        text = _from_bytes(token) if not token.startswith("▁") else token
+        begins = token.startswith(_BLANKS)
+        plain = text.replace("▁", " ").strip(" ") or text
+        joined = not begins and before[-1:].isalnum() and plain[:1].isalnum()
+        found.append(f"##{plain}" if joined else plain)
+        before = plain
+    return found
+
+
+def marks_blanks(tokens: Sequence[str]) -> bool:
+    """Whether some of these tokens carry the blank, or the new line, that stands before a word."""
+    return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
+
+
+def _from_bytes(token: str) -> str:
+    """The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter."""
+    try:
+        return bytes(_BYTES[letter] for letter in token).decode("utf-8").replace("\n", "⏎")
+    except (KeyError, UnicodeDecodeError):
+        return token
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """What a byte-level tokenizer writes for each byte: itself where that can be printed."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+_BLANKS = ("Ġ", "▁")
+_NEWLINE = "Ċ"
+_BYTES = _letters_of_bytes()
+
+
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
     """Where a word stands among tokens: for each time it occurs, the positions of its pieces.
 
