@@ -36,6 +36,7 @@ CLAIMS = (
     "cold",
     "bert",
     "llama",
+    "inside",
     "growth",
 )
 PEERS = (

@@ -1,0 +1,40 @@
+"""qkv as the attention of models of transformers, beside the fused attention of torch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks import bert, llama
+from benchmarks.bert import forward
+from benchmarks.common import Row, Way, faster
+from benchmarks.models import in_transformers, in_type, largest, random_model
+from qkv.integrations.transformers import register
+
+SHAPES = {
+    "BERT-base, 6 of 12 layers": bert.CONFIG | {"num_hidden_layers": 6},
+    "Llama of 135 M, 10 of 30 layers": llama.CONFIG | {"num_hidden_layers": 10},
+}
+LONGEST = 2048
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """One text of 512 tokens, and one of 2,048."""
+    for name, config in SHAPES.items():
+        config = config | {"max_position_embeddings": LONGEST, "vocab_size": 5000}
+        if shrink > 8:
+            config |= {"num_hidden_layers": 2, "vocab_size": 1000}
+        model = random_model(config)
+        exact, sdpa, inside = in_type(model, "float64"), in_transformers(model), None
+        if sdpa is not None:
+            register()
+            inside = in_transformers(model)
+            inside.set_attn_implementation("qkv")
+        for length, least in ((512, 1.0), (LONGEST, 1.05)):
+            ids = np.random.default_rng(0).integers(3, 1000, (1, length // shrink))
+            error = largest(exact(ids).last_hidden_state)
+            ways = {
+                "qkv": inside and Way(forward(inside, ids), error),
+                "sdpa": sdpa and Way(forward(sdpa, ids), error),
+            }
+            goals = (faster("sdpa", least),)
+            yield Row(f"{name}, {ids.shape[1]} tokens", ways, goals, rounds=5)
