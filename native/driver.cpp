@@ -354,7 +354,7 @@ struct LinearCase : Case {
     for (int64_t* n : {&l.rows, &l.in, &l.out, &in_step, &out_step, &l.x_step, &l.gate_step,
                        &l.residual_step, &l.y_step})
       *n = file.whole();
-    l.type = Type(file.whole());
+    l.type = l.y_type = Type(file.whole());
     l.activation = Activation(file.whole());
     int64_t shift = shifted ? bytes_of(l.type) : 0;
     for (Block* block : {&weight, &x, &bias, &gate, &residual, &y}) block->read(file, shift);

@@ -248,7 +248,8 @@ void multiply_all(const Linear& p, int threads) {
   int64_t groups = 1;
   while (groups < panels && chunks * groups < 16 * threads) groups *= 2;
   if (groups > panels) groups = panels;
-  const Finish finish_tile = finish_for<T>(p.activation);
+  const Finish finish_tile =
+      p.y_type == Type::float32 ? finish_for<float>(p.activation) : finish_for<T>(p.activation);
 
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {

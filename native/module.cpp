@@ -547,7 +547,9 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.in = x.length(-1);
     p.out = y.length(-1);
     p.type = x.type();
-    need(is_working_float(p.type) && y.type() == p.type && y.length(-2) == p.rows,
+    p.y_type = y.type();
+    need(is_working_float(p.type) && (p.y_type == p.type || p.y_type == Type::float32) &&
+             y.length(-2) == p.rows,
          "x and y do not fit");
     need_unit_step({&x, &y});
     need_packed(body, packed, p.in, p.out, p.type);
@@ -556,7 +558,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(activation >= 0 && activation <= int64_t(qkv::Activation::relu), "no such activation");
     for (const Array* more : {&gate, &residual}) {
       if (!*more) continue;
-      need(more->type() == p.type && more->axes() == 2 && more->length(-2) == p.rows &&
+      need(more->type() == p.y_type && more->axes() == 2 && more->length(-2) == p.rows &&
                more->length(-1) == p.out,
            "gate or residual is not like y");
       need_unit_step({more});

@@ -59,7 +59,8 @@ enum class Activation : int { none, gelu, gelu_tanh, silu, relu };
 // y = activation(x @ W + bias) * gate + residual, over rows; see qkv.backend.linear.
 struct Linear {
   int64_t rows = 0, in = 0, out = 0;
-  Type type = Type::float32;  // of x, y, gate and residual; the sums are float32
+  Type type = Type::float32;       // of x and W; the sums are float32
+  Type y_type = Type::float32;     // of y, gate and residual: float32, or that of x
   const void* x = nullptr;    // (rows, in): steps between rows in elements, columns stand together
   int64_t x_step = 0;
   const void* packed = nullptr;  // what `pack` made of W (in, out)

@@ -117,6 +117,24 @@ def test_an_odd_depth_after_nan_in_the_same_memory(dtype: Any) -> None:
             check(numbers(14, other, dtype=dtype), numbers(other, 3).astype(dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("rows", [1, 15, 40])
+def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
+    """With a residual that has more digits than a half."""
+    x, weight = numbers(rows, 67, dtype=dtype), numbers(67, 50, seed=1, dtype=dtype)
+    residual = numbers(rows, 50, seed=2)
+    expected, bound = exact(x, weight, residual=residual)
+    found = linear(x, weight, residual=residual, wide=True)
+    assert found.dtype == np.float32
+    assert (np.abs(found - expected) <= bound + 2.0**-23 * np.abs(expected)).all()
+    rounded = linear(x, weight, residual=residual)
+    assert rounded.dtype == dtype
+    assert (np.abs(rounded.astype(np.float64) - expected) > bound).any()
+    for given in (np.float32, np.float64):  # what is wide already
+        wide = linear(x.astype(given), weight.astype(given), wide=True)
+        assert wide.dtype == given
+
+
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])
 @pytest.mark.parametrize(("rows", "depth", "width"), [(301, 70, 100), (70, 900, 40), (5, 40, 700)])
 def test_more_than_one_chunk(rows: int, depth: int, width: int, dtype: Any) -> None:

@@ -99,7 +99,7 @@ def linear(
     activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu
     gate: Array | None,  # (rows, out): multiplies what the activation gave
     residual: Array | None,  # (rows, out): added last
-    y: Array,  # (rows, out); x, gate, residual and y are of one type
+    y: Array,  # (rows, out); of x's type or float32, and gate and residual of y's
     threads: int,
     /,
 ) -> None: ...

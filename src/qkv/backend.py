@@ -126,6 +126,7 @@ def linear(
     activation: str | None = None,
     gate: Array | None = None,
     residual: Array | None = None,
+    wide: bool = False,
 ) -> Array:
     """`activation(x @ weight + bias) * gate + residual`: every linear layer goes through here.
 
@@ -139,10 +140,11 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, multiplies what the activation gave.
         residual: `(..., out)`, added last.
+        wide: whether the sums of halves stay float32.
 
     Returns:
         `(..., out)` of the type that `x` and `weight` promote to. Halves are summed in float32 and
-        rounded once.
+        rounded once, or left so.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
@@ -153,7 +155,8 @@ def linear(
     if weight.ndim != 2 or x.shape[-1:] != weight.shape[:1]:
         here = None  # NumPy has an error for it
     if here is not None and kind is not None and kind != np.float64:
-        return _kernel_linear(here, kind, x, weight, bias, activation, gate, residual)
+        result = _FLOAT32 if wide else kind
+        return _kernel_linear(here, kind, result, x, weight, bias, activation, gate, residual)
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
@@ -166,7 +169,7 @@ def linear(
         y *= gate
     if residual is not None:
         y += residual
-    return y if kind is None else y.astype(kind, copy=False)
+    return y if kind is None or wide else y.astype(kind, copy=False)
 
 
 @functools.cache
@@ -188,6 +191,7 @@ _CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "gelu_bloom"
 def _kernel_linear(
     here: int,
     kind: np.dtype[Any],
+    result: np.dtype[Any],
     x: Array,
     weight: Array,
     bias: Array | None,
@@ -199,14 +203,14 @@ def _kernel_linear(
     depth, width = weight.shape
     shape = (*x.shape[:-1], width)
     rows = math.prod(x.shape[:-1])
-    y = np.empty((rows, width), kind)
+    y = np.empty((rows, width), result)
     packed = _packed(weight, here, kind, threads)
     if bias is not None:
         bias = _rows(bias, 1, width, _FLOAT32)
     if gate is not None:
-        gate = _rows(_as_wide(gate, shape), rows, width, kind)
+        gate = _rows(_as_wide(gate, shape), rows, width, result)
     if residual is not None:
-        residual = _rows(_as_wide(residual, shape), rows, width, kind)
+        residual = _rows(_as_wide(residual, shape), rows, width, result)
     x = _rows(x, rows, depth, kind)
     code = _CODES[activation]
     kernel.linear(here, x, packed, bias, code, gate, residual, _bits(y), threads)
@@ -241,12 +245,71 @@ def normalize(
     return y.reshape(shape), scale.reshape(*shape[:-1], 1)
 
 
+class Prepared:
+    """Products and norms in the kernel for many small calls: what they need is looked up once.
+
+    Arrays are (rows, size), their numbers together; bfloat16 by its bits, see `handed`.
+
+    Attributes:
+        body: which of the kernel's bodies computes.
+        kind: float32 or bfloat16, what products are of.
+        bits: what arrays of them are handed over as.
+        threads: how many may compute.
+    """
+
+    def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
+        self.body, self.kind, self.threads = body, kind, threads
+        self.bits = _FLOAT32 if _is_plain(kind) else np.dtype(np.uint16)
+
+    def handed(self, x: Array) -> Array:
+        """Numbers as products take them."""
+        return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
+
+    def linear(
+        self, weight: Array, bias: Array | None = None, activation: str | None = None
+    ) -> Callable[..., Array]:
+        """`linear` by a frozen weight; with a residual of float32 its result is that too."""
+        bits, threads, here, code = self.bits, self.threads, self.body, _CODES[activation]
+        packed, width = _packed(weight, here, self.kind, threads), weight.shape[1]
+        addend = None if bias is None else _rows(bias, 1, width, _FLOAT32)
+
+        def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
+            y = np.empty((len(x), width), bits if residual is None else residual.dtype)
+            kernel.linear(here, x, packed, addend, code, gate, residual, y, threads)
+            return y
+
+        return run
+
+    def norm(
+        self, weight: Array, bias: Array | None, *, eps: float, centred: bool
+    ) -> Callable[[Array], Array]:
+        """`normalize` by this weight; the result has the type of its input."""
+        threads, here, size = self.threads, self.body, len(weight)
+        factor = _rows(weight, 1, size, _FLOAT32)
+        addend = None if bias is None else _rows(bias, 1, size, _FLOAT32)
+
+        def run(x: Array) -> Array:
+            y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)
+            kernel.norm(here, x, factor, addend, eps, centred, y, scale, threads)
+            return y
+
+        return run
+
+
 def stays_half(dtype: np.dtype[Any]) -> bool:
     """Whether a layer hands numbers of `dtype`, a half, from one operation to the next as they are.
 
     The kernel multiplies bfloat16 as it is, with sums in float32. In NumPy all halves are widened.
     """
     return not _is_plain(dtype) and dtype.isnative and body() is not None
+
+
+def narrowed(x: Array, weight: Array) -> Array:
+    """`x` as a product with `weight` takes it: rounded to bfloat16 where both are to stay halves.
+
+    Without it, the product of float32 with bfloat16 is one of float32.
+    """
+    return x.astype(weight.dtype, copy=False) if stays_half(weight.dtype) else x
 
 
 def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:

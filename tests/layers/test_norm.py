@@ -97,6 +97,19 @@ def test_a_constant_row_becomes_the_bias() -> None:
     np.testing.assert_array_equal(norm(np.full((2, 3), 7.0, np.float32)), [[1, 2, 3]] * 2)
 
 
+@pytest.mark.parametrize("size", [1, 5, 16, 33, 200])
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+@pytest.mark.usefixtures("backend")
+def test_bfloat16_is_rounded_once(kind: Any, size: int) -> None:
+    layer, x = kind(size, dtype="bfloat16"), numbers(7, size).astype(ml_dtypes.bfloat16)
+    layer.parameters["weight"][:] = numbers(size, seed=1)
+    out = layer(x[:, ::-1])
+    assert out.dtype == ml_dtypes.bfloat16
+    wide = {name: array.astype(np.float64) for name, array in layer.parameters.items()}
+    expected = kind.from_parameters(wide)(x[:, ::-1].astype(np.float64))
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=2.0**-8 * 1.01, atol=2e-6)
+
+
 @pytest.mark.parametrize("layer", [LayerNorm(4), RMSNorm(4)])
 def test_halves_are_computed_in_float32(layer: Any) -> None:
     x = np.array([[300.0, -200.0, 100.0, 50.0]], np.float16)  # their squares overflow in float16

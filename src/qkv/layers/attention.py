@@ -28,6 +28,7 @@ from qkv.layers.parameters import (
     checked,
     first_parameters,
     float_type,
+    is_wide,
     project,
     quiet,
     result_type,
@@ -72,11 +73,12 @@ class Rotary:
         wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
         turns = self._last[0] if self._last else None
         if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
-            turns = _Turns(wanted, positions, *self._turns(x, positions, length))
+            turns = _Turns(wanted, positions, *self.turns(x, positions, length))
             self._last[:] = [turns]
         return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
 
-    def _turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+    def turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+        """What `turn_pairs` multiplies arrays of the shape and type of `x` by."""
         speeds, scale = None, 1.0
         if self.scaling is not None:
             speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
@@ -313,7 +315,8 @@ class MultiHeadAttention:
                 to which those of `x` are added. It says where `x` stands, so `q_offset` is left
                 out.
             lengths: (B,), with `cache` how many words of each row of `x` are real.
-            residual: (..., L, D), added to the result before that is rounded to a half, if it is.
+            residual: (..., L, D), added to the result before that is rounded to a half; if it is
+                float32, so is the result.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
             options: those of `qkv.attention`, all with its meaning. `out` is for the result of
@@ -392,7 +395,8 @@ class MultiHeadAttention:
             out = project(out, self.parameters, "out_proj", residual=residual)
         elif residual is not None:
             out = out + residual
-        out = out.astype(dtype, copy=False)
+        if not is_wide(residual):
+            out = out.astype(dtype, copy=False)
         if target is not None:
             target[...] = out
             out = target

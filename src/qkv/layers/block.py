@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, compute_type
 from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.options import settings
 from qkv.layers.packed import keep
-from qkv.layers.parameters import quiet, result_type, word_vectors, working
+from qkv.layers.parameters import handed, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
 
 
@@ -37,6 +37,9 @@ class Block:
     `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
     and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
     a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`.
+
+    What goes past the parts is float32 where they compute in halves. Where the parameters of a part
+    are bfloat16, it is given bfloat16.
 
     Args:
         attn: the attention layer.
@@ -147,11 +150,12 @@ class Block:
             else check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
         )
         dtype = result_type([array], self.parameters, call=call)
-        x = working(array, dtype)
+        x = array.astype(compute_type(dtype), copy=False)
         inside = None if record is None else record.under("attn.")
 
         keep(record, "hook_resid_pre", x, cu)
         attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
+        attn_in = handed(attn_in, self.attn.parameters)
         options |= {"cu_lengths": cu, "cache": cache, "lengths": lengths}
         options |= {"record": inside, "top_k": top_k}
         wanted = record is not None and record.wants("hook_attn_out")
@@ -169,6 +173,7 @@ class Block:
             mid = mlp_in = self.norm1(mid)
         else:
             mlp_in = self.norm2(mid)
+        mlp_in = handed(mlp_in, self.mlp.parameters)
         wanted = record is not None and record.wants("hook_mlp_out")
         if wanted or self.out_norm2 is not None:
             mlp_out = self.mlp(mlp_in)

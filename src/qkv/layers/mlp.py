@@ -15,6 +15,7 @@ from qkv.layers.parameters import (
     checked,
     first_parameters,
     float_type,
+    is_wide,
     need_shape,
     project,
     quiet,
@@ -110,7 +111,8 @@ class MLP:
 
         Args:
             x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to a half, if it is.
+            residual: (..., T, D), added to the result before that is rounded to a half; if it is
+                float32, so is the result.
             record: collects what is computed on the way.
         """
         call = type(self).__name__
@@ -132,7 +134,7 @@ class MLP:
         if record is not None:
             record("hook_post", hidden)
         out = project(hidden, self.parameters, "down_proj", residual=residual)
-        return out.astype(dtype, copy=False)
+        return out if is_wide(residual) else out.astype(dtype, copy=False)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""

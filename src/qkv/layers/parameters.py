@@ -103,9 +103,26 @@ def project(
     gate: Array | None = None,
     residual: Array | None = None,
 ) -> Array:
-    """One linear layer in the type of `x`: (..., in) -> (..., out); see `qkv.backend.linear`."""
+    """One linear layer: (..., in) -> (..., out); see `qkv.backend.linear`.
+
+    Halves with a residual of float32 give float32.
+    """
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(x, weight, bias, activation=activation, gate=gate, residual=residual)
+    return linear(
+        x, weight, bias, activation=activation, gate=gate, residual=residual, wide=is_wide(residual)
+    )
+
+
+def handed(x: Array, parameters: Mapping[str, Array]) -> Array:
+    """`x` as a part of a model is given it: in bfloat16 if that is what its parameters are."""
+    types = {array.dtype for array in parameters.values()}
+    kind = types.pop()
+    return x.astype(kind, copy=False) if not types and stays_half(kind) else x
+
+
+def is_wide(residual: Array | None) -> bool:
+    """Whether halves that are added to this become float32."""
+    return residual is not None and residual.dtype == np.float32
 
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:

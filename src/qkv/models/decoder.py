@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache, attention, summarize_attention, trace_attention
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.packed import keep, padded
-from qkv.layers.parameters import project, quiet, working
+from qkv.layers.parameters import handed, project, quiet
 from qkv.models.head import BuiltHead
 from qkv.models.transformer import (
     BLOCK_HOOKS,
@@ -60,7 +60,7 @@ class CrossAttention:
     @quiet
     def remember(self, rows: Array, cu_lengths: Array) -> Memory:
         """The keys and values of texts laid end to end, rows (total, D)."""
-        rows = working(rows, rows.dtype)
+        rows = handed(rows, self.attn.parameters)
         key, value = (
             split_heads(
                 padded(project(rows, self.attn.parameters, name), cu_lengths),
@@ -91,6 +91,7 @@ class CrossAttention:
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
         """
+        x = handed(x, self.attn.parameters)
         query = split_heads(project(x, self.attn.parameters, "q_proj"), self.attn.num_heads)
         parts = (query, memory.key, memory.value)
         options = {**self.options, "key_lengths": memory.lengths, "query_lengths": lengths}
@@ -145,7 +146,7 @@ class DecoderLayer:
     ) -> Array:
         """From word vectors (B, L, D), which follow those in the cache, to the same."""
         dtype, block = x.dtype, self.block
-        x = working(x, dtype)
+        x = x.astype(compute_type(dtype), copy=False)
         own = None if record is None else record.under("attn.")
         other = None if record is None else record.under("cross_attn.")
 
@@ -159,6 +160,7 @@ class DecoderLayer:
 
         keep(record, "hook_resid_pre", x, None)
         normed = x if block.norm1 is None else block.norm1(x)
+        normed = handed(normed, block.attn.parameters)
         part = partial(
             block.attn, normed, cache=cache, lengths=lengths, record=own, top_k=top_k, **options
         )
@@ -167,7 +169,8 @@ class DecoderLayer:
         part = partial(self.cross, self.norm(x), memory, lengths, record=other, top_k=top_k)
         x = add("hook_cross_attn_out", x, part)
         keep(record, "hook_resid_mid_cross", x, None)
-        x = add("hook_mlp_out", x, partial(block.mlp, block.norm2(x)))
+        normed = handed(block.norm2(x), block.mlp.parameters)
+        x = add("hook_mlp_out", x, partial(block.mlp, normed))
         keep(record, "hook_resid_post", x, None)
         return x.astype(dtype, copy=False)
 

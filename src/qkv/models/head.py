@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.activations import activate
 from qkv.arrays import Array, compute_type
-from qkv.backend import linear
+from qkv.backend import linear, narrowed
 from qkv.layers import LayerNorm, RMSNorm
 
 Norm = LayerNorm | RMSNorm
@@ -114,7 +114,8 @@ class BuiltHead:
         return out
 
     def _linear(self, name: str, rows: Array) -> Array:
-        return linear(rows, self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"))
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
+        return linear(narrowed(rows, weight), weight, bias, wide=True)
 
 
 def _pooled(rows: Array, cu: Array, how: str) -> Array:

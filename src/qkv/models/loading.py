@@ -142,7 +142,7 @@ def _float_type(dtype: Any) -> np.dtype[Any]:
     if dtype == "bfloat16":
         from ml_dtypes import bfloat16
 
-        return np.dtype(bfloat16)
+        dtype = bfloat16
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:

@@ -9,8 +9,10 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
+from qkv.backend import body, get_num_threads
 from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.packed import keep
+from qkv.layers.stepping import Steps, steps_for
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
@@ -103,7 +105,7 @@ class Embedding:
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
     ) -> Array:
-        """Vectors (..., D) of ids (...) at these places."""
+        """Vectors (..., D) of ids (...) at these places; of halves in float32."""
         x = self.table[ids]
         keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
@@ -119,7 +121,6 @@ class Embedding:
             x += where
         if self.norm is not None:
             x = self.norm(x)
-        x = x.astype(self.table.dtype, copy=False)
         keep(record, "hook_full_embed", x, cu_lengths)
         return x
 
@@ -158,6 +159,7 @@ class Transformer:
         self.options = [dict(one) for one in options or [{}] * len(self.layers)]
         self.bias, self.final_norm, self.head = bias, final_norm, head
         self.hooks = tuple(hooks)
+        self._steps: tuple[tuple[int | None, int], Steps | None] | None = None
 
     @property
     def dim(self) -> int:
@@ -166,8 +168,8 @@ class Transformer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the vectors."""
-        return self.embedding.table.dtype
+        """The type of the vectors: float32 for halves."""
+        return compute_type(self.embedding.table.dtype)
 
     @property
     def hook_names(self) -> list[str]:
@@ -269,11 +271,21 @@ class Transformer:
         if self.embedding.room is not None:
             places = np.minimum(places, self.embedding.room - 1)  # of padding, which nobody reads
         x = self.embedding(ids, places, record=record)
+        quick = self._quick() if record is None and ids.shape[1] == 1 else None
+        if quick is not None:
+            return self._last(quick(x, places, caches, lengths), None, None)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             inside = None if record is None else record.under(f"blocks.{number}.")
             options = self.options[number]
             x = layer(x, cache=cache, lengths=lengths, record=inside, **options)
         return self._last(x, None, record)
+
+    def _quick(self) -> Steps | None:
+        """Its layers for single tokens, made anew when another backend is to compute."""
+        wanted = (body(), get_num_threads())
+        if self._steps is None or self._steps[0] != wanted:
+            self._steps = wanted, steps_for(self.layers, self.options, self.embedding.table.dtype)
+        return self._steps[1]
 
     def _last(self, x: Array, cu_lengths: Array | None, record: Recorder | None) -> Array:
         if self.final_norm is not None:

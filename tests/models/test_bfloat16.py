@@ -1,0 +1,167 @@
+"""A model used in bfloat16: its weights stay so, and so does what goes from layer to layer."""
+
+import mmap
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import qkv
+from qkv.backend import BACKENDS, BODIES
+from qkv.models import load
+from qkv.models.weights import Tensors
+from qkv.trace import Trace
+
+from .support import CONFIG, plain_bert
+from .test_weights import write_bfloat16
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
+
+
+def rounded(tensors):
+    return {name: array.astype(BFLOAT16) for name, array in tensors.items()}
+
+
+@pytest.fixture
+def halves(folder):
+    """A folder whose file holds bfloat16, and what it holds."""
+    folder.write()
+    tensors = rounded(folder.tensors)
+    write_bfloat16(folder.path / "model.safetensors", tensors)
+    return folder.path, tensors
+
+
+def is_mapped(array):
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+def cosines(one, other):
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
+
+
+def test_weights_of_the_file_stay_in_the_file(halves):
+    path, tensors = halves
+    model = load(path, dtype="bfloat16")
+    for name, array in model.parameters.items():
+        assert array.dtype == BFLOAT16, name
+        assert is_mapped(array), name
+    theirs = tensors["encoder.layer.1.output.dense.weight"]
+    ours = model.parameters["blocks.1.mlp.down_proj.weight"]
+    np.testing.assert_array_equal(ours.view(np.uint16), theirs.T.view(np.uint16))
+
+
+def test_a_float32_file_is_mapped_as_float32(folder):
+    parameters = load(folder.write()).parameters
+    assert all(array.dtype == np.float32 and is_mapped(array) for array in parameters.values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)])
+def test_a_float32_file_is_rounded_when_asked_for(folder, dtype):
+    model = load(folder.write(), dtype=dtype)
+    for array in model.parameters.values():
+        assert array.dtype == BFLOAT16
+    theirs = folder.tensors["embeddings.word_embeddings.weight"].astype(BFLOAT16)
+    np.testing.assert_array_equal(model.parameters["embed.weight"], theirs)
+
+
+def test_without_being_asked_for_it_is_read_as_float32(halves):
+    path, tensors = halves
+    parameters = load(path).parameters
+    assert {array.dtype for array in parameters.values()} == {np.dtype(np.float32)}
+    table = tensors["embeddings.word_embeddings.weight"]
+    np.testing.assert_array_equal(parameters["embed.weight"], table.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_it_is_close_to_the_plain_bert_of_the_same_weights(halves, monkeypatch, name):
+    monkeypatch.setenv("QKV_BACKEND", name)
+    path, tensors = halves
+    model = load(path, dtype="bfloat16")
+    ids = np.array([2, 4, 5, 6, 3])
+    out = model(ids[None]).last_hidden_state
+    assert out.dtype == np.float32
+    expected = plain_bert(tensors, CONFIG, ids)[0][-1]
+    np.testing.assert_allclose(out[0].astype(np.float64), expected, atol=0.03, rtol=0.03)
+    assert cosines(out[0], expected).min() > 0.9995
+
+
+@pytest.mark.parametrize("name", BODIES or [None])
+def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
+    """Weights that were widened would take twice the memory, packed as they are."""
+    if name is None:
+        pytest.skip("the kernel was not built")
+    monkeypatch.setenv("QKV_BACKEND", name)
+    seen = []
+    backend = sys.modules["qkv.backend"]  # under that name, qkv has the function
+    packed = backend._packed
+
+    def spy(weight, here, kind, threads):
+        seen.append((weight.dtype, kind))
+        return packed(weight, here, kind, threads)
+
+    monkeypatch.setattr(backend, "_packed", spy)
+    load(halves[0], dtype="bfloat16").encode(TEXTS)
+    assert len(seen) == 2 * 6  # layers, products of each
+    assert set(seen) == {(BFLOAT16, BFLOAT16)}
+
+
+def test_vectors_are_float32_and_pooled_in_float32(halves):
+    model = load(halves[0], dtype="bfloat16")
+    vectors = model.encode(TEXTS)
+    assert vectors.dtype == np.float32
+    for vector, rows in zip(
+        vectors, model.encode(TEXTS, output_value="token_embeddings"), strict=True
+    ):
+        assert rows.dtype == np.float32
+        np.testing.assert_allclose(vector, rows.astype(np.float64).mean(0), rtol=2e-6, atol=2e-7)
+
+
+def test_a_trace_is_of_float32_and_can_be_saved(halves, tmp_path):
+    trace = load(halves[0], dtype="bfloat16").trace(TEXTS)
+    assert {trace[name].dtype for name in trace.names()} == {np.dtype(np.float32)}
+    trace.save(tmp_path / "trace.safetensors")
+    again = Trace.load(tmp_path / "trace.safetensors")
+    np.testing.assert_array_equal(again["resid_post", 1], trace["resid_post", 1])
+
+
+def test_it_is_saved_as_bfloat16(halves, tmp_path):
+    path, tensors = halves
+    model = load(path, dtype="bfloat16")
+    model.save(tmp_path / "copy")
+    stored = Tensors(tmp_path / "copy")
+    assert {stored.kind(name) for name in stored} == {"BF16"}
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(stored[name].view(np.uint16), array.view(np.uint16))
+    again = load(tmp_path / "copy", dtype="bfloat16")
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_a_parameter_that_is_replaced_is_rounded(halves):
+    model = load(halves[0], dtype="bfloat16")
+    before = model.encode(TEXTS)
+    weight = model.parameters["blocks.0.mlp.up_proj.weight"]
+    model.parameters["blocks.0.mlp.up_proj.weight"] = weight.astype(np.float64) * 1.5
+    assert model.parameters["blocks.0.mlp.up_proj.weight"].dtype == BFLOAT16
+    assert np.abs(model.encode(TEXTS) - before).max() > 1e-3
+
+
+def test_the_random_model_too():
+    wide, short = qkv.load("random"), qkv.load("random", dtype="bfloat16")
+    text = "I sat on the bank of the river."
+    assert short.encode(text).dtype == np.float32
+    assert cosines(short.encode(text), wide.encode(text)) > 0.999
+
+
+def test_the_sentence_vectors_of_a_trained_model_hardly_change():
+    sentences = [
+        *("The cat sat on the mat.", "x", "I sat on the bank of the river.", "Ω"),
+        "The bank raised its interest rates by a quarter of a percent, which nobody expected.",
+        " ".join(f"number {n} of a list that goes on and on," for n in range(20)),
+    ]
+    wide, short = load("minilm").encode(sentences), load("minilm", dtype="bfloat16")
+    assert cosines(wide, short.encode(sentences)).min() > 0.9999
