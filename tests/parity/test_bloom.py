@@ -15,7 +15,7 @@ from transformers import (
     BloomModel,
 )
 
-from .models import compare, made
+from .models import compare, compare_saved, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "four heads": {"hidden_size": 32, "n_head": 4},
@@ -28,17 +28,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "one head": {"hidden_size": 7, "n_head": 1, "slow_but_exact": True},
 }
-KINDS = [
-    BloomForCausalLM,
-    BloomModel,
-    BloomForSequenceClassification,
-    BloomForTokenClassification,
-]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def config_of(name: str) -> BloomConfig:
+    return BloomConfig(vocab_size=97, n_layer=3, pad_token_id=0, num_labels=3, **CONFIGS[name])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_bloom(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    config = BloomConfig(vocab_size=97, n_layer=3, pad_token_id=0, num_labels=3, **CONFIGS[name])
-    compare(made(tmp_path, kind, config, dtype))
+def test_bloom(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, BloomForCausalLM, config_of(name), dtype)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [BloomModel, BloomForSequenceClassification, BloomForTokenClassification],
+    ids=lambda kind: kind.__name__,
+)
+def test_other_heads(tmp_path: Path, kind: type) -> None:
+    compare(made(tmp_path, kind, config_of("eleven heads, untied"), torch.float64))

@@ -15,7 +15,7 @@ from transformers import (
     GptOssModel,
 )
 
-from .models import compare, made
+from .models import compare, compare_saved, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "two of five experts": {"num_attention_heads": 6, "num_key_value_heads": 2},
@@ -46,18 +46,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-KINDS = [
-    GptOssForCausalLM,
-    GptOssModel,
-    GptOssForSequenceClassification,
-    GptOssForTokenClassification,
-]
+PLAIN = {"experts_implementation": "eager"}  # their other ways take float32 alone
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gpt_oss(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
+def config_of(name: str) -> GptOssConfig:
     sizes: dict[str, Any] = {
         "vocab_size": 97,
         "hidden_size": 33,
@@ -71,5 +63,22 @@ def test_gpt_oss(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> N
         "num_experts_per_tok": 2,
         "sliding_window": 5,
     }
-    config = GptOssConfig(**sizes | CONFIGS[name])
-    compare(made(tmp_path, kind, config, dtype, experts_implementation="eager"))
+    return GptOssConfig(**sizes | CONFIGS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, GptOssForCausalLM, config_of(name), dtype, **PLAIN)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [GptOssModel, GptOssForSequenceClassification, GptOssForTokenClassification],
+    ids=lambda kind: kind.__name__,
+)
+def test_other_heads(tmp_path: Path, kind: type) -> None:
+    config = config_of("two of five experts")
+    compare(made(tmp_path, kind, config, torch.float64, **PLAIN))
