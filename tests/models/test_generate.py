@@ -410,7 +410,7 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
         result.looked_at(6)
     with pytest.raises(ValueError, match="trace=True"):
         plain.looked_at(0)
-    assert qkv.show(trace).to_dict()["tokens"][:2] == trace.tokens[:2]
+    assert len(qkv.show(trace).to_dict()["tokens"]) == len(trace.tokens)
 
 
 def test_new_tokens_stand_in_the_text(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,47 @@ def attend_plain(
         None,  # weights
     )
     return out, None if found is None else found[..., 0]
+
+
+def attend_behind(
+    chosen: int,
+    query: Array,
+    given: Mapping[str, Any],
+    *,
+    slopes: Array | None,
+    sinks: Array | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+) -> Array:
+    """Causal attention of queries `(B, Hq, n, d)` to what `KVCache.put` gives: `(B, Hq, n, dv)`.
+
+    The queries stand as `stands` wants them; slopes and sinks are float32.
+    """
+    key, value, window = given["key"], given["value"], given.get("window")
+    out = np.empty((*query.shape[:-1], value.shape[-1]), value.dtype)
+    kernel.attend(
+        chosen,
+        _handed(query),
+        _handed(key),
+        _handed(value),
+        _handed(out),
+        None,  # log-sum-exp, mask, bias
+        None,
+        None,
+        slopes,
+        sinks,
+        given["q_offset"],
+        given.get("query_lengths"),
+        given.get("key_lengths"),
+        None if window is None else window[0],
+        0,
+        softcap,
+        scale,
+        threads,
+        None,  # weights
+    )
+    return out
 
 
 @functools.cache

@@ -41,16 +41,22 @@ class _Norm:
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
         """Normalise `x` (..., D); `record` collects what is computed on the way."""
         array, dtype = _vectors_in(x, self.dim, self.parameters, call=type(self).__name__)
-        weight, bias = self.parameters["weight"], self.parameters.get("bias")
+        weight, bias = self.scaled(), self.parameters.get("bias")
         x = working(array, dtype)
-        if self.offset:
-            wide = compute_type(x.dtype)
-            weight = weight.astype(wide, copy=False) + wide.type(self.offset)
         found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:
             record("hook_scale", scale)
         return out.astype(dtype, copy=False)
+
+    def scaled(self) -> Array:
+        """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""
+        weight = self.parameters["weight"]
+        if not self.offset:
+            return weight
+        wide = compute_type(weight.dtype)
+        scaled: Array = weight.astype(wide, copy=False) + wide.type(self.offset)
+        return scaled
 
     def _by_numpy(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
         if self._is_centred:

@@ -1,0 +1,226 @@
+"""Blocks for one new token of each text, with all that is the same for every token looked up once.
+
+A token of a small model takes its blocks less time than it takes Python to check what they are
+given. Here nothing is checked: what `steps_for` says None to goes the usual way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type, is_frozen
+from qkv.attend import native
+from qkv.attend.cache import KVCache
+from qkv.attend.call import check_scale, check_softcap, narrow
+from qkv.backend import Prepared, body, get_num_threads, stays_half
+from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
+from qkv.layers.block import Block
+from qkv.layers.mlp import MLP
+from qkv.layers.norm import LayerNorm, RMSNorm
+from qkv.layers.parameters import quiet
+
+_OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
+Turns = tuple[Array, Array]
+
+
+class Steps:
+    """Several blocks, one after the other.
+
+    Args:
+        blocks: the blocks.
+        options: for each the options of its attention.
+        kernel: what computes.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Block], options: Sequence[Mapping[str, Any]], kernel: Prepared
+    ) -> None:
+        self.kernel = kernel
+        self._steps = [_Step(*pair, kernel) for pair in zip(blocks, options, strict=True)]
+        self._rotary = {
+            id(block.attn.rotary): (block.attn.rotary, block.attn.d_query) for block in blocks
+        }
+
+    @quiet
+    def __call__(
+        self, x: Array, places: Array, caches: Sequence[KVCache], lengths: Array | None
+    ) -> Array:
+        """From vectors (B, 1, D) of tokens at these places (B, 1) to the same.
+
+        `lengths` are None, or 0 for a text that has no further token.
+        """
+        turns = {
+            key: _turns(rotary, size, places)
+            for key, (rotary, size) in self._rotary.items()
+            if rotary is not None
+        }
+        rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
+        for step, cache in zip(self._steps, caches, strict=True):
+            rows = step(rows, cache, lengths, turns.get(step.rotary))
+        return rows[:, None]
+
+
+def steps_for(
+    blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
+) -> Steps | None:
+    """The same as these blocks; None where one of them needs what only the usual way has."""
+    here = body()
+    if here is None or (dtype != np.float32 and not stays_half(dtype)):
+        return None
+    for block, given in zip(blocks, options, strict=True):
+        if (
+            type(block) is not Block
+            or type(block.attn) not in (MultiHeadAttention, SelfAttention)
+            or "out_proj.weight" not in block.attn.parameters
+            or not native.takes_size(dtype, block.attn.d_query)
+            or not given.keys() <= _OPTIONS
+            or given.get("is_causal") is not True
+        ):
+            return None
+        arrays = [*block.parameters.values(), *_head_norms(block.attn)]
+        if not all(array.dtype == dtype and is_frozen(array) for array in arrays):
+            return None
+    return Steps(blocks, options, Prepared(here, dtype, get_num_threads()))
+
+
+class _Step:
+    """One block."""
+
+    def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
+        attn = block.attn
+        self.post_norm = block.post_norm
+        self.norm2 = _norm(block.norm2, kernel)
+        self.norm1, self.out_norm1, self.out_norm2, self.q_norm, self.k_norm = (
+            None if norm is None else _norm(norm, kernel)
+            for norm in (block.norm1, block.out_norm1, block.out_norm2, attn.q_norm, attn.k_norm)
+        )
+        self.q, self.k, self.v, self.out = (
+            _linear(attn.parameters, f"{name}_proj", kernel) for name in ("q", "k", "v", "out")
+        )
+        self.mlp = _mlp(block.mlp, kernel)
+        self.kernel = kernel
+        self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
+        self.rotary = id(attn.rotary)
+        self.swapped = None if attn.rotary is None else _swapped(attn.rotary, self.size)
+        slopes, sinks = options.get("alibi_slopes"), options.get("sinks")
+        wide = np.dtype(np.float32)
+        call = type(attn).__name__
+        self.options: dict[str, Any] = {
+            "slopes": None if slopes is None else narrow(np.asarray(slopes), wide),
+            "sinks": None if sinks is None else narrow(sinks, wide).reshape(self.heads, -1),
+            "softcap": check_softcap(call, options.get("softcap")),
+            "scale": check_scale(call, options.get("scale"), self.size),
+            "threads": kernel.threads,
+        }
+
+    def __call__(
+        self, x: Array, cache: KVCache, lengths: Array | None, turns: Turns | None
+    ) -> Array:
+        """From (B, D) to the same, float32."""
+        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
+        if self.out_norm1 is None:
+            mid = self._attend(attn_in, cache, lengths, turns, x)
+        else:
+            more = self.out_norm1(self._attend(attn_in, cache, lengths, turns))
+            mid = x + more.view(self.kernel.kind)
+        if self.post_norm and self.norm1 is not None:
+            mid = mlp_in = self.norm1(mid)
+        else:
+            mlp_in = self.norm2(mid)
+        if self.out_norm2 is None:
+            out = self.mlp(self.kernel.handed(mlp_in), mid)
+        else:
+            more = self.out_norm2(self.mlp(self.kernel.handed(mlp_in), None))
+            out = mid + more.view(self.kernel.kind)
+        return self.norm2(out) if self.post_norm else out
+
+    def _attend(
+        self,
+        x: Array,
+        cache: KVCache,
+        lengths: Array | None,
+        turns: Turns | None,
+        residual: Array | None = None,
+    ) -> Array:
+        x, rows, size, kind = self.kernel.handed(x), len(x), self.size, self.kernel.kind
+        query, key = self.q(x).reshape(-1, size), self.k(x).reshape(-1, size)
+        if self.q_norm is not None:
+            query = self.q_norm(query)
+        if self.k_norm is not None:
+            key = self.k_norm(key)
+        queries = query.view(kind).reshape(rows, self.heads, size)
+        keys = key.view(kind).reshape(rows, self.kv_heads, size)
+        values = self.v(x).view(kind).reshape(rows, self.kv_heads, 1, -1)
+        if self.swapped is not None and turns is not None:
+            queries = _turned(queries, self.swapped, *turns)
+            keys = _turned(keys, self.swapped, *turns)
+        given = cache.put(keys[:, :, None], values, lengths)
+        z = native.attend_behind(self.kernel.body, queries[:, :, None], given, **self.options)
+        return self.out(self.kernel.handed(z.reshape(rows, -1)), None, residual)
+
+
+def _norm(norm: LayerNorm | RMSNorm, kernel: Prepared) -> Callable[[Array], Array]:
+    weight, bias = norm.scaled(), norm.parameters.get("bias")
+    return kernel.norm(weight, bias, eps=norm.eps, centred=isinstance(norm, LayerNorm))
+
+
+def _linear(
+    parameters: Mapping[str, Array], name: str, kernel: Prepared, activation: str | None = None
+) -> Callable[..., Array]:
+    weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+    return kernel.linear(weight, bias, activation)
+
+
+def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
+    """`mlp(x, residual=...)`, of rows (B, D)."""
+    if type(mlp) is not MLP:
+
+        def usual(x: Array, residual: Array | None) -> Array:
+            found: Array = mlp(x.view(kernel.kind), residual=residual)
+            return found if residual is not None else kernel.handed(found)
+
+        return usual
+    up = _linear(mlp.parameters, "up_proj", kernel, None if mlp.gated else mlp.activation)
+    down = _linear(mlp.parameters, "down_proj", kernel)
+    if not mlp.gated:
+        return lambda x, residual: down(up(x), None, residual)
+    gate = _linear(mlp.parameters, "gate_proj", kernel, mlp.activation)
+    return lambda x, residual: down(up(x, gate(x)), None, residual)
+
+
+def _head_norms(attn: MultiHeadAttention) -> list[Array]:
+    norms = (attn.q_norm, attn.k_norm)
+    return [array for norm in norms if norm is not None for array in norm.parameters.values()]
+
+
+def _swapped(rotary: Rotary, size: int) -> Array:
+    """For each number of a head the place of the other of its pair."""
+    dims = size if rotary.dims is None else rotary.dims
+    places = np.arange(size)
+    pairs = places[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
+    places[:dims] = np.flip(pairs, 1 if rotary.interleaved else 0).ravel()
+    return places
+
+
+def _turns(rotary: Rotary, size: int, places: Array) -> Turns:
+    """What numbers (B, H, d) and the others of their pairs are multiplied by, (B, 1, d)."""
+    cos, sin = rotary.turns(
+        np.empty((len(places), 1, size), np.float32), places, 1 + int(places.max(initial=0))
+    )
+    rest = [(0, 0), (0, 0), (0, size - cos.shape[-1])]
+    if rest[-1] == (0, 0):
+        return cos, sin
+    return np.pad(cos, rest, constant_values=1), np.pad(sin, rest)
+
+
+def _turned(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
+    """Queries or keys (B, H, d), turned; it may be in place."""
+    wide = x.astype(compute_type(x.dtype), copy=False)
+    other = wide.take(swapped, axis=-1)
+    other *= sin
+    wide *= cos
+    wide += other
+    return wide.astype(x.dtype, copy=False)

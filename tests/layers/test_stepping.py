@@ -1,0 +1,133 @@
+"""Single tokens the quick way: to the last bit what the blocks themselves give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from qkv.arrays import frozen
+from qkv.backend import body, kernel, set_num_threads
+from qkv.layers import Rotary
+from qkv.layers.stepping import steps_for
+from qkv.models.design import Attention, Design
+from qkv.models.head import Head
+from qkv.models.transformer import Transformer
+
+if kernel is None:
+    pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)
+
+PLAIN = {
+    "vocabulary": 40,
+    "dim": 36,
+    "hidden": 50,
+    "activation": "silu",
+    "eps": 1e-5,
+    "rms": True,
+    "gated": True,
+    "head": Head(40, tied=True),
+}
+DESIGNS: dict[str, dict[str, Any]] = {
+    "as Llama": {"qkv_bias": False, "out_bias": False, "mlp_bias": False},
+    "as GPT-2": {"rms": False, "gated": False, "activation": "gelu_tanh", "positions": 64},
+    "norms after": {"norms": "after", "rms": False, "final_norm": False},
+    "norms on both sides, weights from 1": {"norms": "both", "norm_offset": 1.0},
+    "no first norm": {"first_norm": False},
+}
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "rotary": {"rotary": Rotary(base=100.0)},
+    "in pairs, in part": {"rotary": Rotary(dims=8, interleaved=True)},
+    "in part": {"rotary": Rotary(dims=8)},
+    "ALiBi": {"alibi": True},
+    "sinks": {"sinks": True, "rotary": Rotary()},
+    "norms of heads": {"qk_norm": True, "rotary": Rotary()},
+}
+OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
+
+
+def built(dtype: Any, attention: dict[str, Any], **others: Any) -> Transformer:
+    layer = {"options": {"is_causal": True}, **attention}
+    design = Design(layers=(Attention(6, 2, 12, **layer),) * 2, **{**PLAIN, **others})
+    rng = np.random.default_rng(0)
+    return design.build(
+        {
+            name: frozen((rng.standard_normal(shape) / 4 + (len(shape) == 1)).astype(dtype))
+            for name, shape in design.shapes()
+        }
+    )
+
+
+def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
+    """The last vectors of texts of unlike lengths that end one by one."""
+    caches, ids, lengths = model.begin([np.arange(3 + 2 * row) for row in range(rows)])
+    model.step(ids, caches, lengths)
+    found = []
+    for number, real in enumerate([None, None, [1] * rows, [1] + [0] * (rows - 1), None]):
+        going = None if real is None else np.array(real)
+        x = model.step(np.full((rows, 1), number), caches, going)
+        found.append(x if going is None else x[going == 1])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("design", DESIGNS)
+def test_it_is_what_the_blocks_give(
+    monkeypatch: pytest.MonkeyPatch,
+    design: str,
+    attention: str,
+    options: dict[str, Any],
+    dtype: Any,
+) -> None:
+    layer = {**ATTENTIONS[attention], "options": {"is_causal": True, **options}}
+    model = built(dtype, layer, **DESIGNS[design])
+    for rows in (1, 3):
+        quick = vectors(model, rows)
+        assert model._steps is not None
+        assert model._steps[1] is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "_quick", lambda: None)
+            for found, expected in zip(quick, vectors(model, rows), strict=True):
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_another_backend_or_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(np.float32, ATTENTIONS["rotary"])
+    first = vectors(model, 2)
+    steps = model._steps
+    vectors(model, 2)
+    assert model._steps is steps
+    set_num_threads(3)
+    again = vectors(model, 2)
+    assert model._steps is not steps
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    monkeypatch.setenv("QKV_BACKEND", "numpy")
+    assert body() is None
+    for a, b in zip(first, vectors(model, 2), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    assert model._steps is not None
+    assert model._steps[1] is None
+
+
+def test_what_goes_the_usual_way() -> None:
+    model = built(np.float32, ATTENTIONS["rotary"])
+    blocks, options = model.layers, model.options
+    f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
+    assert steps_for(blocks, options, f32) is not None
+    assert steps_for(blocks, options, f64) is None
+    assert steps_for(blocks, [{}, {}], f32) is None
+    assert steps_for(blocks, [{**one, "bias": np.zeros((1, 1))} for one in options], f32) is None
+    assert steps_for([lambda x: x], options[:1], f32) is None
+    assert steps_for(blocks, options, np.dtype(np.float16)) is None
+    assert steps_for(built(np.float64, {}).layers, options, f32) is None
+    design = Design(layers=(Attention(1, 1, 300, options={"is_causal": True}),), **PLAIN)
+    wide = design.build({n: frozen(np.ones(s, np.float32)) for n, s in design.shapes()})
+    assert steps_for(wide.layers, wide.options, f32) is None
+    loose = Design(layers=(Attention(2, 2, 4, options={"is_causal": True}),), **PLAIN)
+    open_ = loose.build({n: np.ones(s, np.float32) for n, s in loose.shapes()})
+    assert steps_for(open_.layers, open_.options, f32) is None
