@@ -51,6 +51,7 @@ def layers(config: Config, dim: int, positions: int) -> tuple[Attention, ...]:
     bases = {FULL: ("global_rope_theta", base), SLIDING: ("local_rope_theta", local)}
     rotary = read_rotaries(config, dim // heads, positions, bases, scaled=bases)
     side = config.size("local_attention", 128) // 2
+    config.only("sliding_window", side, None)  # transformers' own name for it
     options: dict[str, dict[str, Any]] = {FULL: {}, SLIDING: {"window": (side, side)}}
     return tuple(
         Attention(heads, heads, dim // heads, rotary=rotary[kind], options=options[kind])
