@@ -118,3 +118,16 @@ def test_the_keys_of_transformers_4(tmp_path: Path) -> None:
     values["local_rope_theta"] = 700.0
     (tmp_path / "config.json").write_text(json.dumps(values))
     np.testing.assert_array_equal(qkv.load(tmp_path)(ids).logits, same)
+
+
+def test_texts_of_several_windows(tmp_path: Path) -> None:
+    """As long as what the kernel cuts into blocks."""
+    config = ModernBertConfig(
+        vocab_size=97,
+        hidden_size=36,
+        num_attention_heads=3,
+        intermediate_size=50,
+        num_hidden_layers=3,
+        pad_token_id=0,
+    )
+    compare(made(tmp_path, ModernBertForMaskedLM, config), length=500)
