@@ -86,6 +86,9 @@ def test_types(dtype: Any) -> None:
     assert found.dtype == dtype
     close = 1e-5 if dtype == np.float32 else 2e-2
     np.testing.assert_allclose(found.astype(np.float64), expected, close, close)
+    wide = Experts(given, top_k=2)(x, residual=residual.astype(np.float32))
+    assert wide.dtype == np.float32
+    np.testing.assert_allclose(wide, expected, close, close)
 
 
 def test_whole_numbers_take_the_type_of_the_parameters() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -25,7 +26,7 @@ from transformers import (
 
 import qkv
 
-from .models import compare, made
+from .models import compare, compare_saved, made
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -86,31 +87,36 @@ GEMMA3: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("name", GEMMA2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gemma2(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, Gemma2ForCausalLM, Gemma2Config(**SIZES | GEMMA2[name]), dtype)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", GEMMA3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gemma3(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, Gemma3ForCausalLM, Gemma3TextConfig(**SIZES | GEMMA3[name]), dtype)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "config"),
     [
-        Gemma2ForCausalLM,
-        Gemma2Model,
-        Gemma2ForSequenceClassification,
-        Gemma2ForTokenClassification,
+        (Gemma2Model, Gemma2Config),
+        (Gemma2ForSequenceClassification, Gemma2Config),
+        (Gemma2ForTokenClassification, Gemma2Config),
+        (Gemma3TextModel, Gemma3TextConfig),
+        (Gemma3TextForSequenceClassification, Gemma3TextConfig),
     ],
     ids=lambda kind: kind.__name__,
 )
-@pytest.mark.parametrize("name", GEMMA2)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gemma2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    compare(made(tmp_path, kind, Gemma2Config(**SIZES | GEMMA2[name]), dtype))
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [Gemma3ForCausalLM, Gemma3TextModel, Gemma3TextForSequenceClassification],
-    ids=lambda kind: kind.__name__,
-)
-@pytest.mark.parametrize("name", GEMMA3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gemma3(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    compare(made(tmp_path, kind, Gemma3TextConfig(**SIZES | GEMMA3[name]), dtype))
+def test_other_heads(tmp_path: Path, kind: type, config: type) -> None:
+    sizes = SIZES | {"final_logit_softcapping": 0.5}  # which is for words alone
+    compare(made(tmp_path, kind, config(**sizes), torch.float64))
 
 
 def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
@@ -120,7 +126,8 @@ def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
     theirs = pair.theirs.to(torch.bfloat16).embed_tokens(ids).detach().float().numpy()
     ours = qkv.load(tmp_path, dtype="bfloat16")
     trace = ours.trace(ids[:, :60].numpy(), names="hook_full_embed")
-    np.testing.assert_array_equal(trace["hook_full_embed"].astype(np.float32), theirs[:, :60])
+    found = trace["hook_full_embed"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(found, theirs[:, :60])
 
 
 @pytest.mark.parametrize(
@@ -141,4 +148,6 @@ def test_gemma3_beside_images(tmp_path: Path, kind: type, tied: bool) -> None:
         mm_tokens_per_image=4,
         tie_word_embeddings=tied,
     )
-    compare(made(tmp_path, kind, config, torch.float64))
+    pair = made(tmp_path, kind, config, torch.float64)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.backend import linear
 from qkv.layers.parameters import (
     checked,
+    is_wide,
     need_shape,
     project,
     quiet,
@@ -89,7 +90,8 @@ class Experts:
 
         Args:
             x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to a half, if it is.
+            residual: (..., T, D), added to the result before that is rounded to a half; if it is
+                float32, so is the result.
         """
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x")
@@ -100,14 +102,14 @@ class Experts:
         dtype = result_type([array], self.parameters, call=call)
         rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
         chosen, weights = self._route(rows)
-        out: Array = np.zeros_like(rows)
+        out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             out[row] += weights[row, rank, None] * self._expert(rows[row], number)
         out = out.reshape(array.shape)
         if residual is not None:
             out = out + residual
-        return out.astype(dtype, copy=False)
+        return out if is_wide(residual) else out.astype(dtype, copy=False)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""
@@ -115,17 +117,18 @@ class Experts:
 
     def _route(self, rows: Array) -> tuple[Array, Array]:
         """For each row the experts it goes through and what they count, both (rows, top_k)."""
-        scores = project(rows, self.parameters, "router_proj")  # (rows, E)
+        wide = rows.astype(compute_type(rows.dtype), copy=False)  # experts may come close
+        scores = project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         return chosen, softmax(np.take_along_axis(scores, chosen, -1))
 
     def _expert(self, rows: Array, number: int) -> Array:
         gate_up, gate_up_bias, down, down_bias = self._experts[number]
-        both = linear(rows, gate_up, gate_up_bias)  # (rows, 2 * F)
+        both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         hidden = (up + 1) * gate / (1 + np.exp(-both.dtype.type(self.alpha) * gate))  # (rows, F)
-        return linear(hidden, down, down_bias)
+        return linear(hidden.astype(rows.dtype, copy=False), down, down_bias, wide=True)
 
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
