@@ -46,11 +46,13 @@ def either(
 ) -> Design | Seq2SeqDesign:
     """Both, or the encoder alone; the numbers are those for keys that are left out."""
     gated, activation = config.choice("feed_forward_proj", FEEDS, feed)
-    dim, count = config.size("d_model", 512), config.size("num_heads", heads)
-    size, vocabulary = config.size("d_kv", 64), config.size("vocab_size", vocabulary)
+    dim = config.size(config.spelling("d_model", "hidden_size"), 512)
+    count = config.size(config.spelling("num_heads", "num_attention_heads"), heads)
+    size = config.size(config.spelling("d_kv", "head_dim"), 64)
+    vocabulary = config.size("vocab_size", vocabulary)
     buckets = config.size("relative_attention_num_buckets", 32)
     furthest = config.size("relative_attention_max_distance", 128)
-    layers = config.layers("num_layers", layers)
+    layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), layers)
     shared: dict[str, Any] = {
         "vocabulary": vocabulary,
         "dim": dim,
@@ -88,9 +90,11 @@ def either(
 
 def alone(config: Config) -> bool:
     """Whether there is only an encoder."""
-    both = config.flag("is_encoder_decoder", True)
-    named = config.architecture().endswith("EncoderModel")
-    return not both or named or config.head() == "TokenClassification"
+    named = config.architecture()
+    encoder = named.endswith("EncoderModel") or config.head() == "TokenClassification"
+    if named and not encoder:
+        config.only("is_encoder_decoder", True)
+    return encoder or not config.flag("is_encoder_decoder", True)
 
 
 def names(config: Config, feed: str = "relu") -> dict[str, str]:
