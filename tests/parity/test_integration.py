@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -498,6 +500,18 @@ def test_a_family_without_the_interface_keeps_its_own_attention() -> None:
         assert torch.equal(model(**inputs).last_hidden_state, eager)
         with pytest.raises(RuntimeError, match="no attention ran through qkv"), qkv.record():
             model(**inputs)
+
+
+def test_the_page_says_what_comes_out(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "inside-other-models.md"
+    blocks = re.findall(r"```(python|text)\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    names: dict[str, Any] = {}
+    for kind, block in blocks:
+        if kind == "python":
+            exec(block, names)
+        else:
+            assert capsys.readouterr().out == block
+    assert [kind for kind, _ in blocks] == ["python", "text"] * 3
 
 
 def test_compiled_and_plain_are_the_same() -> None:

@@ -30,12 +30,9 @@ _NO_GRADIENT = (
 def register() -> None:
     """Make `attn_implementation="qkv"` work for the models of `transformers`, on a CPU.
 
-    After this call, once in a process,
-
-        model = AutoModel.from_pretrained(name, attn_implementation="qkv")
-
-    runs every attention that goes through the interface of `transformers` in qkv, and so does
-    `model.set_attn_implementation("qkv")`. Tensors are read where they stand and results are handed
+    After this call, once in a process, `from_pretrained(name, attn_implementation="qkv")` and
+    `model.set_attn_implementation("qkv")` have every attention that goes through the interface of
+    `transformers` computed by qkv. Tensors are read where they stand and results are handed
     back where they stand: float32, float64, float16 and bfloat16. Causal masks, sliding windows and
     padding reach the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks,
     position bias and grouped heads are those of the model. It computes results, no gradients.
