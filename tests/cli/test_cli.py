@@ -323,7 +323,7 @@ def test_a_failed_encode_leaves_the_old_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr("qkv.models.Model.encode_stream", full)
     result = run("encode", "-", "-o", str(target), "--model", lessons, stdin=b"cat")
     assert "No space left on device" in refused(result, "encode", code=1)
     assert target.read_bytes() == b"old"

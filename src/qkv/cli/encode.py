@@ -1,11 +1,14 @@
-"""`qkv encode`: a vector for each line of a file."""
+"""`qkv encode`: a vector for each line of a file, of any number of lines."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +16,9 @@ from qkv.cli.common import debug_option, json_option, model_option, print_json, 
 from qkv.files import replacing
 
 if TYPE_CHECKING:
-    from qkv.arrays import Array
+    import numpy as np
+
+    from qkv.models import Model
 
 
 def _output(context: click.Context, parameter: click.Parameter, path: str) -> str:
@@ -34,60 +39,100 @@ def _output(context: click.Context, parameter: click.Parameter, path: str) -> st
 @json_option
 @debug_option
 def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
-    """A vector for each line of FILE, one text a line; - is standard input."""
+    """A vector for each line of FILE, one text a line; - is standard input.
+
+    Lines are read and vectors written as they come, so FILE may be of any length. The output is
+    there once it is whole.
+    """
     from qkv.models import load_for
 
-    texts = read_lines(file)
+    texts: Iterable[str] = Lines(file) if file != "-" else _standard_input()
+    if file == "-" and model == "random":
+        texts = list(texts)  # it learns their words before it encodes them
     used = load_for(texts, model)
-    vectors: Array = used.encode(texts)
-    write_vectors(output, texts, vectors)
-    count = f"{len(texts)} text{'s' * (len(texts) != 1)}"
-    say(f"{used.name}: {count}, {vectors.shape[1]} numbers each, wrote {output}")
+    count, size = write_vectors(output, used, texts)
+    say(f"{used.name}: {count} text{'s' * (count != 1)}, {size} numbers each, wrote {output}")
     if as_json:
-        print_json(
-            {"model": used.name, "texts": len(texts), "size": vectors.shape[1], "output": output}
-        )
+        print_json({"model": used.name, "texts": count, "size": size, "output": output})
 
 
-def read_lines(file: str) -> list[str]:
-    """The lines of a UTF-8 file, blank ones too; - is standard input.
+class Lines:
+    """The lines of a UTF-8 file, blank ones too, read anew each time.
 
     Raises:
         ValueError: it is empty, or not text; the message has the line and the byte.
     """
-    name = "standard input" if file == "-" else file
-    if file == "-" and sys.stdin is None:
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._count = sum(1 for _ in self)
+        if not self._count:
+            raise ValueError(f"{file} is empty: write one text a line")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        with Path(self.file).open("rb") as stream:
+            yield from read_lines(stream, self.file)
+
+
+def _standard_input() -> Iterator[str]:
+    if sys.stdin is None:
         raise ValueError("standard input is closed: give a file")
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    nul = data.find(b"\0")
-    if nul >= 0:
-        raise ValueError(f"{name} is not text: {_place(data, nul)} is NUL")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        at = error.start + (len(data) - len(error.object))  # a byte order mark is not counted
-        raise ValueError(f"{name} is not UTF-8: {_place(data, at)} is 0x{data[at]:02x}") from None
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise ValueError(f"{name} is empty: write one text a line")
-    return lines
+    return read_lines(sys.stdin.buffer, "standard input")
 
 
-def write_vectors(path: str, texts: list[str], vectors: Array) -> None:
-    """Write the vectors `(n, D)` as .npy or .jsonl, whole or not at all."""
+def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of UTF-8, without their ends and the byte order mark, one after the other.
+
+    Raises:
+        ValueError: it is not text; the message has the line and the byte.
+    """
+    for number, line in enumerate(stream, 1):
+        nul = line.find(b"\0")
+        if nul >= 0:
+            raise ValueError(f"{name} is not text: byte {nul + 1} of line {number} is NUL")
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name} is not UTF-8: byte {error.start + 1} of line {number} is "
+                f"0x{line[error.start]:02x}"
+            ) from None
+        text = text.removesuffix("\n").removesuffix("\r")
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def write_vectors(path: str, model: Model, texts: Iterable[str]) -> tuple[int, int]:
+    """Write the vectors of texts as .npy or .jsonl, whole or not at all; how many, of what size."""
+    again: Iterable[str] = texts
+    if isinstance(texts, Iterator):
+        texts, again = tee(texts)
+    rows = iter(again)
+    count = size = 0
+    as_numpy = path.lower().endswith(".npy")
+    with replacing(path) as file:
+        for vectors in model.encode_stream(texts):
+            if as_numpy:
+                file.seek(0)
+                file.write(npy_header((count + len(vectors), vectors.shape[1]), vectors.dtype))
+                file.seek(0, os.SEEK_END)
+                file.write(vectors.tobytes())
+            for text, vector in zip(islice(rows, len(vectors)), vectors, strict=True):
+                if not as_numpy:
+                    row = {"text": text, "vector": vector.tolist()}
+                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            count, size = count + len(vectors), vectors.shape[1]
+        if not count:
+            raise ValueError("standard input is empty: write one text a line")
+    return count, size
+
+
+def npy_header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:
+    """What a .npy file begins with, of one length for any shape (NumPy's format, version 1.0)."""
     import numpy as np
 
-    with replacing(path) as file:
-        if path.lower().endswith(".npy"):
-            np.save(file, vectors)
-            return
-        for text, vector in zip(texts, vectors, strict=True):
-            row = {"text": text, "vector": vector.tolist()}
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-
-def _place(data: bytes, at: int) -> str:
-    line_start = data.rfind(b"\n", 0, at) + 1
-    return f"byte {at - line_start + 1} of line {data.count(bytes([10]), 0, at) + 1}"
+    about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    text = repr(about).encode("ascii").ljust(117) + b"\n"
+    return np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text

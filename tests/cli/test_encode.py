@@ -1,0 +1,134 @@
+"""`qkv encode` of many lines: in windows, and a file that is whole or not there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import qkv
+from qkv.cli import main
+from qkv.cli.encode import npy_header
+from qkv.models import random_model
+
+LINES = [f"the cat sat {'on the mat ' * (n % 5)}" for n in range(23)]
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.models.encode.TEXTS", 4)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    random_model(LINES).save(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def encode(*args: str, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(main, ["encode", *args], input=stdin)
+
+
+@pytest.mark.parametrize("source", ["file", "standard input"])
+def test_windows_make_one_array(source: str, model: str, tmp_path: Path) -> None:
+    text, target = "\n".join(LINES).encode(), tmp_path / "out.npy"
+    file = tmp_path / "in.txt"
+    file.write_bytes(text)
+    given, stdin = (str(file), None) if source == "file" else ("-", text)
+    done = encode(given, "-o", str(target), "--model", model, stdin=stdin)
+    assert done.exit_code == 0, done.output
+    assert "23 texts, 8 numbers each" in done.stderr
+    found = np.load(target)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, qkv.load(model).encode(LINES))
+    mapped = np.load(target, mmap_mode="r")  # which is stricter about what a file holds
+    assert mapped.shape == (23, 8)
+    assert target.stat().st_size == 128 + 23 * 8 * 4
+
+
+def test_windows_keep_texts_beside_their_vectors(model: str, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    for stdin, given in ((None, str(tmp_path / "in.txt")), ("\n".join(LINES).encode(), "-")):
+        (tmp_path / "in.txt").write_text("\n".join(LINES))
+        assert encode(given, "-o", str(target), "--model", model, stdin=stdin).exit_code == 0
+        rows = [json.loads(line) for line in target.read_text().splitlines()]
+        assert [row["text"] for row in rows] == LINES
+        found = np.array([row["vector"] for row in rows], np.float32)
+        np.testing.assert_array_equal(found, qkv.load(model).encode(LINES))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10**7, 10**15])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_header_is_numpys_own_and_always_as_long(rows: int, kind: type, tmp_path: Path) -> None:
+    header = npy_header((rows, 384), np.dtype(kind))
+    assert len(header) == 128
+    (tmp_path / "x.npy").write_bytes(header)
+    with (tmp_path / "x.npy").open("rb") as file:
+        assert np.lib.format.read_magic(file) == (1, 0)
+        found = np.lib.format.read_array_header_1_0(file)
+        assert found == ((rows, 384), False, np.dtype(kind))
+        assert file.tell() == 128
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
+def test_what_is_broken_in_the_last_line_leaves_nothing(
+    name: str, model: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(b"old")
+    broken = "\n".join(LINES).encode() + b"\n\xff"
+    done = encode("-", "-o", str(tmp_path / name), "--model", model, stdin=broken)
+    assert done.exit_code == 2
+    assert "byte 1 of line 24 is 0xff" in done.stderr
+    assert (tmp_path / name).read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", name]
+
+
+def test_a_file_is_checked_before_any_work(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.txt").write_bytes("\n".join(LINES).encode() + b"\n\xff")
+    monkeypatch.setattr("qkv.models.load_for", lambda *_: pytest.fail("a model was loaded"))
+    done = encode(str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy"), "--model", model)
+    assert done.exit_code == 2
+    assert "byte 1 of line 24 is 0xff" in done.stderr
+
+
+def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
+    settings = {"max_seq_length": 5}
+    Path(model, "sentence_bert_config.json").write_text(json.dumps(settings))
+    target = str(tmp_path / "out.npy")
+    done = encode("-", "-o", target, "--model", model, stdin="\n".join(LINES).encode())
+    assert done.exit_code == 0
+    assert done.stderr.count("were cut to 5 tokens") == 1
+    assert "18 of 23 texts" in done.stderr
+
+
+PROGRAM = """
+import resource, sys
+from qkv.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
+def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Path) -> None:
+    peaks = []
+    for count in (3_000, 60_000):
+        with (tmp_path / "in.txt").open("w") as file:
+            file.writelines(f"the cat sat on the mat, said {n} of them\n" for n in range(count))
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "encode", str(tmp_path / "in.txt"), "-o",
+             str(tmp_path / "out.npy"), "--model", model],
+            capture_output=True, text=True, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        peaks.append(int(done.stdout))
+        assert np.load(tmp_path / "out.npy", mmap_mode="r").shape == (count, 8)
+    few, many = peaks
+    assert many - few < 12_000, f"{few} KiB for 3,000 lines, {many} KiB for 60,000"
