@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from qkv.arrays import frozen
-from qkv.backend import body, kernel, set_num_threads
+from qkv.backend import body, kernel
 from qkv.layers import Rotary
 from qkv.layers.stepping import steps_for
 from qkv.models.design import Attention, Design
@@ -101,7 +102,7 @@ def test_another_backend_or_number_of_threads(monkeypatch: pytest.MonkeyPatch) -
     steps = model._steps
     vectors(model, 2)
     assert model._steps is steps
-    set_num_threads(3)
+    monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", 3)
     again = vectors(model, 2)
     assert model._steps is not steps
     for a, b in zip(first, again, strict=True):

@@ -1,0 +1,102 @@
+"""qkv generate: text as it comes, several prompts, JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import qkv
+from models.decoders import PLACES, gpt2, writer
+
+from .test_cli import qkv_process, refused, run
+
+PROMPT = "Say: "
+TEXT = "the other day, \u4e16\u754c!"
+
+
+@pytest.fixture
+def writes(tmp_path: Path) -> str:
+    """The folder of a model that writes TEXT behind PROMPT."""
+    writer(tmp_path / "writer", PROMPT, TEXT)
+    return str(tmp_path / "writer")
+
+
+@pytest.fixture(scope="module")
+def random(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("random")
+    gpt2(folder, seed=1, eos_token_id=None)
+    return str(folder)
+
+
+def test_what_follows_is_printed(writes: str) -> None:
+    result = run("generate", PROMPT, "--model", writes)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{TEXT}\n", "")
+
+
+def test_in_a_process_of_its_own(writes: str) -> None:
+    done = qkv_process("generate", PROMPT, "--model", writes)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == f"{TEXT}\n"
+    plain = qkv_process(
+        "generate", PROMPT, "--model", writes, environment={"PYTHONIOENCODING": "ascii"}
+    )
+    assert plain.returncode == 0
+    assert plain.stdout == b"the other day, ??!\n"
+
+
+def test_words_come_one_by_one(writes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("click.echo", lambda text, nl: shown.append(text))
+    run("generate", PROMPT, "--model", writes)
+    assert shown == ["the", " other", " day,", " \u4e16", "\u754c", "!", "\n"]
+
+
+def test_several_prompts(random: str) -> None:
+    prompts = ["the cat", "t", "A longer one"]
+    result = run("generate", *prompts, "--model", random, "--max-new-tokens", "12")
+    model = qkv.load(random)
+    expected = [prompt + model.generate(prompt, max_new_tokens=12) for prompt in prompts]
+    assert result.stdout == "\n\n".join(expected) + "\n"
+
+
+def test_every_option_reaches_the_model(random: str) -> None:
+    given = {"max_new_tokens": 9, "temperature": 1.4, "top_k": 7, "top_p": 0.8, "seed": 5}
+    flags = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+    result = run("generate", "the cat", "--model", random, *flags)
+    expected = qkv.load(random).generate("the cat", **given)
+    assert result.stdout == f"{expected}\n"
+    assert run("generate", "the cat", "--model", random, *flags[:-1], "6").stdout != result.stdout
+
+
+def test_stop(writes: str) -> None:
+    result = run("generate", PROMPT, "--model", writes, "--stop", "zzz", "--stop", " day")
+    assert result.stdout == "the other\n"
+
+
+def test_json(writes: str) -> None:
+    result = run("generate", PROMPT, PROMPT, "--model", writes, "--json", "--max-new-tokens", "3")
+    assert result.stdout.count("\n") == 1
+    data = json.loads(result.stdout)
+    assert data["model"] == "writer"
+    found = qkv.load(writes).generate(PROMPT, max_new_tokens=3)
+    row = {"prompt": PROMPT, "text": found, "ids": found.ids, "finish_reason": "length"}
+    assert data["texts"] == [row, row]
+
+
+def test_refused(writes: str, random: str) -> None:
+    assert "PROMPT" in refused(run("generate"), "generate")
+    line = refused(run("generate", "hi", "--model", "random"), "generate")
+    assert "nothing that predicts the next token" in line
+    for flags, words in (
+        (["--temperature", "-1"], "temperature"),
+        (["--top-k", "0"], "top_k"),
+        (["--top-p", "2"], "top_p"),
+        (["--max-new-tokens", "0"], "max_new_tokens"),
+        (["--max-new-tokens", "x"], "max-new-tokens"),
+        (["--stop", ""], "stop"),
+        (["--max-new-tokens", "1000"], f"at most {PLACES}"),
+    ):
+        assert words in refused(run("generate", "hi", "--model", random, *flags), "generate")
+    assert "is empty" in refused(run("generate", "", "--model", random), "generate")
