@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ SIZES = {
     "max_position_embeddings": 16,
 }
 FOLLOWERS = ["llama", "mistral", "qwen2", "qwen3"]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SLIDING = ["full_attention", "sliding_attention", "full_attention"]
 
 
@@ -90,6 +92,79 @@ def test_only_a_base_that_grows_has_no_limit() -> None:
         assert design(name, rope_parameters={**scaling, "rope_type": "linear"}).max_length == 16
 
 
+PUBLISHED: list[dict[str, Any]] = [
+    {  # SmolLM2 135M
+        **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False},
+        **{"attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu"},
+        **{"hidden_size": 576, "initializer_range": 0.04, "intermediate_size": 1536},
+        **{"is_llama_config": True, "max_position_embeddings": 8192, "num_attention_heads": 9},
+        **{"num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1},
+        **{"rms_norm_eps": 1e-5, "rope_interleaved": False, "rope_scaling": None},
+        **{"rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+        **{"transformers_version": "4.40.1", "use_cache": True, "vocab_size": 49152},
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    },
+    {  # Llama 3.1 8B
+        **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False},
+        **{"attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008]},
+        **{"hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02},
+        **{"intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False},
+        **{"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8},
+        **{"pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+        **{"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}},
+        **{"tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True},
+        **{"transformers_version": "4.42.3", "vocab_size": 128256},
+    },
+    {  # Mistral 7B v0.3
+        **{"model_type": "mistral", "architectures": ["MistralForCausalLM"], "bos_token_id": 1},
+        **{"attention_dropout": 0.0, "eos_token_id": 2, "hidden_act": "silu"},
+        **{"hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336},
+        **{"max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32},
+        **{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
+        **{"sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+        **{"transformers_version": "4.42.0.dev0", "use_cache": True, "vocab_size": 32768},
+    },
+    {  # Qwen2.5 0.5B
+        **{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0},
+        **{"bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu"},
+        **{"hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864},
+        **{"max_position_embeddings": 32768, "max_window_layers": 24, "num_attention_heads": 14},
+        **{"num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6},
+        **{"rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True},
+        **{"torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True},
+        **{"use_mrope": False, "use_sliding_window": False, "vocab_size": 151936},
+    },
+    {  # Qwen3 0.6B
+        **{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False},
+        **{"attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645},
+        **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02},
+        **{"intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28},
+        **{"num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8},
+        **{"rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000},
+        **{"sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+        **{"transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False},
+        "vocab_size": 151936,
+    },
+]
+PARAMETERS = [134_515_008, 8_030_261_248, 7_248_023_552, 494_032_768, 596_049_920]
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    list(zip(PUBLISHED, PARAMETERS, strict=True)),
+    ids=["SmolLM2", "Llama 3.1", "Mistral", "Qwen2.5", "Qwen3"],
+)
+def test_published_configs_are_known_to_the_last_key(values: dict[str, Any], count: int) -> None:
+    """No warning, and as many parameters as the published model has."""
+    config = Config(values, "config.json")
+    family = FAMILIES[values["model_type"]]
+    design = family.design(config)
+    config.finish(family.harmless)
+    assert sum(math.prod(shape) for _, shape in design.shapes()) == count
+    assert isinstance(design, Design)
+    assert design.layers[0].options == {"is_causal": True}
+
+
 @pytest.mark.parametrize("name", FOLLOWERS)
 @pytest.mark.parametrize(
     ("values", "message"),
@@ -112,6 +187,8 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
     ("name", "values", "message"),
     [
         ("llama", {"pretraining_tp": 2}, "pretraining_tp is 2"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved is True"),
+        ("qwen2", {"use_mrope": True}, "use_mrope is True"),
         ("mistral", {"layer_types": SLIDING}, "all layers of a mistral are alike"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
         ("qwen2", {"layer_types": SLIDING}, "there is no window"),

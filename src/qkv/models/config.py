@@ -23,7 +23,7 @@ HARMLESS = frozenset({
     *("num_labels", "output_attentions", "output_hidden_states", "output_past", "pad_token_id"),
     *("prefix", "problem_type", "return_dict", "sep_token_id", "task_specific_params"),
     *("tie_word_embeddings", "tokenizer_class", "torch_dtype", "torchscript"),
-    *("transformers_version", "use_bfloat16", "use_cache"),
+    *("transformers.js_config", "transformers_version", "use_bfloat16", "use_cache"),
 })  # fmt: skip
 # Keys of every family that do, at the value at which they do nothing.
 NEUTRAL: Mapping[str, Collection[Any]] = {

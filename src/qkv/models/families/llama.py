@@ -25,6 +25,7 @@ SIZES: Mapping[str, int] = {  # of Llama 2 7B
 def design(config: Config) -> Design:
     """The sizes of a Llama; keys that are left out have the values of Llama 2 7B."""
     config.only("pretraining_tp", 1, None)
+    config.only("rope_interleaved", False, None)
     bias = config.flag("attention_bias", False)
     return decoder(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.flag("mlp_bias", False))
 
@@ -131,5 +132,11 @@ def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:
 
 
 LLAMA = Family(
-    model_type="llama", design=design, names=names, prefix="model.", body=BODY, unused=UNUSED
+    model_type="llama",
+    design=design,
+    names=names,
+    prefix="model.",
+    body=BODY,
+    unused=UNUSED,
+    harmless=("is_llama_config", "max_sequence_length"),
 )

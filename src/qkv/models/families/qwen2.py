@@ -21,6 +21,7 @@ SIZES = {  # of `Qwen2Config` in transformers
 
 def design(config: Config) -> Design:
     """The sizes of a Qwen2; keys that are left out have the values that transformers has."""
+    config.only("use_mrope", False, None)
     return decoder(config, SIZES, windows=windows(config), qkv_bias=True)
 
 
