@@ -90,11 +90,11 @@ def either(
 
 def alone(config: Config) -> bool:
     """Whether there is only an encoder."""
-    named = config.architecture()
+    both, named = config.flag("is_encoder_decoder", True), config.architecture()
     encoder = named.endswith("EncoderModel") or config.head() == "TokenClassification"
     if named and not encoder:
         config.only("is_encoder_decoder", True)
-    return encoder or not config.flag("is_encoder_decoder", True)
+    return encoder or not both
 
 
 def names(config: Config, feed: str = "relu") -> dict[str, str]:

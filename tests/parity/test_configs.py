@@ -1,0 +1,410 @@
+"""No key of a config is passed over: each is computed with, refused, or shown to change nothing.
+
+For each family every field of transformers' own config class is walked, every other name that it
+gives to a field, and the fields of all other families besides. Each gets other values in the
+config.json of a small random model. Then transformers and qkv must compute the same, or qkv
+refuses the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+
+import qkv
+from qkv.models.config import HARMLESS, NEUTRAL, Config
+from qkv.models.families import FAMILIES
+from qkv.models.family import Names
+
+from .models import double, scatter
+
+BOUND = {"float64": 1e-9, "float32": 2e-5}  # of the largest value
+IDS = np.array([[5, 7, 30, 11, 7, 25, 16, 9, 33, 21, 7, 14]])
+
+ENCODER = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+}
+DECODER = {**ENCODER, "num_key_value_heads": 2, "head_dim": 8}
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+# The sizes of a small model, and the classes whose logits are compared.
+LOOKS = {
+    **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "image_size": 8, "patch_size": 4},
+}
+T5 = {
+    **{"vocab_size": 40, "d_model": 24, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
+    **{"d_kv": 8, "d_ff": 20, "relative_attention_num_buckets": 10},
+    **{"relative_attention_max_distance": 10, "pad_token_id": 0, "decoder_start_token_id": 0},
+}
+SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "bert": (ENCODER, ("BertForMaskedLM", "BertForSequenceClassification")),
+    "bloom": (
+        {"vocab_size": 40, "hidden_size": 24, "n_layer": 3, "n_head": 4, "pad_token_id": 1},
+        ("BloomForCausalLM", "BloomForSequenceClassification"),
+    ),
+    "camembert": (ENCODER, ("CamembertForMaskedLM", "CamembertForSequenceClassification")),
+    "distilbert": (
+        {
+            **{"vocab_size": 40, "dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 20},
+            **{"max_position_embeddings": 32, "pad_token_id": 1},
+        },
+        ("DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
+    ),
+    "gemma2": (
+        {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20},
+        ("Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),
+    ),
+    "gemma3": (
+        {
+            "text_config": {**DECODER, "sliding_window": 4, "layer_types": WINDOWS},
+            "vision_config": LOOKS,
+            "mm_tokens_per_image": 4,
+        },
+        ("Gemma3ForConditionalGeneration",),
+    ),
+    "gemma3_text": (
+        {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20, "layer_types": WINDOWS},
+        ("Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
+    ),
+    "gpt2": (
+        {
+            **{"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 32},
+            **{"n_inner": 20, "pad_token_id": 1},
+        },
+        ("GPT2LMHeadModel", "GPT2ForSequenceClassification"),
+    ),
+    "gpt_oss": (
+        {
+            **{**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        ("GptOssForCausalLM", "GptOssForSequenceClassification"),
+    ),
+    "llama": (DECODER, ("LlamaForCausalLM", "LlamaForSequenceClassification")),
+    "mistral": (
+        {**DECODER, "sliding_window": 4},
+        ("MistralForCausalLM", "MistralForSequenceClassification"),
+    ),
+    "modernbert": (
+        {**ENCODER, "local_attention": 4, "layer_types": WINDOWS},
+        ("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+    ),
+    "mpnet": (ENCODER, ("MPNetForMaskedLM", "MPNetForSequenceClassification")),
+    "mt5": (T5, ("MT5ForConditionalGeneration",)),
+    "qwen2": (
+        {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        ("Qwen2ForCausalLM", "Qwen2ForSequenceClassification"),
+    ),
+    "qwen3": (
+        {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
+    ),
+    "roberta": (ENCODER, ("RobertaForMaskedLM", "RobertaForSequenceClassification")),
+    "t5": (T5, ("T5ForConditionalGeneration", "T5EncoderModel")),
+    "vit": (
+        {
+            **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"intermediate_size": 20, "image_size": 12, "patch_size": 4, "num_channels": 2},
+        },
+        ("ViTForImageClassification",),
+    ),
+    "xlm-roberta": (ENCODER, ("XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification")),
+}
+
+ACTIVATIONS = [
+    *("gelu", "gelu_new", "gelu_python", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh"),
+    *("gelu_python_tanh", "gelu_10", "relu", "relu2", "relu6", "silu", "swish", "tanh", "mish"),
+    *("quick_gelu", "leaky_relu", "linear", "laplace", "sigmoid", "nonsense"),
+]
+ROPE = {"rope_theta": 500.0}
+# Values for keys whose kind says too little of them.
+VALUES: dict[str, list[Any]] = {
+    "activation": ACTIVATIONS,
+    "activation_function": ACTIVATIONS,
+    "classifier_activation": ["relu", "tanh", "nonsense"],
+    "classifier_pooling": ["mean", "nonsense"],
+    "eos_token_id": [0, 2, 7, [7, 2]],
+    "feed_forward_proj": ["gated-gelu", "gelu", "gated-silu", "nonsense"],
+    "head_dim": [2, 6, 10, 16, 0],
+    "hidden_act": ACTIVATIONS,
+    "hidden_activation": ACTIVATIONS,
+    "id2label": [{"0": "a", "1": "b", "2": "c"}],
+    "is_causal": [False],
+    "label2id": [{"a": 0, "b": 1, "c": 2}],
+    "layer_types": [
+        ["full_attention"] * 3,
+        ["full_attention", "sliding_attention", "sliding_attention"],
+        ["full_attention", "chunked_attention", "full_attention"],
+        ["full_attention"] * 2,
+        ["nonsense"] * 3,
+        "full_attention",
+    ],
+    "local_attention": [2, 5, 6, 100, -1],
+    "max_position_embeddings": [12, 16, 64, 0],
+    "n_positions": [12, 16, 64, 0],
+    "pad_token_id": [0, 2, 7, None],
+    "per_layer_config": [{"1": {"intermediate_size": 10}}, {"1": {"num_attention_heads": 2}}],
+    "position_embedding_type": ["relative_key", "nonsense"],
+    "problem_type": ["regression", "multi_label_classification"],
+    "pruned_heads": [{"1": [0]}],
+    "query_pre_attn_scalar": [1, 16, 24.5, 100],
+    "relative_attention_max_distance": [8, 16],
+    "relative_attention_num_buckets": [8, 16],
+    "rope_parameters": [
+        {"rope_type": "default", **ROPE},
+        {"rope_type": "linear", "factor": 4.0, **ROPE},
+        {"rope_type": "dynamic", "factor": 4.0, **ROPE},
+        {"rope_type": "default", "partial_rotary_factor": 0.5, **ROPE},
+        {"rope_type": "nonsense", **ROPE},
+        {kind: {"rope_type": "default", **ROPE} for kind in WINDOWS},
+    ],
+    "rope_scaling": [{"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}],
+    "rope_theta": [500.0],
+    "rope_local_base_freq": [500.0],
+    "sliding_window": [1, 2, 5, 100, None],
+    "dense_act_fn": ACTIVATIONS,
+    "vision_config": [{**LOOKS, "patch_size": 2}, {**LOOKS, "hidden_size": 12}],
+    "summary_activation": ["relu", "tanh", "nonsense"],
+    "summary_type": ["last", "mean", "nonsense"],
+    "use_bidirectional_attention": [True, "vision", "all"],
+}
+# Older configs may say "type"; with a dict for each kind of layer transformers passes that over.
+QUIRKS = {(name, "rope_scaling") for name in ("gemma3", "gemma3_text", "modernbert")}
+# What decides which class a config is for, or how transformers itself writes and runs a model.
+ASIDE = {"architectures", "model_type", "transformers_version", "dtype", "return_dict"}
+# Names that modelling code of transformers asks for though no config class has them.
+MORE = {
+    *("is_causal", "per_layer_config", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+    *("rope_local_base_freq", "position_embedding_type", "pruned_heads", "sliding_window_pattern"),
+    *("_sliding_window_pattern", "token_classification_bias", "attention_chunk_size"),
+    *("embedding_size", "n_inner", "n_ctx", "logit_scale", "embedding_multiplier", "num_labels"),
+}
+
+
+def values_for(key: str, default: Any) -> Iterator[Any]:
+    """Values to try in the place of a default."""
+    if key in VALUES:
+        yield from VALUES[key]
+    elif isinstance(default, bool):
+        yield not default
+    elif isinstance(default, int):
+        yield from sorted({default + 1, default * 2, max(default // 2, 1), 0, 1, -1} - {default})
+    elif isinstance(default, float):
+        yield from (3 * default + 0.1, default / 3 + 0.1, 0.0, 1.0)
+    elif isinstance(default, str):
+        yield "nonsense"
+    else:
+        yield from (True, 3, 0.5, "nonsense")
+
+
+def class_of(name: str) -> Any:
+    """A class of transformers by its name."""
+    return getattr(transformers, name)
+
+
+def fields_of(model_type: str) -> dict[str, Any]:
+    """Each field of the config class, other names of fields included, and its default."""
+    made = CONFIG_MAPPING[model_type]()
+    names = [field.name for field in dataclasses.fields(made)]
+    names += [name for name in (*type(made).attribute_map, *made.to_dict()) if name not in names]
+    found = {name: getattr(made, name, None) for name in names if name not in ASIDE}
+    return {
+        name: value.to_dict() if hasattr(value, "to_dict") else value
+        for name, value in found.items()
+    }
+
+
+class Small:
+    """A small model of one class, whose config is changed."""
+
+    def __init__(self, model_type: str, kind: str, folder: Path) -> None:
+        sizes, _ = SMALL[model_type]
+        self.kind, self.folder = class_of(kind), folder
+        self.values = {"model_type": model_type, "architectures": [kind], **sizes}
+        self.given = {"input_ids": IDS}
+        if model_type in ("t5", "mt5") and "Encoder" not in kind:
+            self.given["decoder_input_ids"] = IDS[:, :9] - 2
+        self.base = self.theirs(self.values)
+        assert self.base is not None
+
+    def theirs(self, values: dict[str, Any]) -> list[Any] | None:
+        """What transformers computes with this config, and its weights saved; None for nothing.
+
+        In float64 or, where it insists on float32, in that.
+        """
+        for dtype in (torch.float64, torch.float32):
+            try:
+                found = self.computed(values, dtype)
+            except Exception:  # of any kind: it does not support this either
+                continue
+            return found if all(np.isfinite(array).all() for array in found) else None
+        return None
+
+    def computed(self, values: dict[str, Any], dtype: torch.dtype) -> list[Any]:
+        """The last vectors and the logits."""
+        with double(dtype == torch.float64), torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = self.kind.config_class.from_dict(json.loads(json.dumps(values)))
+            config._attn_implementation = "eager"
+            model = self.kind(config).to(dtype).eval()
+            if values["model_type"] == "gpt_oss":
+                model.set_experts_implementation("eager")
+            scatter(model)
+            if values["model_type"] == "vit":
+                shape = [config.num_channels, *([config.image_size] * 2)]
+                images = np.random.default_rng(0).standard_normal([2, *shape])
+                self.given = {"pixel_values": images}
+            tensors = {name: torch.tensor(array) for name, array in self.given.items()}
+            found = model(**tensors, output_hidden_states=True)
+            model.save_pretrained(self.folder)
+            states = found.get("decoder_hidden_states", found.get("hidden_states"))
+            return self.shown(states[-1].numpy(), found.get("logits"))
+
+    def ours(self, values: dict[str, Any]) -> list[Any] | str:
+        """What qkv computes with it, or why it does not load it."""
+        (self.folder / "config.json").write_text(json.dumps(values))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with np.errstate(all="ignore"):
+                    ids, *written = self.given.values()
+                    found = qkv.load(self.folder)(ids, *((None, *written) if written else ()))
+            except ValueError as error:  # a ModelError, or more columns than positions
+                return str(error)
+        return self.shown(found.last_hidden_state, found.logits)
+
+    def shown(self, last: Any, logits: Any) -> list[Any]:
+        """What is compared: ViT's last vectors are not the same thing in both libraries."""
+        arrays = [logits] if self.values["model_type"] == "vit" else [last, logits]
+        return [np.asarray(array) for array in arrays if array is not None]
+
+    def alike(self, key: str, value: Any, without: str = "") -> str:
+        """What comes of a config with this value: "refused", "unlike", "read", "nothing", ..."""
+        values = {**self.values, key: value}
+        values.pop(without, None)
+        theirs = self.theirs(values)
+        ours = self.ours(values)
+        refused = isinstance(ours, str) and key in ours
+        if theirs is None or refused:
+            return "refused" if refused else "not theirs"
+        if isinstance(ours, str):
+            return f"refused, but not by name: {ours}"
+        if not all(map(near, ours, theirs)):
+            return "unlike"
+        same = all(map(near, self.base, theirs))
+        return "nothing" if same else "read"
+
+
+def near(found: Any, expected: Any) -> bool:
+    """Equal, but for rounding."""
+    if found.shape != expected.shape:
+        return False
+    allowed = BOUND[expected.dtype.name] * max(1, np.abs(expected).max())
+    return bool(np.abs(found - expected).max() <= allowed)
+
+
+KINDS = [(name, kind) for name in FAMILIES if name in SMALL for kind in SMALL[name][1]]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_each_field_is_computed_with_or_refused_or_changes_nothing(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    small = Small(name, kind, tmp_path)
+    assert small.alike("model_type", name) == "nothing"
+    wrong, unproved = [], []
+    for key, default in fields_of(name).items():
+        now = small.values.get(key, default)
+        found = {str(value): small.alike(key, value) for value in values_for(key, now)}
+        own = small.kind.config_class.attribute_map.get(key)
+        if own in small.values:  # another name of a field, beside it and in its place
+            now = small.values[own]
+            alone = {value: small.alike(key, value, own) for value in values_for(key, now)}
+            assert "read" in alone.values(), alone
+            found |= {f"{value} alone": result for value, result in alone.items()}
+        print(key, found)
+        bad = ("unlike", "refused,")
+        wrong += [(key, *item) for item in found.items() if item[1].startswith(bad)]
+        if set(found.values()) <= {"not theirs"}:
+            unproved.append(key)
+    assert wrong == []
+    assert unproved == []
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name in SMALL])
+def test_a_key_of_another_family_is_refused_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    """A warning names it; that is enough only where transformers passes it over as well."""
+    small = Small(name, SMALL[name][1][0], tmp_path)
+    own = fields_of(name)
+    others = {key: value for family in SMALL for key, value in fields_of(family).items()}
+    others = {key: others.get(key) for key in sorted(MORE | set(others)) if key not in own}
+    passed: list[dict[str, Any]] = [{}, {}, {}]
+    read: list[dict[str, Any]] = [{}, {}, {}]
+    wrong = []
+    for key, default in others.items():
+        for number, value in enumerate([*values_for(key, default)][:3]):
+            ours = small.ours({**small.values, key: value})
+            if isinstance(ours, str):
+                continue
+            if all(map(near, ours, small.base)):
+                passed[number][key] = value
+            else:
+                read[number][key] = value
+    for keys in passed:
+        wrong += [(*item, "is passed over") for item in changing(small, keys)]
+    for key, value in (item for keys in read for item in keys.items()):
+        result = small.alike(key, value)
+        print(key, value, result)
+        if (name, key) in QUIRKS and "type" in value:
+            continue
+        if result not in ("read", "not theirs"):
+            wrong.append((key, value, result))
+    assert wrong == []
+
+
+def changing(small: Small, keys: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Which of these keys change what transformers computes."""
+    theirs = small.theirs({**small.values, **keys}) if keys else small.base
+    if theirs is not None and all(map(near, theirs, small.base)):
+        return []
+    if len(keys) == 1:
+        return [] if theirs is None else list(keys.items())
+    items = list(keys.items())
+    half = len(items) // 2
+    return changing(small, dict(items[:half])) + changing(small, dict(items[half:]))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name in SMALL])
+def test_each_field_is_known(name: str) -> None:
+    """And one that is left out has the value that transformers gives it."""
+    family = FAMILIES[name]
+    for kind in ("", *SMALL[name][1]):
+        heads = {"architectures": [kind], "model_type": name}
+        every = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict() | heads))
+        config, silent = Config(every, "config.json"), Config(heads, "config.json")
+        design = family.design(config)
+        Names.of(family, config)
+        known = config.used | HARMLESS | set(NEUTRAL) | set(family.harmless)
+        assert set(fields_of(name)) | set(every) <= known | ASIDE
+        config.finish(family.harmless)
+        assert family.design(silent) == design
+
+
+def test_every_family_is_walked() -> None:
+    assert set(SMALL) == set(FAMILIES)
