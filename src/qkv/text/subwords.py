@@ -40,7 +40,10 @@ class SubwordTokenizer(Tokenizer):
                 f"SubwordTokenizer: tokenizer is {type(tokenizer).__name__}: give a "
                 "tokenizers.Tokenizer, or a path to SubwordTokenizer.from_file"
             )
-        inner = library.Tokenizer.from_str(tokenizer.to_str())
+        self._take(library.Tokenizer.from_str(tokenizer.to_str()))
+
+    def _take(self, inner: tokenizers.Tokenizer) -> None:
+        """Use a tokenizer of the library, which nobody else does."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -72,4 +75,6 @@ class SubwordTokenizer(Tokenizer):
             raise ValueError(
                 f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
             ) from error
-        return cls(inner)
+        tokenizer = cls.__new__(cls)
+        tokenizer._take(inner)
+        return tokenizer
