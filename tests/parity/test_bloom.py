@@ -48,4 +48,7 @@ def test_bloom(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("eleven heads, untied"), torch.float64))
+    pair = made(tmp_path, kind, config_of("eleven heads, untied"), torch.float64)
+    compare(pair)
+    with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
+        pair.ours.generate([[3, 4]])

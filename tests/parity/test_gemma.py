@@ -116,7 +116,10 @@ def test_gemma3(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
 )
 def test_other_heads(tmp_path: Path, kind: type, config: type) -> None:
     sizes = SIZES | {"final_logit_softcapping": 0.5}  # which is for words alone
-    compare(made(tmp_path, kind, config(**sizes), torch.float64))
+    pair = made(tmp_path, kind, config(**sizes), torch.float64)
+    compare(pair)
+    with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
+        pair.ours.generate([[3, 4]])
 
 
 def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:

@@ -81,4 +81,7 @@ def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
     config = config_of("two of five experts")
-    compare(made(tmp_path, kind, config, torch.float64, **PLAIN))
+    pair = made(tmp_path, kind, config, torch.float64, **PLAIN)
+    compare(pair)
+    with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
+        pair.ours.generate([[3, 4]])
