@@ -328,10 +328,11 @@ def test_an_encoder_decoder_is_recorded_with_all_its_layers() -> None:
         theirs = weights[1, :, 4:, 4:].numpy().sum(-2)
         np.testing.assert_allclose(trace[1]["received", layer][0], theirs, atol=1e-4)
     both = zip(eager.decoder_attentions, eager.cross_attentions, strict=True)
-    for layer, weights in enumerate((x for pair in both for x in pair), layer + 1):
+    first = len(eager.encoder_attentions)
+    for number, weights in enumerate((x for pair in both for x in pair), first):
         theirs = weights.numpy().sum(-2)
-        np.testing.assert_allclose(trace["received", layer], theirs, atol=1e-4)
-    assert trace.num_layers == layer + 1
+        np.testing.assert_allclose(trace["received", number], theirs, atol=1e-4)
+    assert trace.num_layers == first + 4
 
 
 def test_layers_that_share_their_weights_are_layers_each() -> None:
