@@ -22,6 +22,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 import qkv
+from qkv.models import ModelError
 from qkv.models.config import HARMLESS, NEUTRAL, Config
 from qkv.models.families import FAMILIES
 from qkv.models.family import Names
@@ -404,6 +405,29 @@ def test_each_field_is_known(name: str) -> None:
         assert set(fields_of(name)) | set(every) <= known | ASIDE
         config.finish(family.harmless)
         assert family.design(silent) == design
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("value", [{"garbage": 1}, ["garbage"], "garbage", -7.5, [[]]], ids=str)
+def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, value: Any) -> None:
+    """Before any weights: there are none here."""
+
+    def read(values: dict[str, Any]) -> frozenset[str]:
+        config = Config({"model_type": name, "architectures": [kind], **values}, "config.json")
+        family = FAMILIES[name]
+        family.design(config)
+        Names.of(family, config)
+        config.finish(family.harmless)
+        return config.used
+
+    sizes, _ = SMALL[name]
+    for key in sorted(read(sizes) - {"architectures"}):
+        if key in ("id2label", "text_config") and isinstance(value, dict):
+            continue
+        also = "|rope_parameters: full_attention: garbage" if key == "rope_scaling" else ""
+        with pytest.raises(ModelError, match=key + also) as caught:
+            read({**sizes, key: value})
+        assert str(caught.value).startswith("config.json: ")
 
 
 def test_every_family_is_walked() -> None:

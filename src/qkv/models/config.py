@@ -73,12 +73,12 @@ class Config:
         self.source = source
         self._read: set[str] = set()
 
-    def size(self, key: str, default: int) -> int:
-        """A whole number of at least 1."""
+    def size(self, key: str, default: int, *, least: int = 1) -> int:
+        """A whole number of at least 1, or what `least` says."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= 1"
+                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= {least}"
             )
         return value
 
@@ -174,10 +174,8 @@ class Config:
 
     def labels(self) -> int:
         """How many classes a classifier has."""
-        names = self._get("id2label", None)
-        if isinstance(names, dict) and names:
-            return len(names)
-        return self.size("num_labels", 2)
+        names = self.table("id2label")
+        return len(names) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
         """Which of these keys for one thing the config has, the first of them for none.
