@@ -50,8 +50,9 @@ def either(
     count = config.size(config.spelling("num_heads", "num_attention_heads"), heads)
     size = config.size(config.spelling("d_kv", "head_dim"), 64)
     vocabulary = config.size("vocab_size", vocabulary)
-    buckets = config.size("relative_attention_num_buckets", 32)
-    furthest = config.size("relative_attention_max_distance", 128)
+    buckets = config.size("relative_attention_num_buckets", 32, least=4)
+    # half of the buckets have a distance each; the others share those from there on
+    furthest = config.size("relative_attention_max_distance", 128, least=buckets // 2 + 1)
     layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), layers)
     shared: dict[str, Any] = {
         "vocabulary": vocabulary,
