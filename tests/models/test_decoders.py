@@ -168,5 +168,7 @@ def test_gemma3_beside_images() -> None:
         FAMILIES["gemma3"].design(
             Config({"text_config": {**inner, "use_bidirectional_attention": True}}, "config.json")
         )
+    with pytest.raises(ModelError, match=r"text_config: model_type is 'llama'"):
+        FAMILIES["gemma3"].design(Config({"text_config": {"model_type": "llama"}}, "config.json"))
     with pytest.warns(UserWarning, match="text_config: qkv does not know new_key"):
         FAMILIES["gemma3"].design(Config({"text_config": {**inner, "new_key": 1}}, "config.json"))

@@ -64,6 +64,7 @@ def windows(config: Config) -> tuple[int | None, ...]:
 def beside_images(config: Config) -> Design:
     """The part for text of a Gemma 3 that also takes images, which are left aside."""
     inner = text(config)
+    inner.only("model_type", "gemma3_text")
     inner.only("use_bidirectional_attention", False, None)
     found = design(inner)
     inner.finish(HARMLESS)
