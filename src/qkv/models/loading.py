@@ -91,7 +91,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     if isinstance(design, Seq2SeqDesign):
         kind_of = Seq2SeqModel
     elif isinstance(design, VisionDesign):
-        kind_of = partial(VisionModel, pixels=Pixels.read(home, design.channels))
+        kind_of = partial(VisionModel, pixels=Pixels.read(home, design))
     return kind_of(
         name=name,
         names=names,

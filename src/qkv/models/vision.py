@@ -176,8 +176,8 @@ class Pixels:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, channels: int) -> Pixels | None:
-        """What the file in this folder says; None where there is none.
+    def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
+        """What the file in this folder says for a model of this design; None where there is none.
 
         Raises:
             ModelError: it is broken, or asks for something that qkv does not know.
@@ -186,7 +186,7 @@ class Pixels:
         if not path.is_file():
             return None
         values = read_json(path)
-        config = Config(values, str(path))
+        config, channels = Config(values, str(path)), design.channels
         for key in ("image_processor_type", "feature_extractor_type"):
             config.only(key, *_PROCESSORS, None)
         for key in ("do_center_crop", "do_pad"):
@@ -194,6 +194,11 @@ class Pixels:
         size = None
         if config.flag("do_resize", True):
             size = _size(values.get("size", 224), config)
+            if size != design.image:
+                raise ModelError(
+                    f"{path}: size is {size[0]} x {size[1]} and the model takes images of "
+                    f"{design.image[0]} x {design.image[1]}: both must be the same"
+                )
         factor = 1.0
         if config.flag("do_rescale", True):
             factor = config.positive("rescale_factor", 1 / 255)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qkv.models.config import Config
 from qkv.models.design import Attention, Design
 from qkv.models.family import Family
+from qkv.models.files import ModelError
 from qkv.models.head import Head
 from qkv.models.vision import VisionDesign
 
@@ -15,6 +16,12 @@ def design(config: Config) -> VisionDesign:
     size = config.size_or_none("head_dim")
     heads = config.heads(dim, 12) if size is None else config.size("num_attention_heads", 12)
     size = size or dim // heads
+    image, patch = config.pair("image_size", 224), config.pair("patch_size", 16)
+    if patch[0] > image[0] or patch[1] > image[1]:
+        raise ModelError(
+            f"{config.source}: image_size is {image} and patch_size {patch}: "
+            "a patch must fit into the image"
+        )
     is_classifier = config.head() == "ImageClassification"
     return VisionDesign(
         Design(
@@ -28,8 +35,8 @@ def design(config: Config) -> VisionDesign:
             head=Head(config.labels(), bias=True, pool="first") if is_classifier else None,
         ),
         channels=config.size("num_channels", 3),
-        image=config.pair("image_size", 224),
-        patch=config.pair("patch_size", 16),
+        image=image,
+        patch=patch,
     )
 
 
