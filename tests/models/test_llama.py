@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qkv.models import ModelError
+from qkv.models import ModelError, load
 from qkv.models.config import Config
 from qkv.models.design import Design
 from qkv.models.families import FAMILIES
@@ -200,3 +202,14 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
 def test_refused_by_one(name: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         design(name, **values)
+
+
+def test_refused_before_weights_are_looked_for(tmp_path: Path) -> None:
+    scaling = {"rope_type": "mrope", "mrope_section": [1, 1]}
+    config = {"model_type": "llama", **SIZES, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match="rope_type is 'mrope', which qkv does not support"
+    ) as told:
+        load(tmp_path)
+    assert "\n" not in str(told.value)
