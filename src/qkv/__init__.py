@@ -4,9 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.attend import (
+    AttentionGradient,
     AttentionSummary,
     KVCache,
     attention,
+    attention_grad,
     merge_attention,
     softmax,
     summarize_attention,
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MLP",
+    "AttentionGradient",
     "AttentionSummary",
     "Block",
     "CheckResult",
@@ -68,6 +71,7 @@ __all__ = [
     "alibi_slopes",
     "apply_rotary",
     "attention",
+    "attention_grad",
     "backend",
     "check",
     "compare",

@@ -2,15 +2,18 @@
 
 from qkv.attend.attention import attention, trace_attention
 from qkv.attend.cache import KVCache
+from qkv.attend.gradient import AttentionGradient, attention_grad
 from qkv.attend.merge import merge_attention
 from qkv.attend.softmax import softmax
 from qkv.attend.summary import AttentionSummary, summarize_attention
 from qkv.attend.varlen import varlen_attention
 
 __all__ = [
+    "AttentionGradient",
     "AttentionSummary",
     "KVCache",
     "attention",
+    "attention_grad",
     "merge_attention",
     "softmax",
     "summarize_attention",

@@ -61,11 +61,21 @@ def _even(count: int, most: int) -> int:
 
 def scores_of(call: Call, part: Part, keys: slice) -> tuple[Array, Array | None]:
     """The masked scores of one block `(texts, heads, G, queries, keys)`, and what is visible."""
-    i, j = part.queries, keys
-    query, key = call.query[part.index][..., i, :], call.key[part.index][..., j, :]
+    return masked(call, part, keys, capped_of(call, part, keys))
+
+
+def capped_of(call: Call, part: Part, keys: slice) -> Array:
+    """The scores of one block before anything is added to them."""
+    query, key = call.query[part.index][..., part.queries, :], call.key[part.index][..., keys, :]
     scores = _products(query, key, call.scale)
     if call.softcap is not None:
         scores = (call.softcap * np.tanh(scores / call.softcap)).astype(call.kind, copy=False)
+    return scores
+
+
+def masked(call: Call, part: Part, keys: slice, scores: Array) -> tuple[Array, Array | None]:
+    """Scores of one block with all that is added, where they stand; and what is visible."""
+    i, j = part.queries, keys
     if call.bias is not None:
         scores += narrow(call.bias[part.index][..., i, j], scores.dtype)
     if call.slopes is not None:

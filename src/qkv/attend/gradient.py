@@ -1,0 +1,291 @@
+"""The gradient of attention: what a change of each input does to a sum of the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array, as_array, is_float
+from qkv.attend.call import Call, check_call
+from qkv.attend.formula import weigh
+from qkv.attend.heads import group_queries
+from qkv.attend.options import RETURNS, check_options
+from qkv.attend.solve import answer
+from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
+from qkv.backend import run_all
+
+EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
+
+
+class AttentionGradient(NamedTuple):
+    """A gradient for each input, of its shape; None for what was not given."""
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None
+    sinks: Array | None
+    alibi_slopes: Array | None
+
+
+def attention_grad(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_out: Any,
+    attn_mask: Any = None,
+    *,
+    forward: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> AttentionGradient:
+    """The gradients of `sum(grad_out * attention(query, key, value, ...))`.
+
+    With the weights P, their scores s and the output O of a row: the weights' gradient is
+    `dP = grad_out @ value.T`, the scores' `ds = P * (dP - sum(grad_out * O))`, and from there the
+    chain goes on to each input. P is computed anew from the log-sum-exp, block by block, so that
+    memory grows with the length and not with its square.
+
+    Args:
+        query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
+        key: `(..., Hkv, S, d)`.
+        value: `(..., Hkv, S, dv)`.
+        grad_out: `(..., Hq, L, dv)`, the gradient of what comes after, of the output's type.
+        attn_mask: as for `qkv.attention`; it has no gradient.
+        forward: `(out, lse)` that `qkv.attention(..., return_lse=True)` gave, which spares a
+            second forward pass.
+        options: those of `qkv.attention`, but for what it returns.
+
+    Returns:
+        `.query`, `.key`, `.value` of the shapes and the type of the inputs, and `.bias`, `.sinks`,
+        `.alibi_slopes` of the shapes given, in the type of weights. What is hidden has gradient 0,
+        and nothing in a hidden place shows. The same to the last bit on any number of threads.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: types that do not fit, or an option that there is not.
+
+    Source:
+        Dao et al. 2022, FlashAttention, appendix B.2.
+
+    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> attention_grad(x, x, x, np.ones((2, 2))).value.round(2)  # the columns of the weights
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    name = "attention_grad"
+    check_options(options, call=name, without=RETURNS, why=": a gradient is all it gives")
+    call = check_call(query, key, value, attn_mask, call=name, **options)
+    shape = call.result(np.broadcast_to(np.zeros((), call.kind), (*call.shape, 0))).shape[:-1]
+    shape = (*shape, call.value.shape[-1])
+    above = _like(grad_out, "grad_out", shape, call)
+    if forward is None:
+        out, lse = answer(call, lse=True)
+    else:
+        out = _like(forward[0], "forward[0]", shape, call)
+        lse = _like(forward[1], "forward[1]", shape[:-1], call)
+    wide = call.widened()
+    found = _gradients(wide, _grouped(above, call), _grouped(out, call), _rows(lse, call))
+    query, key, value = (
+        _as_given(part, np.shape(as_array(x, call=name, name=n))).astype(call.dtype, copy=False)
+        for part, x, n in (
+            (found.query, query, "query"),
+            (found.key, key, "key"),
+            (found.value, value, "value"),
+        )
+    )
+    bias, sinks, slopes = (options.get(n) for n in ("bias", "sinks", "alibi_slopes"))
+    lead = tuple(range(len(call.lead)))
+    return AttentionGradient(
+        query,
+        key,
+        value,
+        None if bias is None else _as_given(found.bias, np.shape(bias)),
+        None if sinks is None else found.sinks.sum(lead).reshape(np.shape(sinks)),
+        None if slopes is None else found.slopes.sum(lead).reshape(np.shape(slopes)),
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What blocks add to: gradients in the layout of a `Call`, those of heads for each text."""
+
+    query: Array  # (*lead, Hkv, G, L, d)
+    key: Array  # (*lead, Hkv, 1, S, d)
+    value: Array  # (*lead, Hkv, 1, S, dv)
+    bias: Array  # (*lead, Hkv, G, L, S), 1 where the bias is repeated
+    sinks: Array  # (*lead, Hkv, G, n)
+    slopes: Array  # (*lead, Hkv, G)
+
+
+def _gradients(call: Call, above: Array, out: Array, lse: Array) -> _Sums:
+    *lead, kv_heads, group, length = call.shape
+    cells = () if call.bias is None else _own_shape(call.bias)
+    sinks = 0 if call.sinks is None else call.sinks.shape[-1]
+    shapes = (
+        (*call.shape, call.query.shape[-1]),
+        (*lead, kv_heads, 1, call.keys, call.key.shape[-1]),
+        (*lead, kv_heads, 1, call.keys, call.value.shape[-1]),
+        cells,
+        (*lead, kv_heads, group, sinks),
+        (*lead, kv_heads, group),
+    )
+    sums = _Sums(*(np.zeros(shape, call.kind) for shape in shapes))
+    cases = []
+    for text in np.ndindex(*lead):
+        rows = tuple(slice(t, t + 1) for t in text)
+        cases += [((*rows, slice(head, head + 1)), rows) for head in range(kv_heads)]
+
+    def one(index: tuple[Any, ...], rows: tuple[Any, ...]) -> None:
+        """All of one key head: its blocks one after the other, so that sums have one order."""
+        step = max(1, QUERIES // max(group, 1))
+        for start in range(0, length, step):
+            part = Part(rows, index, slice(start, min(length, start + step)))
+            here = (*index, slice(None), part.queries)
+            with np.errstate(all="ignore"):
+                _block(call, part, above[here], out[here], lse[here], sums)
+
+    def in_order() -> None:
+        for case in cases:
+            one(*case)
+
+    if call.bias is None:
+        run_all(one, cases)
+    else:  # several heads may add to one number of a bias
+        run_all(in_order, [()])
+    return sums
+
+
+def _block(
+    call: Call,
+    part: Part,
+    above: Array,
+    out: Array,
+    lse: Array,
+    sums: _Sums,
+) -> None:
+    """Add what some queries of one head contribute to every gradient."""
+    lse = lse[..., None]  # (1, ..., 1, G, l, 1)
+    blind = np.isneginf(lse)
+    base = np.where(blind, 0, lse)
+    total = _total(call, part, base)
+    # nothing that a blind row holds counts, be it NaN
+    above = np.where(blind | (_unseen(call, part)), 0, above)
+    delta = (above * out).sum(-1, keepdims=True)
+    here = (*part.index, slice(None), part.queries)
+    if call.sinks is not None:
+        shares = np.exp(call.sinks[part.index[-1]] - base) / total  # (heads, G, l, n)
+        sums.sinks[(*part.index, slice(None))] -= (shares * delta).sum(-2)
+    asked = call.query[here]
+    for j in key_blocks(call, part):
+        there = (*part.index, slice(None), j)
+        capped = capped_of(call, part, j)
+        slope = None if call.softcap is None else 1 - (capped / call.softcap) ** 2
+        scores, visible = masked(call, part, j, capped.copy())
+        weights = np.exp(scores - base) / total
+        if visible is not None:
+            weights = np.where(visible, weights, 0)
+        turned = None if visible is None else np.swapaxes(visible, -1, -2)
+        sums.value[there] += _summed(np.swapaxes(weights, -1, -2), above, turned)
+        change = weights * (above @ np.swapaxes(call.value[there], -1, -2) - delta)
+        if visible is not None:
+            change = np.where(visible, change, 0)
+        if call.bias is not None:
+            _add_to_bias(sums.bias, call.bias, part, j, change)
+        if call.slopes is not None:
+            distance = call.visibility.distance(part.rows, part.queries, j).astype(call.kind)
+            sums.slopes[(*part.index, slice(None))] -= (change * distance).sum((-1, -2))
+        if slope is not None:
+            change = change * slope
+            if visible is not None:
+                change = np.where(visible, change, 0)
+        change *= change.dtype.type(call.scale)
+        sums.query[here] += weigh(change, call.key[there], visible)
+        sums.key[there] += _summed(np.swapaxes(change, -1, -2), asked, turned)
+
+
+def _total(call: Call, part: Part, base: Array) -> Array | float:
+    """What the weights of each row sum to by their log-sum-exp: 1 but for its rounding.
+
+    Beside scores of -3e38, say, which masks of the lowest number make, all digits of the logarithm
+    of the number of keys are lost.
+    """
+    if np.abs(base).max(initial=0) < EXACT:
+        return 1.0
+    total = np.zeros_like(base)
+    if call.sinks is not None:
+        total += np.exp(call.sinks[part.index[-1]] - base).sum(-1, keepdims=True)
+    for j in key_blocks(call, part):
+        scores, visible = masked(call, part, j, capped_of(call, part, j))
+        weights = np.exp(scores - base)
+        if visible is not None:
+            weights = np.where(visible, weights, 0)
+        total += weights.sum(-1, keepdims=True)
+    return np.where(total == 0, 1, total)
+
+
+def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
+    """`weights (..., G, s, l) @ rows (..., G, l, n)`, summed over the heads of a group."""
+    summed: Array = weigh(weights, rows, visible).sum(-3, keepdims=True)
+    return summed
+
+
+def _unseen(call: Call, part: Part) -> Array | bool:
+    """Which queries of a part are padding, `(..., 1, l, 1)`."""
+    lengths = call.visibility.query_lengths
+    if lengths is None:
+        return False
+    places = np.arange(part.queries.start, part.queries.stop)
+    unseen: Array = (places >= lengths[part.rows][..., None, None, None])[..., None]
+    return unseen
+
+
+def _own_shape(spread: Array) -> tuple[int, ...]:
+    """The shape without what is only repeated."""
+    pairs = zip(spread.shape, spread.strides, strict=True)
+    return tuple(1 if step == 0 else size for size, step in pairs)
+
+
+def _add_to_bias(bias: Array, spread: Array, part: Part, keys: slice, change: Array) -> None:
+    """Sum a block's change over the places that share a number of the bias."""
+    place = (*part.index, slice(None), part.queries, keys)
+    repeated = tuple(
+        axis for axis, (own, size) in enumerate(zip(bias.shape, spread.shape, strict=True))
+        if own == 1 and size != 1
+    )  # fmt: skip
+    at = tuple(slice(None) if axis in repeated else p for axis, p in enumerate(place))
+    bias[at] += change.sum(repeated, keepdims=True)
+
+
+def _like(given: Any, name: str, shape: tuple[int, ...], call: Call) -> Array:
+    array = as_array(given, call="attention_grad", name=name)
+    if array.shape != shape:
+        raise ValueError(
+            f"attention_grad: {name} has shape {array.shape} and the result of attention {shape}: "
+            "they must be the same"
+        )
+    if not is_float(array.dtype):
+        raise TypeError(f"attention_grad: {name} is {array.dtype}: write {call.dtype}")
+    return array
+
+
+def _grouped(array: Array, call: Call) -> Array:
+    """`(..., Hq, L, n)` as `(*lead, Hkv, G, L, n)` in the type the work is done in."""
+    heads = call.shape[-3] * call.shape[-2]
+    whole = array.reshape(*call.lead, heads, *array.shape[-2:]).astype(call.kind, copy=False)
+    return group_queries(whole, call.shape[-3])
+
+
+def _rows(lse: Array, call: Call) -> Array:
+    return _grouped(lse[..., None], call)[..., 0]
+
+
+def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
+    """`(*lead, Hkv, G, n, m)` in the shape that an input had: summed where it was repeated."""
+    heads = found.shape[-4] * found.shape[-3]
+    whole = found.reshape(*found.shape[:-4], heads, *found.shape[-2:])
+    own = (1,) * (whole.ndim - len(shape)) + tuple(shape)
+    axes = tuple(axis for axis, size in enumerate(own) if size == 1 != whole.shape[axis])
+    summed: Array = np.broadcast_to(whole.sum(axes, keepdims=True), own).reshape(shape)
+    return summed

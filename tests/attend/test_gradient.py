@@ -1,0 +1,154 @@
+"""Gradients of attention: finite differences of the loops' formula, and what hides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+
+from . import exact
+from .drawn import draw
+from .support import numbers, qkv_arrays
+
+F64 = np.dtype(np.float64)
+LEARNED = ("bias", "sinks", "alibi_slopes")
+
+
+def total(arrays: Any, grad_out: np.ndarray, options: dict[str, Any]) -> float:
+    """What the gradient is the gradient of."""
+    found = exact.attention(*arrays, **options).loops.out
+    return float(np.where(np.isfinite(found), found * grad_out, 0).sum())
+
+
+def _is_extreme(option: Any) -> bool:
+    """Whether it holds NaN, infinity, or numbers beside which a score is nothing."""
+    if not isinstance(option, np.ndarray) or option.dtype.kind in "bi":
+        return False
+    array = option.astype(F64)
+    return bool((~(np.abs(np.where(np.isneginf(array), 0, array)) < 1e6)).any())
+
+
+def slope_along(
+    arrays: tuple[np.ndarray, ...], grad_out: np.ndarray, options: dict[str, Any], name: str
+) -> tuple[float, np.ndarray]:
+    """How fast the total changes along a random direction of one input, and the direction."""
+    given = dict(zip(("query", "key", "value"), arrays, strict=True)) | options
+    here = np.asarray(given[name], F64)
+    direction = numbers(here.shape, 7, F64)
+    ends = []
+    step = 1e-5 * max(1.0, np.abs(np.where(np.isfinite(here), here, 0)).max(initial=0))
+    for sign in (1, -1):
+        moved = given | {name: here + sign * step * direction}
+        inputs = tuple(moved.pop(part) for part in ("query", "key", "value"))
+        ends.append(total(inputs, grad_out, moved))
+    return (ends[0] - ends[1]) / (2 * step), direction
+
+
+@pytest.mark.parametrize("start", range(0, 500, 25))
+def test_random_settings_against_finite_differences(start: int) -> None:
+    seen = 0
+    for seed in range(start, start + 25):
+        case = draw(10_000 + seed, types=(F64,), cells=3000)
+        if not all(np.isfinite(x).all() and np.abs(x).max(initial=0) < 100 for x in case.arrays):
+            continue  # what is hidden may be poison: see below; huge numbers have no differences
+        if any(map(_is_extreme, case.options.values())):
+            continue  # beside -3e38 a score, and with it every difference, is lost
+        out = qkv.attention(*case.arrays, **case.options)
+        grad_out = numbers(out.shape, seed, F64)
+        found = qkv.attention_grad(*case.arrays, grad_out, **case.options)
+        for name in ("query", "key", "value", *LEARNED):
+            if case.options.get(name, case.arrays) is None or (
+                name in LEARNED and name not in case.options
+            ):
+                continue
+            given = dict(zip(("query", "key", "value"), case.arrays, strict=True)) | case.options
+            gradient = getattr(found, name)
+            assert gradient.shape == np.shape(given[name]), name
+            expected, direction = slope_along(case.arrays, grad_out, case.options, name)
+            ours = float((gradient * np.where(np.isfinite(gradient), direction, 0)).sum())
+            size = max(1.0, abs(expected), float(np.abs(gradient).max(initial=0)))
+            assert abs(ours - expected) < 2e-5 * size, (seed, name, ours, expected)
+            seen += 1
+    assert seen > 20
+
+
+def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0() -> None:
+    query, key, value = qkv_arrays(lead=(2,), heads=4, kv_heads=2, L=9, S=11, d=6, dtype=F64)
+    options = {"query_lengths": [9, 4], "key_lengths": [11, 6], "window": (3, 1), "q_offset": 1}
+    grad_out = numbers((2, 4, 9, 3), 5, F64)
+    clean = qkv.attention_grad(query, key, value, grad_out, **options)
+    for array, length in ((query, 4), (key, 6), (value, 6), (grad_out, 4)):
+        array[1, :, length:] = np.nan
+    found = qkv.attention_grad(query, key, value, grad_out, **options)
+    for ours, before in zip(found[:3], clean[:3], strict=True):
+        assert (ours == before).all()
+    assert (found.query[1, :, 4:] == 0).all()
+    assert (found.key[1, :, 6:] == 0).all()
+    assert (found.value[1, :, 6:] == 0).all()
+
+
+def test_a_query_that_sees_nothing_has_gradient_0_with_sinks_too() -> None:
+    query, key, value = qkv_arrays(L=4, S=5, dtype=F64)
+    mask = np.ones((4, 5), bool)
+    mask[2] = False
+    found = qkv.attention_grad(
+        query, key, value, numbers((2, 2, 4, 3), 1, F64), mask, sinks=np.array([0.5, -1.0])
+    )
+    assert (found.query[..., 2, :] == 0).all()
+    assert np.isfinite(found.sinks).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_other_types_agree_with_float64(dtype: type) -> None:
+    arrays = qkv_arrays(heads=4, kv_heads=2, L=70, S=70, d=16, dv=8, dtype=dtype)
+    grad_out = numbers((2, 4, 70, 8), 3, dtype)
+    options = {"is_causal": True, "softcap": 3.0, "sinks": np.array([0.1, 0.2, 0.3, 0.4])}
+    found = qkv.attention_grad(*arrays, grad_out, **options)
+    wide = qkv.attention_grad(*(x.astype(F64) for x in arrays), grad_out.astype(F64), **options)
+    bound = {np.float16: 2e-3, np.float32: 1e-5}[dtype]
+    for ours, truth in zip(found, wide, strict=True):
+        if truth is not None:
+            assert np.abs(ours - truth).max() < bound * max(1, np.abs(truth).max())
+    assert [x.dtype for x in found[:3]] == [dtype] * 3
+
+
+def test_a_saved_forward_pass_gives_the_same() -> None:
+    arrays = qkv_arrays(L=300, S=300, dtype=F64)
+    grad_out = numbers((2, 2, 300, 3), 2, F64)
+    forward = qkv.attention(*arrays, is_causal=True, return_lse=True)
+    once = qkv.attention_grad(*arrays, grad_out, is_causal=True)
+    again = qkv.attention_grad(*arrays, grad_out, is_causal=True, forward=forward)
+    for a, b in zip(once[:3], again[:3], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    arrays = qkv_arrays(heads=6, kv_heads=3, L=400, S=500, d=32, dv=16)
+    grad_out = numbers((2, 6, 400, 16), 2)
+    options = {"is_causal": True, "q_offset": "end", "alibi_slopes": np.full(6, 0.1)}
+    found = []
+    for threads in (1, 3):
+        qkv.set_num_threads(threads)
+        found.append(qkv.attention_grad(*arrays, grad_out, **options))
+    for a, b in zip(*found, strict=True):
+        assert a is None or (a == b).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"grad_out": np.ones((2, 3))}, ValueError, r"grad_out has shape \(2, 3\) and .* \(2, 2\)"),
+        ({"grad_out": np.ones((2, 2), int)}, TypeError, "grad_out is int64"),
+        ({"forward": (np.ones((2, 2)), np.ones(3))}, ValueError, r"forward\[1\] has shape \(3,\)"),
+        ({"return_lse": True}, TypeError, "there is no return_lse here"),
+        ({"causal": True}, TypeError, "did you mean is_causal"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    x = np.ones((2, 2))
+    arguments: dict[str, Any] = {"query": x, "key": x, "value": x, "grad_out": x, **change}
+    with pytest.raises(error, match=message):
+        qkv.attention_grad(**arguments)
