@@ -478,6 +478,21 @@ def test_what_is_not_on_the_cpu_is_an_error() -> None:
         attend(torch.nn.Module().eval(), tensor, tensor, tensor, None)
 
 
+def test_a_model_that_is_not_on_the_cpu_is_an_error() -> None:
+    model = made("llama", DECODERS["llama"]).to("meta")
+    model.set_attn_implementation("qkv")
+    with pytest.raises(ValueError, match="on meta and qkv computes on the CPU"):
+        model(**{name: tensor.to("meta") for name, tensor in words([9, 4]).items()})
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, in many words
+def test_tracing_is_an_error() -> None:
+    model = made("bert", {"return_dict": False})
+    model.set_attn_implementation("qkv")
+    with pytest.raises(NotImplementedError, match=r"torch\.jit cannot trace through qkv"):
+        torch.jit.trace(model, words([9])["input_ids"])
+
+
 @pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache"])
 def test_what_qkv_does_not_do_is_refused_by_its_name(name: str) -> None:
     tensor = torch.zeros(1, 2, 3, 4)

@@ -148,7 +148,8 @@ def mask(
         "allow_is_causal_skip": False,
         "allow_is_bidirectional_skip": False,
     }
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    elsewhere = torch.device(others.get("device", "cpu")).type != "cpu"
+    if elsewhere or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return masking.eager_mask(**asked)
     return _mask_type()(Rules(asked))
 
@@ -172,7 +173,7 @@ class Rules:
         elif given is not None:
             self.band = None
 
-    @property
+    @functools.cached_property
     def is_causal(self) -> bool:
         """Whether no query sees what stands behind its own place."""
         bands = map(band, _joined(self.asked["mask_function"]))
