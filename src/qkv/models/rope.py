@@ -293,7 +293,7 @@ def _rotary(
         sound = False
     if not sound:
         raise ModelError(
-            f"{inner.source}: no angles follow from these numbers: {dict(table)!r:.80}"
+            f"{inner.source}: no angles follow from rope_theta {base:g} and {dict(table)!r:.80}"
         )
     if "partial_rotary_factor" not in inner.used:
         inner.only("partial_rotary_factor", 1, None)
