@@ -81,6 +81,36 @@ CONFIGS = {
         "classifier_pooling": "mean",
         "norm_bias": False,
     },
+    "t5": {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "vocab_size": 30,
+        "d_model": 12,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 3,
+        "d_kv": 5,
+        "d_ff": 20,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20,
+        "layer_norm_epsilon": 1e-6,
+        "feed_forward_proj": "relu",
+        "is_encoder_decoder": True,
+        "decoder_start_token_id": 2,
+    },
+    "vit": {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "image_size": 8,
+        "patch_size": 4,
+        "num_channels": 2,
+        "layer_norm_eps": 1e-12,
+        "qkv_bias": True,
+    },
 }
 
 
@@ -103,6 +133,7 @@ def write_small(path, config, seed=0):
     """A folder with a model of this config and the tokenizer of the small BERT."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    (path / "tokenizer.json").write_text(tokenizer_json())
+    if "vocab_size" in config:
+        (path / "tokenizer.json").write_text(tokenizer_json())
     save_file(arrays_of(config, seed), path / "model.safetensors", {"format": "pt"})
     return path

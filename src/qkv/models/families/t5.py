@@ -67,7 +67,8 @@ def either(
         "mlp_bias": False,
     }
     after = {"scale": 1.0, "is_causal": True}
-    written = config.size_or_none("num_decoder_layers") or layers
+    same = config.size_or_none("num_decoder_layers") is None
+    written = layers if same else config.layers("num_decoder_layers", layers)
     encoder = Design(
         **shared,
         layers=(Attention(count, count, size, options={"scale": 1.0}),) * layers,
