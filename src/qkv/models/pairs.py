@@ -129,7 +129,7 @@ class Seq2SeqTrace:
         from safetensors.numpy import save
 
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
-        about: dict[str, Any] = {"settings": self._settings}
+        about: dict[str, Any] = {"settings": self._settings, "cross": list(self._cross)}
         for side in SIDES:
             own, about[side] = getattr(self, side).packed()
             arrays |= {f"{side} {name}": array for name, array in own.items()}
@@ -158,7 +158,8 @@ class Seq2SeqTrace:
             }
             encoder, decoder = (Trace.unpacked(parts[side], about[side]) for side in SIDES)
             settings = {int(layer): one for layer, one in about["settings"].items()}
-            return cls(encoder, decoder, parts["cross"], settings=settings)
+            cross = {name: parts["cross"][name] for name in about["cross"]}
+            return cls(encoder, decoder, cross, settings=settings)
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"Seq2SeqTrace.load: {path} is not such a trace that qkv saved: {error!r:.200}"

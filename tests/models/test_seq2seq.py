@@ -1,0 +1,525 @@
+"""Encoder and decoder beside a plain T5 in loops, in traces, and in generating."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import qkv
+from qkv.models import ModelError, load
+from qkv.models.buckets import Buckets
+from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.seq2seq import Seq2SeqModel, Written
+
+from .families import arrays_of
+
+CONFIG = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "vocab_size": 20,
+    "d_model": 12,
+    "d_kv": 5,
+    "d_ff": 16,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "layer_norm_epsilon": 1e-4,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "sat", "a", "dog", "die", "katze", "ein", "hund"]
+
+
+def tokenizer_json():
+    """Words, with `</s>` behind each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    ids = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return tokenizer.to_str()
+
+
+def t5(folder, *, config=None, tensors=None, change=None):
+    config = {**CONFIG, **(config or {})}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    tensors = arrays_of(config) if tensors is None else tensors
+    if change is not None:
+        change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def tied(tensors):
+    """As files of a tied model are."""
+    tensors.pop("lm_head.weight", None)
+    return tensors
+
+
+@pytest.fixture
+def model(tmp_path) -> Seq2SeqModel:
+    found = load(t5(tmp_path / "model", change=tied), dtype="float64")
+    assert isinstance(found, Seq2SeqModel)
+    return found
+
+
+def plain_t5(tensors, ids, written):
+    """T5 once more, one text and one head at a time: last vectors, weights and logits."""
+    p = {name: array.astype(float) for name, array in tensors.items()}
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-4) * p[f"{name}.weight"]
+
+    def attend(x, context, name, bias, visible):
+        out, weights = [], []
+        q, k, v = (
+            given @ p[f"{name}.{part}.weight"].T
+            for part, given in zip("qkv", (x, context, context), strict=True)
+        )
+        for head in range(3):
+            at = slice(5 * head, 5 * head + 5)
+            scores = np.full((len(x), len(context)), -np.inf)
+            for i in range(len(x)):
+                for j in range(len(context)):
+                    if visible(i, j):
+                        scores[i, j] = q[i, at] @ k[j, at] + bias(i, j, head)
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            shares /= shares.sum(-1, keepdims=True)
+            weights.append(shares)
+            out.append(shares @ v[:, at])
+        return np.hstack(out) @ p[f"{name}.o.weight"].T, np.stack(weights)
+
+    def feed(x, name):
+        hidden = np.maximum(x @ p[f"{name}.wi.weight"].T, 0)
+        return hidden @ p[f"{name}.wo.weight"].T
+
+    def bias_of(side, both_ways):
+        table = p[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+        buckets = Buckets(8, 12, both_ways)
+        return lambda i, j, head: table[buckets.of(np.array(j - i)), head]
+
+    found = {"encoder": [], "decoder": [], "cross": []}
+    x, bias = p["shared.weight"][ids], bias_of("encoder", True)
+    for layer in range(2):
+        here = f"encoder.block.{layer}.layer"
+        normed = norm(x, f"{here}.0.layer_norm")
+        out, weights = attend(normed, normed, f"{here}.0.SelfAttention", bias, lambda i, j: True)
+        found["encoder"].append(weights)
+        x = x + out
+        x = x + feed(norm(x, f"{here}.1.layer_norm"), f"{here}.1.DenseReluDense")
+    memory = norm(x, "encoder.final_layer_norm")
+    x, bias = p["shared.weight"][written], bias_of("decoder", False)
+    for layer in range(3):
+        here = f"decoder.block.{layer}.layer"
+        normed = norm(x, f"{here}.0.layer_norm")
+        out, weights = attend(normed, normed, f"{here}.0.SelfAttention", bias, lambda i, j: j <= i)
+        found["decoder"].append(weights)
+        x = x + out
+        out, weights = attend(
+            norm(x, f"{here}.1.layer_norm"), memory, f"{here}.1.EncDecAttention",
+            lambda i, j, head: 0, lambda i, j: True,
+        )  # fmt: skip
+        found["cross"].append(weights)
+        x = x + out
+        x = x + feed(norm(x, f"{here}.2.layer_norm"), f"{here}.2.DenseReluDense")
+    last = norm(x, "decoder.final_layer_norm")
+    return memory, last, last / math.sqrt(12) @ p.get("lm_head.weight", p["shared.weight"]).T, found
+
+
+READ, WRITTEN = (
+    [[3, 4, 5, 1], [6, 7, 1], [5, 3, 4, 5, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9, 9, 1]],
+    [
+        [0, 8, 9],
+        [0, 10, 11, 8, 9, 5, 6, 7, 8, 9, 10, 11, 3, 4, 5, 6],
+        [0],
+    ],
+)
+
+
+def padded(rows, side):
+    longest = max(map(len, rows))
+    ids, mask = np.full((len(rows), longest), 7), np.zeros((len(rows), longest), int)
+    for number, row in enumerate(rows):
+        place = slice(len(row)) if side == "right" else slice(longest - len(row), None)
+        ids[number, place], mask[number, place] = row, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_plain_t5_gives_the_same(model, side):
+    ids, mask = padded(READ, side)
+    written, shown = padded(WRITTEN, side)
+    found = model(ids, mask, written, shown)
+    trace = model.trace(READ, target=WRITTEN)
+    assert isinstance(trace, Seq2SeqTrace)
+    assert len(trace) == 3
+    for number, (one, other) in enumerate(zip(READ, WRITTEN, strict=True)):
+        memory, last, logits, weights = plain_t5(tied(arrays_of(CONFIG)), one, other)
+        real, seen = mask[number] == 1, shown[number] == 1
+        np.testing.assert_allclose(
+            found.encoder_last_hidden_state[number][real], memory, atol=1e-10
+        )
+        np.testing.assert_allclose(found.last_hidden_state[number][seen], last, atol=1e-10)
+        np.testing.assert_allclose(found.logits[number][seen], logits, atol=1e-10)
+        for array, kept in (
+            (found.encoder_last_hidden_state[number], real),
+            (found.last_hidden_state[number], seen),
+            (found.logits[number], seen),
+        ):
+            assert not array[~kept].any()
+        pair = trace[number]
+        parts = (pair.encoder.attentions, pair.decoder.attentions, pair.cross_attentions)
+        for name, mine in zip(weights, parts, strict=True):
+            for expected, array in zip(weights[name], mine, strict=True):
+                np.testing.assert_allclose(array[0], expected, atol=1e-11)
+
+
+def test_padding_in_a_trace_is_0(model):
+    trace = model.trace(READ, target=WRITTEN)
+    lengths = {"encoder": [len(row) for row in READ], "decoder": [len(row) for row in WRITTEN]}
+    for name in trace.names():
+        array, side = trace[name], name.partition(".")[0]
+        keys = lengths["encoder" if "cross_attn" in name else side]
+        for number in range(3):
+            if name.endswith(("attn_scores", "pattern")):
+                rest = [
+                    array[number, :, lengths[side][number] :],
+                    array[number, ..., keys[number] :],
+                ]
+                empty = -np.inf if name.endswith("scores") else 0
+                assert all((part == empty).all() for part in rest), name
+            else:
+                own = keys if name.endswith(("cross_attn.hook_k", "cross_attn.hook_v")) else None
+                size = (own or lengths[side])[number]
+                assert not array[number, size:].any(), name
+
+
+def test_a_pair_of_texts(model, tmp_path):
+    trace = model.trace("the cat sat", target="die katze")
+    assert trace.encoder.tokens == ["the", "cat", "sat", "</s>"]
+    assert trace.decoder.tokens == ["<pad>", "die", "katze"]
+    assert trace.decoder.offsets == [(0, 0), (0, 3), (4, 9)]
+    assert trace.decoder.special == [True, False, False]
+    same = model.trace([[3, 4, 5, 1]], target=[[0, 8, 9]])
+    for name in trace.names():
+        np.testing.assert_array_equal(trace[name], same[name])
+    plain = model.trace("the cat sat")
+    assert isinstance(plain, qkv.Trace)
+    for name in plain.names():
+        np.testing.assert_array_equal(plain[name], trace.encoder[name])
+    view = qkv.head_view(
+        encoder_attention=trace.encoder.attentions,
+        decoder_attention=trace.decoder.attentions,
+        cross_attention=trace.cross_attentions,
+        encoder_tokens=trace.encoder.tokens,
+        decoder_tokens=trace.decoder.tokens,
+    )
+    view.to_html(tmp_path / "view.html")
+    assert "katze" in (tmp_path / "view.html").read_text(encoding="utf-8")
+
+
+def test_the_names_of_a_pair(model):
+    trace = model.trace("the cat", target="die katze")
+    names = trace.names()
+    assert len(names) == len(set(names))
+    for name in (
+        *("encoder.hook_embed", "decoder.hook_embed", "encoder.1.attn.hook_pattern"),
+        *("decoder.2.attn.hook_q", "decoder.2.cross_attn.hook_pattern", "decoder.0.hook_resid_mid"),
+        *("decoder.0.hook_cross_attn_out", "decoder.0.hook_resid_mid_cross"),
+        *("decoder.ln_final.hook_normalized", "encoder.1.hook_mlp_out"),
+    ):
+        assert name in names
+        assert name in trace
+    assert trace["cross_attn.pattern", -1] is trace["decoder.2.cross_attn.hook_pattern"]
+    assert trace["encoder.0.attn.hook_q"] is trace.encoder["q", 0]
+    for name in ("pattern", "decoder.3.attn.hook_q", ("pattern", 0), ("cross_attn.pattern", 3)):
+        assert name not in trace
+        with pytest.raises(KeyError, match="names begin with"):
+            trace[name]
+    mid = trace["decoder.1.hook_resid_mid"] + trace["decoder.1.hook_cross_attn_out"]
+    np.testing.assert_allclose(trace["decoder.1.hook_resid_mid_cross"], mid, atol=1e-12)
+    post = mid + trace["decoder.1.hook_mlp_out"]
+    np.testing.assert_allclose(trace["decoder.1.hook_resid_post"], post, atol=1e-12)
+
+
+def test_a_trace_of_nothing_but_what_is_asked_for(model):
+    asked = ["pattern", "decoder.hook_embed", "encoder.1.hook_resid_post", "hook_cross_attn_out"]
+    trace = model.trace("the cat", target="ein hund", names=asked, layers=[-1])
+    assert sorted(trace.names()) == [
+        "decoder.2.attn.hook_pattern",
+        "decoder.2.cross_attn.hook_pattern",
+        "decoder.2.hook_cross_attn_out",
+        "decoder.hook_embed",
+        "encoder.1.attn.hook_pattern",
+        "encoder.1.hook_resid_post",
+    ]
+    only = model.trace("the cat", target="ein hund", names="decoder.2.cross_attn.hook_pattern")
+    assert only.names() == ["decoder.2.cross_attn.hook_pattern"]
+    assert only.num_layers == 3
+    kept = model.trace(["the cat", "a"], target=["die", "ein hund"], top_k=2)
+    assert kept["decoder.0.cross_attn.top_weights"].shape == (2, 3, 3, 2)
+    whole = model.trace(["the cat", "a"], target=["die", "ein hund"])
+    best = np.sort(whole["cross_attn.pattern", 0])[..., ::-1][..., :2]
+    np.testing.assert_allclose(kept["cross_attn.top_weights", 0], best, atol=1e-6)
+    assert kept[0]["decoder.0.cross_attn.received"].shape == (1, 3, 3)
+    assert kept[0]["decoder.0.cross_attn.lse"].shape == (1, 3, 2)
+    with pytest.raises(KeyError, match=r"no 'patern'.*pattern"):
+        model.trace("the cat", target="die", names="patern")
+    with pytest.raises(ValueError, match="no layer 3: the model has 3"):
+        model.trace("the cat", target="die", layers=3)
+
+
+def test_what_attention_needs_to_run_again(model):
+    trace = model.trace(READ, target=WRITTEN)
+    for layer in (0, 2, -1):
+        for inputs, expected in (
+            (trace.cross_attention_inputs(layer), trace["cross_attn.pattern", layer]),
+            (trace.decoder.attention_inputs(layer), trace.decoder["pattern", layer]),
+            (trace.encoder.attention_inputs(layer % 2), trace.encoder["pattern", layer % 2]),
+        ):
+            found = qkv.attention(**inputs, return_weights=True)[1]
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+    pair = trace[1]
+    found = qkv.attention(**pair.cross_attention_inputs(1), return_weights=True)[1]
+    np.testing.assert_allclose(found, pair["cross_attn.pattern", 1], atol=1e-12)
+
+
+def test_a_pair_is_saved_and_read_again(model, tmp_path):
+    trace = model.trace(READ, target=WRITTEN)
+    trace.save(tmp_path / "pair.safetensors")
+    again = Seq2SeqTrace.load(tmp_path / "pair.safetensors")
+    assert again.names() == trace.names()
+    for name in trace.names():
+        np.testing.assert_array_equal(again[name], trace[name])
+    assert again.encoder.tokens == trace.encoder.tokens
+    assert again.decoder.lengths.tolist() == [3, 16, 1]
+    for layer in range(3):
+        for mine, theirs in zip(
+            again.cross_attention_inputs(layer).values(),
+            trace.cross_attention_inputs(layer).values(),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(mine, theirs)
+        found = qkv.attention(**again.decoder.attention_inputs(layer), return_weights=True)[1]
+        np.testing.assert_allclose(found, trace.decoder["pattern", layer], atol=1e-12)
+    (tmp_path / "other.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="not such a trace"):
+        Seq2SeqTrace.load(tmp_path / "other.safetensors")
+    with pytest.raises(FileNotFoundError):
+        Seq2SeqTrace.load(tmp_path / "none")
+
+
+def test_encode_pools_the_encoder(model):
+    texts = ["the cat sat", "a dog", "the cat sat"]
+    found = model.encode(texts)
+    for text, vector in zip(texts, found, strict=True):
+        memory, *_ = plain_t5(tied(arrays_of(CONFIG)), model.tokenize(text).ids, [0])
+        np.testing.assert_allclose(vector, memory.mean(0), atol=1e-10)
+
+
+def greedy(tensors, ids, count):
+    """What a decoder writes that has no memory of its own: each token from the whole before it."""
+    written = [0]
+    for _ in range(count):
+        _, _, logits, _ = plain_t5(tensors, ids, written)
+        written.append(int(logits[-1].argmax()))
+        if written[-1] == 1:
+            break
+    return written[1:]
+
+
+def test_generate_writes_what_the_plain_one_does(tmp_path):
+    tensors = arrays_of(CONFIG, seed=1)  # whose second text ends early
+    model = load(t5(tmp_path, tensors=tensors), dtype="float64")
+    expected = [greedy(tensors, row, 12) for row in READ]
+    found = model.generate(READ, max_new_tokens=12)
+    assert [one.ids for one in found] == expected
+    alone = [model.generate(row, max_new_tokens=12).ids for row in READ]
+    assert alone == expected
+    assert len({tuple(row) for row in expected}) == 3
+    assert len({len(row) for row in expected}) > 1
+
+
+def test_generated_text_does_not_begin_with_the_prompt(model):
+    found = model.generate("the cat sat", max_new_tokens=6, trace=True)
+    assert isinstance(found, Written)
+    assert found.prompt == "the cat sat"
+    assert not found.startswith("the cat")
+    assert found == model.decode([i for i in found.ids if i < len(WORDS)])
+    trace = found.trace
+    assert isinstance(trace, Seq2SeqTrace)
+    assert trace.encoder.tokens == ["the", "cat", "sat", "</s>"]
+    assert trace.decoder.ids == [0, *found.ids[:-1]]
+    for number in range(len(found.ids)):
+        looked = found.looked_at(number)
+        assert [weights.shape for weights in looked] == [(3, 4)] * 3
+        np.testing.assert_array_equal(looked[1], trace["cross_attn.pattern", 1][0, :, number])
+    logits = model([[3, 4, 5, 1]], None, [trace.decoder.ids]).logits[0]
+    assert logits.argmax(-1).tolist() == found.ids
+    np.testing.assert_allclose(found.logits, logits.max(-1), atol=1e-10)
+    for begin, end in trace.decoder.offsets:
+        assert 0 <= begin <= end <= len(found)
+    with pytest.raises(IndexError, match="no token 6"):
+        found.looked_at(6)
+    with pytest.raises(ValueError, match="trace=True"):
+        model.generate("the cat", max_new_tokens=2).looked_at(0)
+    streamed = model.generate("the cat sat", max_new_tokens=6, stream=True)
+    assert "".join(streamed) == found
+
+
+def test_steps_of_unlike_lengths(model):
+    """Rows that stand at unlike places have biases of their own."""
+    body = model._body
+    ids, _ = padded(WRITTEN, "right")
+    lengths = np.array([len(row) for row in WRITTEN])
+    caches, _, _ = body.begin([np.array(row) for row in READ])
+    body.step(ids, caches, lengths)
+    found = body.step(np.array([[8, 9], [10, 11], [3, 4]]), caches, np.array([2, 1, 2]))
+    for number, more in enumerate(([8, 9], [10], [3, 4])):
+        _, last, _, _ = plain_t5(tied(arrays_of(CONFIG)), READ[number], WRITTEN[number] + more)
+        np.testing.assert_allclose(found[number, : len(more)], last[-len(more) :], atol=1e-10)
+
+
+def test_keys_of_the_other_text_are_computed_once(model):
+    caches, ids, _ = model._body.begin([np.array(READ[0])])
+    before = [(memory.key, memory.value) for memory in caches.memories]
+    for _ in range(3):
+        model._body.step(ids, caches)
+    assert [(memory.key, memory.value) for memory in caches.memories] == before
+    assert [cache.lengths.tolist() for cache in caches] == [[3]] * 3
+
+
+def test_an_untied_head_is_used_where_the_files_have_one(tmp_path, model):
+    def untied(tensors):
+        tensors["lm_head.weight"] = 2 * tensors["shared.weight"]
+
+    other = load(t5(tmp_path / "other", change=untied), dtype="float64")
+    given = ([[3, 4, 1]], None, [[0, 8]])
+    np.testing.assert_allclose(other(*given).logits, 2 * model(*given).logits, atol=1e-10)
+    for name, one in (("tied", model), ("untied", other)):
+        one.save(tmp_path / name)
+        again = load(tmp_path / name)
+        np.testing.assert_array_equal(again(*given).logits, one(*given).logits)
+
+
+@pytest.mark.parametrize("names", [["encoder"], ["encoder", "decoder"]])
+def test_tables_that_are_repeated(tmp_path, model, names):
+    def repeated(tensors):
+        tied(tensors)
+        for name in names:
+            tensors[f"{name}.embed_tokens.weight"] = tensors["shared.weight"].copy()
+
+    def instead(tensors):
+        repeated(tensors)
+        del tensors["shared.weight"]
+
+    def another(tensors):
+        repeated(tensors)
+        tensors["encoder.embed_tokens.weight"][3, 3] += 1
+
+    given = ([[3, 4, 1]], None, [[0, 8]])
+    for change in (repeated, instead):
+        other = load(t5(tmp_path / change.__name__, change=change), dtype="float64")
+        np.testing.assert_array_equal(other(*given).logits, model(*given).logits)
+    with pytest.raises(ModelError, match=r"encoder\.embed_tokens\.weight is another tensor"):
+        load(t5(tmp_path / "another", change=another))
+
+
+def test_an_encoder_alone_is_a_model_like_any_other(tmp_path, model):
+    config = {"architectures": ["T5EncoderModel"]}
+    tensors = {n: a for n, a in arrays_of(CONFIG).items() if n.startswith(("shared", "encoder"))}
+    alone = load(t5(tmp_path / "alone", config=config, tensors=tensors), dtype="float64")
+    assert not isinstance(alone, Seq2SeqModel)
+    found = alone([READ[0]]).last_hidden_state
+    np.testing.assert_array_equal(found, model([READ[0]], None, [[0]]).encoder_last_hidden_state)
+    with pytest.raises(ValueError, match="nothing that predicts"):
+        alone.generate("the cat")
+
+
+def test_a_model_without_its_head_predicts_nothing(tmp_path):
+    config = {"architectures": ["T5Model"]}
+    model = load(t5(tmp_path, config=config))
+    assert model([[3]], None, [[0]]).logits is None
+    with pytest.raises(ValueError, match="nothing that predicts"):
+        model.generate("the cat")
+
+
+def test_rows_without_a_token(model):
+    found = model([[3, 4], [5, 6]], [[1, 1], [0, 0]], [[0, 8], [0, 8]], [[0, 0], [1, 1]])
+    assert not found.last_hidden_state[0].any()
+    assert not found.encoder_last_hidden_state[1].any()
+    assert np.isfinite(found.logits).all()
+    empty = model(np.zeros((0, 3), int), None, np.zeros((0, 2), int))
+    assert empty.logits.shape == (0, 2, 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (([[3]],), ValueError, "decoder_input_ids are missing"),
+        (([[3]], None, [[0], [0]]), ValueError, "input_ids have 1 rows and decoder_input_ids 2"),
+        (([[3]], None, [0]), ValueError, r"decoder_input_ids have shape \(1,\)"),
+        (([[3]], None, [[0.0]]), TypeError, "decoder_input_ids are float64"),
+        (([[3]], None, [[20]]), ValueError, "no token 20"),
+        (([[3]], None, [[0]], [[2]]), ValueError, "decoder_attention_mask holds other"),
+    ],
+)
+def test_ids_that_do_not_fit(model, given, error, message):
+    with pytest.raises(error, match=message):
+        model(*given)
+
+
+def test_targets_that_do_not_fit(model):
+    with pytest.raises(ValueError, match="2 texts and 1 targets"):
+        model.trace(["the", "cat"], target=["die"])
+    with pytest.raises(ValueError, match="leave target out"):
+        model.trace("the cat", target="die", hide="cat")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("relative_attention_num_buckets", 3),
+        ("relative_attention_max_distance", 4),
+        ("decoder_start_token_id", 20),
+        ("decoder_start_token_id", -1),
+        ("num_decoder_layers", 0),
+        ("feed_forward_proj", "gated-tanh"),
+        ("is_encoder_decoder", False),
+        ("is_decoder", True),
+        ("d_kv", 0),
+        ("num_heads", 10**12),
+    ],
+)
+def test_a_config_that_makes_no_sense(tmp_path, key, value):
+    with pytest.raises(ModelError) as caught:
+        load(t5(tmp_path, config={key: value}, tensors=arrays_of(CONFIG)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [20, -1, "0", True])
+def test_a_start_that_is_no_token(tmp_path, value):
+    folder = t5(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": value}))
+    with pytest.raises(ModelError, match=r"decoder_start_token_id of .* must be the id"):
+        load(folder)
+
+
+def test_the_start_that_generation_config_names(tmp_path):
+    folder = t5(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 3}))
+    trace = load(folder).trace("the cat", target="die")
+    assert trace.decoder.ids == [3, 8]
