@@ -5,6 +5,7 @@
 #include "decode.h"
 #include "summary.h"
 #include "linear.h"
+#include "narrow.h"
 #include "norm.h"
 #include "rates.h"
 
@@ -41,7 +42,8 @@ constexpr bool BFLOAT16 = false;
 
 extern const Body body;
 const Body body = {
-    NAME, BFLOAT16, attend, summarize, packed_bytes, pack, linear, norm, multiply_adds, read_rate,
+    NAME, BFLOAT16, attend, summarize, packed_bytes, pack, linear, norm, narrow,
+    multiply_adds, read_rate,
 };
 
 }  // namespace QKV_BODY

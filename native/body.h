@@ -22,6 +22,7 @@ struct Body {
                Type type, void* packed, int threads);
   void (*linear)(const Linear&, int threads);
   void (*norm)(const Norm&, int threads);
+  void (*narrow)(const float* x, int64_t count, void* y, int threads);  // to bfloat16
 
   double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
   double (*read_rate)(int threads);                 // bytes a second, measured

@@ -620,6 +620,22 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+PyObject* narrow(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), y(args[2], true);
+    int threads = number_of_threads(args[3]);
+    need(x && y && x.type() == Type::float32 && y.type() == Type::bfloat16 && x.plain() &&
+             y.plain() && x.count() == y.count(),
+         "x and y are not as many float32 and bfloat16, in one piece");
+    {
+      Unlocked unlocked;
+      body.narrow(static_cast<const float*>(x.data()), x.count(), y.data(), threads);
+    }
+    return none();
+  });
+}
+
 // ---- what the machine gives ---------------------------------------------------------------------
 
 PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -680,6 +696,7 @@ PyMethodDef methods[] = {
     {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
+    {"narrow", function(narrow), METH_FASTCALL, "float32 to bfloat16."},
     {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
     {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
     {nullptr, nullptr, 0, nullptr},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.backend import BACKENDS, BODIES, kernel, linear, set_num_threads
+from qkv.backend import BACKENDS, BODIES, kernel, linear, narrowed, set_num_threads
 
 Array = np.ndarray[Any, Any]
 
@@ -133,6 +133,25 @@ def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
     for given in (np.float32, np.float64):  # what is wide already
         wide = linear(x.astype(given), weight.astype(given), wide=True)
         assert wide.dtype == given
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 33, 1000, 300_001])
+def test_narrowed_is_rounded_to_nearest(count: int, backend: str) -> None:
+    """As ml_dtypes rounds: halfway to even, what is too large to infinity (1e-40 may become 0)."""
+    x = numbers(count) * np.exp(30 * numbers(count, seed=1))
+    special = [np.inf, -np.inf, np.nan, -0.0, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 - 2**-9]
+    x[: len(special)] = np.array(special, np.float32)[:count]
+    weight = np.ones((1, 1), bfloat16)
+    found = narrowed(x, weight)
+    if backend == "numpy":
+        assert found is x
+        return
+    assert found.dtype == bfloat16
+    np.testing.assert_array_equal(found.astype(np.float32), x.astype(bfloat16).astype(np.float32))
+    every = narrowed(np.repeat(x, 2)[::2].reshape(1, -1), weight)
+    np.testing.assert_array_equal(every[0].astype(np.float32), found.astype(np.float32))
+    assert narrowed(found, weight) is found
+    assert narrowed(x, weight.astype(np.float32)) is x
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])

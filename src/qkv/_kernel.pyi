@@ -115,6 +115,13 @@ def norm(
     threads: int,
     /,
 ) -> None: ...
+def narrow(
+    body: int,
+    x: Array,  # float32, in one piece
+    y: Array,  # bfloat16, of the same shape
+    threads: int,
+    /,
+) -> None: ...
 def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
     """Floating-point operations a second in registers at most, measured: see native/rates.h."""
 

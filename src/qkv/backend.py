@@ -309,7 +309,14 @@ def narrowed(x: Array, weight: Array) -> Array:
 
     Without it, the product of float32 with bfloat16 is one of float32.
     """
-    return x.astype(weight.dtype, copy=False) if stays_half(weight.dtype) else x
+    here, kind = body(), weight.dtype
+    if here is None or not stays_half(kind) or x.dtype == kind:
+        return x
+    if x.dtype != _FLOAT32 or not (x.flags.c_contiguous and x.flags.aligned):
+        return x.astype(kind)
+    y = np.empty(x.shape, kind)
+    kernel.narrow(here, x, _bits(y), get_num_threads())
+    return y
 
 
 def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:

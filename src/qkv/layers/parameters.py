@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
-from qkv.backend import linear, stays_half
+from qkv.backend import linear, narrowed, stays_half
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")
@@ -115,9 +115,9 @@ def project(
 
 def handed(x: Array, parameters: Mapping[str, Array]) -> Array:
     """`x` as a part of a model is given it: in bfloat16 if that is what its parameters are."""
-    types = {array.dtype for array in parameters.values()}
-    kind = types.pop()
-    return x.astype(kind, copy=False) if not types and stays_half(kind) else x
+    arrays = list(parameters.values())
+    alike = all(array.dtype == arrays[0].dtype for array in arrays)
+    return narrowed(x, arrays[0]) if alike else x
 
 
 def is_wide(residual: Array | None) -> bool:

@@ -19,7 +19,7 @@ from qkv.text.tokenizer import check_text, check_texts
 OUTPUTS = ("sentence_embedding", "token_embeddings")
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
 LETTERS = 2**19  # that have so many characters
-TOKENS = 64  # of a text as `batch_size` counts it
+TOKENS = 128  # of a text as `batch_size` counts it
 
 
 class Encoder:

@@ -271,7 +271,7 @@ class Model:
 
         Args:
             sentences: one text or any iterable of texts.
-            batch_size: how many texts of 64 tokens are run at once: more of shorter ones, fewer of
+            batch_size: how many texts of 128 tokens are run at once: more of shorter ones, fewer of
                 longer ones.
             show_progress_bar: None for one on a terminal if it takes long.
             normalize_embeddings: whether vectors are scaled to length 1; None for what the
