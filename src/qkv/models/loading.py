@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.models.config import Config
+from qkv.models.design import Design
 from qkv.models.families import FAMILIES as PUBLISHED
 from qkv.models.family import Family, Names, read_weights
 from qkv.models.files import (
@@ -86,7 +89,9 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     design = family.design(config)
     names = Names.of(family, config)
     config.finish(family.harmless)
-    weights = read_weights(names, design, Tensors(home), kind)
+    tensors = Tensors(home)
+    design = _with_what_is_there(design, names, tensors)
+    weights = read_weights(names, design, tensors, kind)
     kind_of: Callable[..., Model] = Model
     if isinstance(design, Seq2SeqDesign):
         kind_of = Seq2SeqModel
@@ -102,6 +107,23 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
         sentence=sentence,
         generation=read_json(home / GENERATION) if (home / GENERATION).is_file() else None,
     )
+
+
+def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
+    """A design without its head where the files hold nothing of one, as those of embedders may."""
+    if not isinstance(design, Design) or design.head is None:
+        return design
+    missing = [names.place(name)[0] for name, _ in design.head.shapes(design.dim)]
+    there = {place.removeprefix(names.family.prefix) for place in tensors}
+    if not missing or not there.isdisjoint(missing):
+        return design
+    warnings.warn(
+        f"{tensors.source}: config.json names a head and there is no tensor {missing[0]}: "
+        "the model goes without, and gives no logits",
+        UserWarning,
+        stacklevel=2,
+    )
+    return replace(design, head=None)
 
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
