@@ -210,9 +210,8 @@ def walk_layer(
         model=type(layer).__name__,
     )
     prefix = "blocks.0.attn."
-    at = Source(
-        trace, 0, {prefix + name: a for name, a in attn.parameters.items()}, rotary=attn.rotary
-    )
+    parameters = {prefix + name: a for name, a in attn.parameters.items()}
+    at = Source(trace, 0, parameters, rotary=_plain_rotary(layer))
     weights = trace["pattern", 0][0, head]
     place = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)
     notes = Notes(names, key_names, (int(place[0]), int(place[1])))
@@ -309,7 +308,7 @@ def _is_plain(embedding: Embedding | None) -> bool:
 
 def _plain_rotary(block: Any) -> Rotary | None:
     """How queries and keys are turned, where that is all that happens to them."""
-    attn = getattr(block, "attn", None)
+    attn = getattr(block, "attn", block)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
     return None if attn.q_norm is not None or attn.k_norm is not None else attn.rotary
