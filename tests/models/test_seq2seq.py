@@ -210,7 +210,7 @@ def test_padding_in_a_trace_is_0(model):
                 assert not array[number, size:].any(), name
 
 
-def test_a_pair_of_texts(model, tmp_path):
+def test_a_pair_of_texts(model):
     trace = model.trace("the cat sat", target="die katze")
     assert trace.encoder.tokens == ["the", "cat", "sat", "</s>"]
     assert trace.decoder.tokens == ["<pad>", "die", "katze"]
@@ -223,13 +223,27 @@ def test_a_pair_of_texts(model, tmp_path):
     assert isinstance(plain, qkv.Trace)
     for name in plain.names():
         np.testing.assert_array_equal(plain[name], trace.encoder[name])
-    view = qkv.head_view(
+
+
+def test_a_pair_is_looked_at(model, tmp_path):
+    trace = model.trace("the cat sat", target="die katze")
+    one = qkv.head_view(trace)
+    other = qkv.head_view(
         encoder_attention=trace.encoder.attentions,
         decoder_attention=trace.decoder.attentions,
         cross_attention=trace.cross_attentions,
         encoder_tokens=trace.encoder.tokens,
         decoder_tokens=trace.decoder.tokens,
     )
+    assert one.data == other.data
+    several = model.trace(["the cat sat", "a"], target=["die katze", "ein hund"])
+    assert qkv.head_view(several[0]).data == other.data
+    with pytest.raises(ValueError, match=r"2 pairs: take one, trace\[0\]"):
+        qkv.head_view(several)
+    with pytest.raises(TypeError, match=r"trace\.encoder or trace\.decoder"):
+        qkv.show(trace)
+    view = qkv.show(trace.decoder)
+    assert view.tokens == ["<pad>", "die", "katze"]
     view.to_html(tmp_path / "view.html")
     assert "katze" in (tmp_path / "view.html").read_text(encoding="utf-8")
 

@@ -34,8 +34,7 @@ class Seq2SeqTrace:
         cross: what belongs to both, by the names that the decoder has for it.
         settings: for each layer the options its attention to the encoder ran with.
 
-    Look at all three at once:
-    `qkv.head_view(encoder_attention=trace.encoder.attentions, ...)`.
+    `qkv.head_view(trace)` shows all three attentions, `qkv.show(trace.decoder)` one of the texts.
     """
 
     def __init__(

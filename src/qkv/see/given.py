@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings
 from qkv.see.heads import bare, heads_from, word_spans
 from qkv.see.page import LONG
@@ -27,6 +28,11 @@ def traced(
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
         return trace_of_arrays(given, tokens, call), None
+    if isinstance(given, Seq2SeqTrace):
+        raise TypeError(
+            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
+            "trace.decoder, or call head_view(trace)"
+        )
     if hasattr(given, "__array__") or (
         isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
     ):

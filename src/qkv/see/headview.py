@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings
 from qkv.see.findings import Head
 from qkv.see.heads import Heads, heads_from
@@ -115,7 +116,8 @@ def head_view(
 
     Args:
         attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or what
+            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
         tokens: the L tokens.
         sentence_b_start: where the second of two sentences begins.
         prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
@@ -147,6 +149,14 @@ def head_view(
             f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
         )
     check_theme(theme, "head_view")
+    if isinstance(attention, Seq2SeqTrace):
+        pair, attention = attention, None
+        if len(pair) > 1:
+            raise ValueError(f"head_view: this trace holds {len(pair)} pairs: take one, trace[0]")
+        pair = pair[0]  # whose tokens are lists of strings
+        encoder_attention, decoder_attention = pair.encoder.attentions, pair.decoder.attentions
+        cross_attention = pair.cross_attentions
+        encoder_tokens, decoder_tokens = pair.encoder.tokens, pair.decoder.tokens
     names = {"tokens": tokens, "encoder_tokens": encoder_tokens, "decoder_tokens": decoder_tokens}
     known = {
         name: given if given is None or isinstance(given, str) else list(given)
