@@ -399,6 +399,20 @@ def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
     assert "".join(streamed) == found
 
 
+def test_the_command_keeps_prompt_and_answer_apart(tmp_path):
+    from click.testing import CliRunner
+
+    from qkv.cli import main
+
+    folder = t5(tmp_path, tensors=arrays_of(CONFIG, seed=1))
+    texts = ["the cat sat", "a dog"]
+    found = load(folder).generate(texts, max_new_tokens=5)
+    command = ["generate", *texts, "--model", str(folder), "--max-new-tokens", "5"]
+    answer = CliRunner().invoke(main, command)
+    pairs = [f"{text}\n{new}" for text, new in zip(texts, found, strict=True)]
+    assert answer.output == "\n\n".join(pairs) + "\n"
+
+
 def test_steps_of_unlike_lengths(model):
     """Rows that stand at unlike places have biases of their own."""
     body = model._body

@@ -59,7 +59,8 @@ def generate(
             _write(piece)
         _write("\n")
     else:
-        later = list(prompts)  # while the first one is printed
+        between = "" if used.continues else "\n"
+        later = [prompt + between for prompt in prompts]  # while the first one is printed
         _write(later[0])
         for number, piece in used.generate(list(prompts), stream=True, **options):
             if number == 0:

@@ -64,6 +64,7 @@ class Model:
     (2, 8)
     """
 
+    continues: ClassVar[bool] = True  # whether what it generates goes on from the prompt
     _last_is_normed: ClassVar[bool] = True  # of a trace: see `Trace`
 
     def __init__(

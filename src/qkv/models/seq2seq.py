@@ -151,6 +151,8 @@ class Seq2SeqModel(Model):
     encoder's. `generate` gives the text that the decoder writes.
     """
 
+    continues: ClassVar[bool] = False
+
     def _build(self) -> None:
         super()._build()
         first = self._generation.get("decoder_start_token_id", self._pair.first)
