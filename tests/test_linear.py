@@ -138,7 +138,7 @@ def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
 @np.errstate(all="ignore")
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 1000, 300_001])
 def test_narrowed_is_rounded_to_nearest(count: int, backend: str) -> None:
-    """As ml_dtypes rounds: halfway to even, what is too large to infinity; subnormals may become 0."""
+    """As ml_dtypes does it: halfway to even, what is too large to infinity."""
     x = numbers(count) * np.exp(15 * numbers(count, seed=1))
     special = [np.inf, -np.inf, np.nan, -0.0, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 - 2**-9]
     x[: len(special)] = np.array(special, np.float32)[:count]
