@@ -597,6 +597,20 @@ def test_a_module_of_an_odd_name(folder, place):
     refused(folder.path)
 
 
+@pytest.mark.parametrize(("inputs", "poolings"), [(5, 1), (13, 1), (12, 2), (24, 1)])
+def test_a_linear_layer_that_takes_something_else(folder, inputs, poolings):
+    folder.write()
+    folder.sentence({"pooling_mode": ["mean", "cls"][:poolings]})
+    modules = json.loads((folder.path / "modules.json").read_text())
+    modules.append({"path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    folder.json("modules.json", modules)
+    folder.json("2_Dense/config.json", {"in_features": inputs, "out_features": 3, "bias": False})
+    folder.weights("2_Dense/model.safetensors", {"linear.weight": np.ones((3, inputs), "f4")})
+    wanted = f"in_features is {inputs} and what comes in has {12 * poolings} numbers"
+    with pytest.raises(ModelError, match=wanted):
+        load(folder.path)
+
+
 def test_the_families_here_are_known():
     assert set(SMALL) <= set(FAMILIES)
     assert bert_tensors(CONFIG)[BIAS].shape == (12,)

@@ -88,6 +88,7 @@ class Model:
         self._generation = dict(generation or {})
         self._build()
         self._sentence = sentence or Sentence()
+        self._sentence.check(self.dim)
         self._ends = end_tokens(config, self._generation, name)
         limits = [
             limit for limit in (design.max_length, self._sentence.max_length) if limit is not None

@@ -163,6 +163,21 @@ class Sentence:
         """How many numbers the result has where the vectors of tokens have `dim`."""
         return self.dense[-1].outputs if self.dense else dim * len(self.modes)
 
+    def check(self, dim: int) -> None:
+        """Raise unless each linear layer takes what comes before it.
+
+        Raises:
+            ModelError: one does not.
+        """
+        width = dim * len(self.modes)
+        for layer in self.dense:
+            if len(layer.weight) != width:
+                raise ModelError(
+                    f"{layer.home}/{CONFIG}: in_features is {len(layer.weight)} and what comes in "
+                    f"has {width} numbers"
+                )
+            width = layer.outputs
+
     def to_files(self) -> dict[str, bytes]:
         """The files that say so, by their place in the model's folder."""
         return self.files | {f"{layer.home}/{WEIGHTS}": layer.to_file() for layer in self.dense}
