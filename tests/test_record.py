@@ -175,6 +175,24 @@ def test_a_second_pass_starts_the_trace_anew() -> None:
     check(trace, 1, *weights_of(query, key, np.ones((7, 7), bool)))
 
 
+def test_another_number_of_texts_is_no_next_step() -> None:
+    layer = Layer(0)
+    with qkv.record(top_k=3) as trace:
+        run(layer, *inputs(length=3), mask=object(), start=0, is_causal=True)
+        query, key, value = inputs(texts=1)
+        run(
+            layer,
+            query[:, :, 3:],
+            key,
+            value,
+            rules={"is_causal": True, "q_offset": 3},
+            mask=object(),
+            start=3,
+            is_causal=True,
+        )
+    check(trace, 0, *weights_of(query, key, CAUSAL & (np.arange(7) >= 3)[:, None]))
+
+
 def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
     layer, mask = Layer(None), object()
     with qkv.record(top_k=3) as trace:

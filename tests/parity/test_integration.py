@@ -402,6 +402,67 @@ def mask_of(**changes: Any) -> Any:
     return mask(**given | changes)
 
 
+def functions() -> dict[str, Any]:
+    """Mask functions of transformers, by a name for each."""
+    masks = transformers.masking_utils
+    chunk = masks.chunked_overlay(3, torch.tensor([0, 1]))
+    made = {
+        "causal": masks.causal_mask_function,
+        "bidirectional": masks.bidirectional_mask_function,
+        "chunks": masks.and_masks(chunk, masks.causal_mask_function),
+        "causal, or the first two": masks.or_masks(
+            masks.causal_mask_function, lambda b, h, q, k: k < 2
+        ),
+    }
+    both_sides = masks.sliding_window_bidirectional_overlay(3)
+    made["window 3 on both sides, causal"] = masks.and_masks(both_sides, made["causal"])
+    for size in (1, 2, 4):
+        made[f"window {size}"] = masks.sliding_window_causal_mask_function(size)
+        made[f"window {size}, both sides"] = masks.sliding_window_bidirectional_mask_function(size)
+    return made
+
+
+@pytest.mark.parametrize("name", functions())
+def test_the_rules_of_a_mask_hide_what_the_mask_hides(name: str) -> None:
+    function = functions()[name]
+    paddings = [None, torch.tensor([[1] * 8, [1] * 5 + [0] * 3]) > 0]
+    paddings += [paddings[1].flip(1), torch.tensor([[1, 0, 1, 1, 0, 1, 1, 1]] * 2) > 0]
+    for padding in paddings:
+        for length, keys, start, first in [
+            *((size, size, 0, 0) for size in range(1, 6)),
+            *((1, size, size - 1, 0) for size in range(2, 6)),
+            *((2, size, size - 2, 0) for size in range(3, 6)),
+            *((3, 8, start, 0) for start in range(6)),
+            *((1, size, 6, 7 - size) for size in range(1, 6)),
+            (2, 4, 5, 3),
+            (3, 3, 4, 2),
+            (4, 9, 1, 0),
+        ]:
+            asked = {
+                "batch_size": 2,
+                "q_length": length,
+                "kv_length": keys,
+                "q_offset": start,
+                "kv_offset": first,
+                "mask_function": function,
+                "attention_mask": padding,
+                "use_vmap": "or" in name,
+            }
+            expected = transformers.masking_utils.sdpa_mask(**asked, allow_is_causal_skip=False)
+            query, key = torch.zeros(2, 3, length, 4), torch.zeros(2, 3, keys, 4)
+            _, weights = attend(
+                torch.nn.Module().eval(), query, key, key, mask(**asked), output_attentions=True
+            )
+            assert torch.equal(weights > 0, expected.expand(weights.shape)), asked
+
+
+def test_padding_of_another_shape_is_left_to_transformers() -> None:
+    tensor = torch.zeros(2, 3, 7, 4)
+    strange = mask_of(attention_mask=torch.ones(2, 1, 7, dtype=torch.bool))
+    with pytest.raises(IndexError):
+        attend(torch.nn.Module().eval(), tensor, tensor, tensor, strange)
+
+
 def test_a_mask_is_what_models_without_the_interface_expect() -> None:
     lowest = torch.finfo(torch.float32).min
     expected = torch.full((7, 7), lowest).triu(1)
@@ -409,6 +470,7 @@ def test_a_mask_is_what_models_without_the_interface_expect() -> None:
     assert made.shape == (2, 1, 7, 7)
     assert made.dtype == torch.float32
     assert torch.equal((torch.zeros(2, 3, 7, 7) + made)[1, 2], expected)
+    assert made[:, :, :, :7] is not None
     assert not made.changed
     assert torch.equal(made[1, 0, :, :4], expected[:, :4])
     assert torch.equal(made.clone()[0, 0], expected)
@@ -505,6 +567,9 @@ def test_queries_whose_place_is_not_known_are_an_error() -> None:
     with pytest.raises(ValueError, match="3 queries and 5 keys"):
         attend(torch.nn.Module().eval(), query, key, key, None)
     assert attend(torch.nn.Module(), query, key, key, None, is_causal=False)[0].shape[1] == 3
+    value = torch.arange(5.0)[:, None].expand(1, 2, 5, 4)
+    out, _ = attend(torch.nn.Module().eval(), query[:, :, :1], key, value, None)
+    assert torch.equal(out, torch.full((1, 1, 2, 4), 2.0))
 
 
 def test_a_family_without_the_interface_keeps_its_own_attention() -> None:
