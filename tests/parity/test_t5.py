@@ -115,7 +115,7 @@ def layers(pair: Pair, length: int, count: int) -> None:
 def test_t5(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     pair = made(tmp_path, kind, T5Config(**SIZES, **CONFIGS[name]), dtype)
     layers(pair, 23, 31)
-    for side in ("right", "left"):
+    for side in ("right", "left", "inside"):
         batch(pair, side, [23, 5, 1, 14], [3, 9, 19, 1])
 
 

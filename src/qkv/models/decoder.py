@@ -229,6 +229,7 @@ class Decoder:
         rows: Array,
         cu_lengths: Array,
         *,
+        mask: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
@@ -239,6 +240,7 @@ class Decoder:
             lengths: (B,), how many each of them has.
             rows: the encoder's vectors, (its total, D).
             cu_lengths: (B + 1,), where each of those begins and the last one ends.
+            mask: (total,), which of the tokens are looked at; all of them unless given.
             record: collects what is computed on the way, as (B, L, ...).
             top_k: with `record`, keep the largest weights of each query in place of all.
 
@@ -248,9 +250,14 @@ class Decoder:
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, L)
         whole = np.zeros(real.shape, np.int64)
         whole[real] = ids
+        visible = None
+        if mask is not None and not mask.all():
+            visible = np.zeros(real.shape, bool)
+            visible[real] = mask
         caches = self.start(rows, cu_lengths)
-        found: Array = self.step(whole, caches, lengths, record=record, top_k=top_k)[real]
-        return found
+        found = self.step(whole, caches, lengths, visible=visible, record=record, top_k=top_k)
+        packed: Array = found[real]
+        return packed
 
     def start(self, rows: Array, cu_lengths: Array) -> DecoderCaches:
         """What it looks at: the encoder's vectors (total, D) of texts laid end to end."""
@@ -265,6 +272,7 @@ class Decoder:
         caches: Sequence[KVCache],
         lengths: Array | None = None,
         *,
+        visible: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
@@ -274,6 +282,7 @@ class Decoder:
             ids: (B, n) token ids, one row for each text.
             caches: what `start` gave.
             lengths: (B,), how many of the n are real; all of them unless given.
+            visible: (B, S), which of all tokens so far are looked at; all of them unless given.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
 
@@ -284,13 +293,15 @@ class Decoder:
         seen = np.broadcast_to(caches[0].lengths, len(ids))
         places = seen[:, None] + np.arange(ids.shape[1])
         x = self.embedding(ids, places, record=record)
-        bias = self._bias(seen, ids.shape[1], lengths)
+        more = self._bias(seen, ids.shape[1], lengths)
+        if visible is not None:
+            more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)
         steps = zip(self.layers, caches, caches.memories, self.options, strict=True)
         for number, (layer, cache, memory, options) in enumerate(steps):
             inside = None if record is None else record.under(f"blocks.{number}.")
             x = layer(
                 x, memory, cache=cache, lengths=lengths, record=inside, top_k=top_k,
-                **options, **bias,
+                **options, **more,
             )  # fmt: skip
         if self.final_norm is not None:
             x = self.final_norm(x)

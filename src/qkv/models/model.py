@@ -586,8 +586,7 @@ class Model:
         """
         text = mask
         if not any("alibi_slopes" in options for options in self._body.options):
-            text = np.logical_or.accumulate(mask, axis=1)
-            text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+            text = outer(mask)
         lengths = text.sum(1)
         holes = None
         if (text != mask).any():
@@ -688,6 +687,13 @@ class Model:
                 "call model(input_ids)"
             )
         return self.tokenizer
+
+
+def outer(mask: Array) -> Array:
+    """A mask (B, T) with no holes: from the first visible token of each row to the last."""
+    text: Array = np.logical_or.accumulate(mask, axis=1)
+    text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+    return text
 
 
 def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:

@@ -17,7 +17,7 @@ from qkv.models.files import ModelError
 from qkv.models.generate import Generated, Row
 from qkv.models.head import Head
 from qkv.models.kept import wanted
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import Model, ModelOutput, outer
 from qkv.models.pairs import SIDES, Seq2SeqTrace
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Trace
@@ -211,12 +211,20 @@ class Seq2SeqModel(Model):
                 f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
                 "there must be one of each for a text"
             )
-        cu_lengths = np.concatenate([[0], np.cumsum(mask.sum(1))])
-        rows = body(ids[mask].astype(np.int64), self._places(ids, mask), cu_lengths)
-        encoded = np.zeros((*ids.shape, self.dim), rows.dtype)
+        encoded = np.zeros((*ids.shape, self.dim), self._body.dtype)
+        rows, cu_lengths = encoded[mask], np.zeros(len(ids) + 1, np.int64)
+        if mask.any():
+            rows, cu_lengths = self._packed(ids, mask)
         encoded[mask] = rows
-        out = np.zeros((*written.shape, self.dim), rows.dtype)
-        packed = body.decoder(written[shown].astype(np.int64), shown.sum(1), rows, cu_lengths)
+        between = outer(shown)  # what is hidden between two tokens keeps them apart
+        packed = body.decoder(
+            np.where(shown, written, 0)[between].astype(np.int64),
+            between.sum(1),
+            rows,
+            cu_lengths,
+            mask=shown[between],
+        )[shown[between]]
+        out = np.zeros((*written.shape, self.dim), self._body.dtype)
         out[shown] = packed
         if body.decoder.head is None:
             return ModelOutput(out, encoder_last_hidden_state=encoded)
