@@ -1,0 +1,252 @@
+"""Models whose files are damaged at random; run by `test_fuzz.py` in a process of its own.
+
+    python -m models.fuzzing FOLDER CASES
+
+Each case is loaded, run on ids and on a text, and must end in one line of a `ValueError` or
+`FileNotFoundError`, or in a model that is what its files say: the arrays are those that the
+safetensors library reads, and the vectors those of a plain float64 model of `plain.py`.
+"""
+
+import faulthandler
+import json
+import random
+import resource
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from qkv.models import load
+
+from .families import CONFIGS, write_small
+from .plain import plain_bert_of, plain_gpt2, plain_llama
+from .support import Folder
+
+SECONDS = 20  # that a case may take; most take a hundredth of one
+MEMORY = 6 * 2**30  # of addresses, most of which are the libraries'
+IDS = [[2, 4, 5, 6, 9, 3]]
+TEXT = "the cat sat on the mat."
+PLAIN = {"bert": plain_bert_of, "gpt2": plain_gpt2, "llama": plain_llama}
+HARMFUL = [
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 30, 31, 1000, 2**31, 2**32, 2**53 + 1, 2**62, 2**63),
+    *(2**64, -(2**63), 10**30, 10**400, 0.0, -0.5, 0.5, 1e-320, 1e308, float("nan")),
+    *(float("inf"), "", "a", "gelu", "relu", "F16", "BF16", "F64", "I32", "\0", "\n", "\ud800"),
+    *("../x", "x" * 3000, [], [0], [[]], {}, {"a": 1}, "absolute", "mean", "bert", "llama"),
+    *("linear", "yarn", "sliding_attention", "full_attention", [None], "Regex", "(a*)*$"),
+]
+
+
+def folders(home):
+    """Small models of several families, one in shards, one with the files of sentences."""
+    bert = Folder(home / "bert")
+    bert.write()
+    bert.sentence({"pooling_mode_mean_tokens": True}, normalize=True, limit=12)
+    prompts = {"prompts": {"query": "the cat"}, "default_prompt_name": "query"}
+    bert.json("config_sentence_transformers.json", prompts)
+    modules = json.loads((bert.path / "modules.json").read_text())
+    kind = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    bert.json("modules.json", [*modules[:2], kind, *modules[2:]])
+    bert.json("2_Dense/config.json", {"in_features": 12, "out_features": 5, "bias": False})
+    bert.weights("2_Dense/model.safetensors", {"linear.weight": np.ones((5, 12), np.float32)})
+    shards = Folder(home / "shards")
+    shards.write()
+    (shards.path / "model.safetensors").unlink()
+    names = sorted(shards.tensors)
+    where = {}
+    for number in range(2):
+        file = f"model-{number}.safetensors"
+        where |= dict.fromkeys(names[number::2], file)
+        shards.weights(file, {name: shards.tensors[name] for name in names[number::2]})
+    shards.json("model.safetensors.index.json", {"metadata": {}, "weight_map": where})
+    for name in ("gpt2", "llama", "gemma2", "modernbert"):
+        write_small(home / name, CONFIGS[name])
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    write_small(home / "scaled", {**CONFIGS["llama"], "rope_scaling": scaled})
+    for path in home.iterdir():
+        config = json.dumps({"eos_token_id": 3, "do_sample": True, "temperature": 0.5})
+        (path / "generation_config.json").write_text(config)
+    return sorted(home.iterdir())
+
+
+def damaged(draw, name, raw, other):
+    """The bytes of a file with something wrong; `other` is a file to take pieces from."""
+    safetensors = name.endswith(".safetensors")
+    kinds = ["flip", "cut", "out", "in", "twice", "splice"]
+    kind = draw(st.sampled_from(kinds + ["json"] * (4 if safetensors else 10)))
+    if kind == "json" and safetensors and len(raw) > 8:
+        length = int.from_bytes(raw[:8], "little")
+        header = changed(draw, raw[8 : 8 + length])
+        size = draw(st.sampled_from([len(header)] * 8 + [0, len(header) - 1, 2**40, 2**64 - 1]))
+        return size.to_bytes(8, "little") + header + raw[8 + length :]
+    if kind == "json" and not safetensors:
+        return changed(draw, raw)
+    # most of what matters in weights is at the beginning
+    end = min(len(raw), 8 + int.from_bytes(raw[:8], "little")) if safetensors else len(raw)
+    end = draw(st.sampled_from([end, len(raw)]))
+    start = draw(st.integers(0, max(end - 1, 0)))
+    stop = start + draw(st.integers(0, 40))
+    if kind == "cut":
+        return raw[:start]
+    if kind == "out":
+        return raw[:start] + raw[stop:]
+    if kind == "twice":
+        return raw[:stop] + raw[start:]
+    if kind == "in":
+        return raw[:start] + draw(st.binary(max_size=8)) + raw[start:]
+    if kind == "splice":
+        place = draw(st.integers(0, max(len(other) - 1, 0)))
+        return raw[:start] + other[place : place + stop - start] + raw[stop:]
+    flipped = bytearray(raw)
+    for place in draw(st.lists(st.integers(0, max(end - 1, 0)), min_size=1, max_size=4)):
+        if place < len(flipped):
+            flipped[place] ^= 1 << draw(st.integers(0, 7))
+    return bytes(flipped)
+
+
+def changed(draw, raw):
+    """JSON with a value changed, gone, moved, or under another name."""
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError):  # it was damaged beyond reading before
+        return raw
+    places = list(inner(values))
+    if not places:
+        return raw
+    random.Random(0).shuffle(places)  # what is drawn most often is the first one
+    holder, key = places[draw(st.integers(0, len(places) - 1))]
+    value = holder[key]
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    kind = draw(st.sampled_from(["harm", "harm", "near", "gone", "swap", "name", "deep"]))
+    if kind == "gone":
+        del holder[key]
+    elif kind == "swap":
+        other, place = places[draw(st.integers(0, len(places) - 1))]
+        copy = json.loads(json.dumps(value))
+        holder[key], other[place] = other[place], copy
+    elif kind == "name" and isinstance(holder, dict):
+        del holder[key]
+        names = ["", "x", "hidden_size", f"{key}x", key[1:]]
+        holder[draw(st.sampled_from(names))] = value
+    elif kind == "near" and number:
+        holder[key] = draw(st.sampled_from([value + 1, value - 1, value * 2, value / 2, -value]))
+    elif kind == "deep":
+        depth = draw(st.sampled_from([10, 130, 1500]))
+        mark = json.dumps("here it is")
+        holder[key] = "here it is"
+        return json.dumps(values).replace(mark, "[" * depth + "]" * depth).encode()
+    else:
+        holder[key] = draw(st.sampled_from(HARMFUL))
+    return json.dumps(values).encode()
+
+
+def inner(values):
+    """Every place of a JSON value, as what holds it and its key there."""
+    if isinstance(values, dict | list):
+        for key in list(values) if isinstance(values, dict) else range(len(values)):
+            yield values, key
+            yield from inner(values[key])
+
+
+def sound(message):
+    """Whether a message is one line that can be shown."""
+    return message.isprintable() and 0 < len(message) < 3000
+
+
+def attempt(action):
+    """What it gives, or None after an error that a user can read."""
+    try:
+        return action()
+    except (ValueError, FileNotFoundError) as error:
+        message = str(error)
+    assert sound(message), ascii(message)[:4000]
+    return None
+
+
+def check(path):
+    """Load and run a folder; whether there was a model."""
+    model = attempt(lambda: load(path))
+    if model is None:
+        return False
+    values = json.loads((path / "config.json").read_text("utf-8"))
+    stored = read_by_the_library(path)
+    ours = model._weights.to_files(model._names)
+    for name, array in ours.items():
+        theirs = stored[name if name in stored else next(n for n in stored if n.endswith(name))]
+        # an array of one family may stand in the file under an older name
+        np.testing.assert_array_equal(array.ravel(), theirs.ravel().astype(array.dtype))
+    found = attempt(lambda: model(IDS).last_hidden_state)
+    for call in (model.trace, model.encode, model.tokenize):
+        attempt(lambda call=call: call(TEXT))
+    plain = PLAIN.get(values["model_type"])
+    if found is not None and plain is not None:
+        compare(found, plain, stored, values)
+    return True
+
+
+def read_by_the_library(path):
+    """All tensors, read by safetensors; an error if it does not take what we took."""
+    from safetensors.numpy import load_file
+
+    files = [path / "model.safetensors"]
+    if not files[0].is_file():
+        files = sorted(path.glob("*.safetensors"))
+    return {name: array for file in files for name, array in load_file(file).items()}
+
+
+def compare(found, plain, stored, values):
+    """With the plain model, where that knows the config and the numbers are of a size."""
+    with np.errstate(all="ignore"):
+        if any(not (np.abs(array) < 1e3).all() for array in stored.values()):
+            return
+        try:
+            expected = plain(stored, values, IDS[0])
+        except KeyError:
+            return
+        if np.isfinite(expected).all() and np.abs(expected).max() < 1e6:
+            bound = 2e-3 * max(1, np.abs(expected).max())
+            assert np.abs(found[0] - expected).max() <= bound, values
+
+
+def main(home, cases):
+    """Run so many cases and say how many were models."""
+    home = Path(home)
+    originals = folders(home / "whole")
+    broken = home / "broken"
+    counts = {True: 0, False: 0}
+
+    @settings(
+        max_examples=cases,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def case(data):
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        chosen = data.draw(st.sampled_from(originals))
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(chosen, broken)
+        files = sorted(path for path in broken.rglob("*") if path.is_file())
+        files += [broken / "config.json"] * 4
+        for _ in range(data.draw(st.sampled_from([1, 1, 1, 2, 3]))):
+            file = data.draw(st.sampled_from(files))
+            other = data.draw(st.sampled_from(files)).read_bytes()
+            file.write_bytes(damaged(data.draw, file.name, file.read_bytes(), other))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            counts[check(broken)] += 1
+
+    case()
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{counts[False]} refused, {counts[True]} read")
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,49 @@
+"""Two thousand damaged models: each is refused in one line, or is what its files say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.models import load
+
+from .families import CONFIGS, write_small
+from .fuzzing import IDS, PLAIN, read_by_the_library
+from .support import Folder
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_plain_models_are_right(tmp_path, name):
+    """Or nothing would follow from a comparison with them."""
+    path = tmp_path / "model"
+    if name == "bert":
+        Folder(path).write()
+    else:
+        write_small(path, CONFIGS[name])
+    values = json.loads((path / "config.json").read_text())
+    expected = PLAIN[name](read_by_the_library(path), values, IDS[0])
+    found = load(path, dtype=np.float64)(IDS).last_hidden_state[0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
+    """In a process of its own, so that a crash, a hang and a lack of memory show as such."""
+    (tmp_path / "whole").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", "models.fuzzing", str(tmp_path), "2000"],
+        cwd=TESTS,
+        env={**os.environ, "RUST_BACKTRACE": "0", "QKV_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    refused, read = (int(word) for word in done.stdout.split() if word.isdigit())
+    assert refused + read >= 2000
+    assert min(refused, read) >= 200  # or the damage is not of both kinds
