@@ -243,10 +243,12 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
-  // Rows in chunks, panels in groups: enough pieces to share.
+  // Rows in chunks, panels in groups: enough pieces to share. For a few rows all the time goes into
+  // reading weights, which come fastest in long runs.
   const int64_t chunks = (p.rows + X_ROWS - 1) / X_ROWS;
+  const int64_t pieces = (p.rows <= TILE / 2 ? 2 : 16) * threads;
   int64_t groups = 1;
-  while (groups < panels && chunks * groups < 16 * threads) groups *= 2;
+  while (groups < panels && chunks * groups < pieces) groups *= 2;
   if (groups > panels) groups = panels;
   const Finish finish_tile =
       p.y_type == Type::float32 ? finish_for<float>(p.activation) : finish_for<T>(p.activation);

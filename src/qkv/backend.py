@@ -265,12 +265,38 @@ class Prepared:
         """Numbers as products take them."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
+    def joins(self, weights: Sequence[Array]) -> bool:
+        """Whether products by these frozen weights (in, out) can be one: all panels are full."""
+        return all(
+            self._size(len(weight), weight.shape[1]) < self._size(len(weight), weight.shape[1] + 1)
+            for weight in weights
+        )
+
     def linear(
         self, weight: Array, bias: Array | None = None, activation: str | None = None
     ) -> Callable[..., Array]:
         """`linear` by a frozen weight; with a residual of float32 its result is that too."""
+        packed = _packed(weight, self.body, self.kind, self.threads)
+        return self._product(packed, weight.shape[1], bias, activation)
+
+    def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
+        """The same by several that `joins` is true of, side by side; `bias` is that of all."""
+        sizes = [self._size(len(weight), weight.shape[1]) for weight in weights]
+        whole, end = _lasting_room(sum(sizes)), 0
+        for weight, size in zip(weights, sizes, strict=True):
+            part, end = whole[end : end + size], end + size
+            _pack_into(part, weight, self.body, self.kind, self.threads)
+            _keep(weight, self.body, self.kind, part)
+        return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
+
+    def _size(self, depth: int, width: int) -> int:
+        """How many float32 such a weight takes when it is packed."""
+        return kernel.packed_size(self.body, depth, width, np.empty((0, 0), self.bits))
+
+    def _product(
+        self, packed: Array, width: int, bias: Array | None, activation: str | None
+    ) -> Callable[..., Array]:
         bits, threads, here, code = self.bits, self.threads, self.body, _CODES[activation]
-        packed, width = _packed(weight, here, self.kind, threads), weight.shape[1]
         addend = None if bias is None else _rows(bias, 1, width, _FLOAT32)
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
@@ -352,14 +378,23 @@ def _packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Arra
     if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
     _kept.pop(key, None)  # it was thawed
-    given = _bits(np.require(weight, kind, "A"))
     depth, width = weight.shape
-    size = kernel.packed_size(here, depth, width, given)
+    size = kernel.packed_size(here, depth, width, _bits(np.empty((0, 0), kind)))
     packed = _lasting_room(size) if frozen else _aligned(np.empty(size + 16, np.float32), 64)[:size]
-    kernel.pack(here, given, packed, threads)
+    _pack_into(packed, weight, here, kind, threads)
     if frozen:
-        _kept[key] = weakref.ref(weight, lambda _: _kept.pop(key, None)), packed
+        _keep(weight, here, kind, packed)
     return packed
+
+
+def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:
+    kernel.pack(here, _bits(np.require(weight, kind, "A")), packed, threads)
+
+
+def _keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
+    """Keep a packed weight for as long as the weight lives."""
+    key = (id(weight), here, kind)
+    _kept[key] = weakref.ref(weight, lambda _: _kept.pop(key, None)), packed
 
 
 # Weights that are kept stand together: NumPy asks for large pages (2 MB) only for large arrays, and

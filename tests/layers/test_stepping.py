@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 
 from qkv.arrays import frozen
 from qkv.backend import body, kernel
-from qkv.layers import Rotary
+from qkv.layers import RMSNorm, Rotary
 from qkv.layers.stepping import steps_for
 from qkv.models.design import Attention, Design
 from qkv.models.head import Head
@@ -48,9 +48,17 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
 
 
-def built(dtype: Any, attention: dict[str, Any], **others: Any) -> Transformer:
+SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
+
+
+def built(
+    dtype: Any,
+    attention: dict[str, Any],
+    sizes: tuple[int, int, int] = (6, 2, 12),
+    **others: Any,
+) -> Transformer:
     layer = {"options": {"is_causal": True}, **attention}
-    design = Design(layers=(Attention(6, 2, 12, **layer),) * 2, **{**PLAIN, **others})
+    design = Design(layers=(Attention(*sizes, **layer),) * 2, **{**PLAIN, **others})
     rng = np.random.default_rng(0)
     return design.build(
         {
@@ -76,15 +84,17 @@ def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("sizes", SIZES)
 def test_it_is_what_the_blocks_give(
     monkeypatch: pytest.MonkeyPatch,
+    sizes: str,
     design: str,
     attention: str,
     options: dict[str, Any],
     dtype: Any,
 ) -> None:
     layer = {**ATTENTIONS[attention], "options": {"is_causal": True, **options}}
-    model = built(dtype, layer, **DESIGNS[design])
+    model = built(dtype, layer, SIZES[sizes], **DESIGNS[design])
     for rows in (1, 3):
         quick = vectors(model, rows)
         assert model._steps is not None
@@ -132,3 +142,25 @@ def test_what_goes_the_usual_way() -> None:
     loose = Design(layers=(Attention(2, 2, 4, options={"is_causal": True}),), **PLAIN)
     open_ = loose.build({n: np.ones(s, np.float32) for n, s in loose.shapes()})
     assert steps_for(open_.layers, open_.options, f32) is None
+    model.layers[0].attn.k_norm = RMSNorm(12)
+    assert steps_for(blocks, options, f32) is None
+
+
+def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Any] = []
+
+    class Counting:
+        linear, norm, packed_size = kernel.linear, kernel.norm, kernel.packed_size
+        attend, attend_packed = kernel.attend, kernel.attend_packed
+
+        @staticmethod
+        def pack(*arguments: Any) -> None:
+            packed.append(arguments)
+            kernel.pack(*arguments)
+
+    monkeypatch.setattr(sys.modules["qkv.backend"], "kernel", Counting)
+    for sizes in SIZES.values():
+        model = built(np.float32, ATTENTIONS["rotary"], sizes)
+        packed.clear()
+        vectors(model, 2)
+        assert len(packed) == 2 * 7  # of two layers: q, k, v, out, gate, up, down

@@ -75,6 +75,7 @@ def steps_for(
             type(block) is not Block
             or type(block.attn) not in (MultiHeadAttention, SelfAttention)
             or "out_proj.weight" not in block.attn.parameters
+            or (block.attn.q_norm is None) != (block.attn.k_norm is None)
             or not native.takes_size(dtype, block.attn.d_query)
             or not given.keys() <= _OPTIONS
             or given.get("is_causal") is not True
@@ -97,9 +98,8 @@ class _Step:
             None if norm is None else _norm(norm, kernel)
             for norm in (block.norm1, block.out_norm1, block.out_norm2, attn.q_norm, attn.k_norm)
         )
-        self.q, self.k, self.v, self.out = (
-            _linear(attn.parameters, f"{name}_proj", kernel) for name in ("q", "k", "v", "out")
-        )
+        self.qkv = _joined(attn, kernel)
+        self.out = _linear(attn.parameters, "out_proj", kernel)
         self.mlp = _mlp(block.mlp, kernel)
         self.kernel = kernel
         self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
@@ -145,21 +145,50 @@ class _Step:
         turns: Turns | None,
         residual: Array | None = None,
     ) -> Array:
-        x, rows, size, kind = self.kernel.handed(x), len(x), self.size, self.kernel.kind
-        query, key = self.q(x).reshape(-1, size), self.k(x).reshape(-1, size)
-        if self.q_norm is not None:
-            query = self.q_norm(query)
-        if self.k_norm is not None:
-            key = self.k_norm(key)
-        queries = query.view(kind).reshape(rows, self.heads, size)
-        keys = key.view(kind).reshape(rows, self.kv_heads, size)
-        values = self.v(x).view(kind).reshape(rows, self.kv_heads, 1, -1)
+        size, heads, kernel = self.size, self.heads, self.kernel
+        turned, values = self.qkv(kernel.handed(x))  # (B, Hq + Hkv, d), (B, Hkv, dv)
+        if self.q_norm is not None and self.k_norm is not None:
+            parts = ((self.q_norm, turned[:, :heads]), (self.k_norm, turned[:, heads:]))
+            turned = np.concatenate(
+                [
+                    norm(part.reshape(-1, size).view(kernel.bits))
+                    .view(kernel.kind)
+                    .reshape(part.shape)
+                    for norm, part in parts
+                ],
+                axis=1,
+            )
         if self.swapped is not None and turns is not None:
-            queries = _turned(queries, self.swapped, *turns)
-            keys = _turned(keys, self.swapped, *turns)
-        given = cache.put(keys[:, :, None], values, lengths)
-        z = native.attend_behind(self.kernel.body, queries[:, :, None], given, **self.options)
-        return self.out(self.kernel.handed(z.reshape(rows, -1)), None, residual)
+            turned = _turned(turned, self.swapped, *turns)
+        given = cache.put(turned[:, heads:, None], values[:, :, None], lengths)
+        z = native.attend_behind(kernel.body, turned[:, :heads, None], given, **self.options)
+        return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
+
+
+def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
+    """From (B, D) to queries and keys (B, Hq + Hkv, d), and values (B, Hkv, dv)."""
+    names, own, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
+    heads, size = attn.num_heads + attn.num_kv_heads, attn.d_query
+    weights = [own[f"{name}.weight"] for name in names]
+    biases = [own.get(f"{name}.bias") for name in names]
+    same = len({bias is None for bias in biases}) == 1
+    if same and attn.d_value == size and kernel.joins(weights):
+        bias = None if biases[0] is None else np.concatenate([b for b in biases if b is not None])
+        product = kernel.joined_linear(weights, bias)
+
+        def at_once(x: Array) -> tuple[Array, Array]:
+            found = product(x).view(kind).reshape(len(x), -1, size)
+            return found[:, :heads], found[:, heads:]
+
+        return at_once
+    products = [_linear(own, name, kernel) for name in names]
+
+    def one_by_one(x: Array) -> tuple[Array, Array]:
+        query, key, value = (product(x).view(kind) for product in products)
+        both = np.concatenate([query, key], axis=1).reshape(len(x), heads, size)
+        return both, value.reshape(len(x), -1, attn.d_value)
+
+    return one_by_one
 
 
 def _norm(norm: LayerNorm | RMSNorm, kernel: Prepared) -> Callable[[Array], Array]:

@@ -266,13 +266,13 @@ class Transformer:
         Returns:
             (B, n, D)
         """
+        quick = self._quick() if record is None else None  # lays weights out, which others then use
         seen = caches[0].lengths
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         if self.embedding.room is not None:
             places = np.minimum(places, self.embedding.room - 1)  # of padding, which nobody reads
         x = self.embedding(ids, places, record=record)
-        quick = self._quick() if record is None and ids.shape[1] == 1 else None
-        if quick is not None:
+        if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             inside = None if record is None else record.under(f"blocks.{number}.")
