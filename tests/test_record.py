@@ -203,23 +203,23 @@ def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
     check(trace, 2, *weights_of(query, key, np.ones((7, 7), bool)))
 
 
-def test_a_decoder_looks_at_other_tokens_step_by_step() -> None:
+@pytest.mark.parametrize("length", [5, 7])
+def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
     encoder, decoder, cross = Layer(), Layer(0), Layer(0)
-    words, (query, key, value) = inputs(length=5, seed=1), inputs()
-    real = np.arange(5) < np.array([[5], [3]])
-    for _ in range(2):  # a second text of the same sizes starts anew
-        with qkv.record(top_k=3) as trace:
-            for _ in range(2):
-                rules = {"key_lengths": [5, 3]}
-                about = {"start": 0, "padding": real}
-                run(encoder, *words, rules=rules, mask=object(), **about)
-                for place in range(7):
-                    one = query[:, :, place : place + 1]
-                    seen = [x[:, :, : place + 1] for x in (key, value)]
-                    run(decoder, one, *seen, mask=object(), start=place, is_causal=True)
-                    run(cross, one, *words[1:], rules=rules, mask=object(), **about)
+    words, (query, key, value) = inputs(length=length, seed=1), inputs()
+    real = np.arange(length) >= np.array([[0], [2]])
+    rules = {"attn_mask": real[:, None, None, :]}
+    about = {"start": 0, "padding": real}
+    with qkv.record(top_k=3) as trace:
+        for _ in range(2):  # a second text of the same sizes starts anew
+            run(encoder, *words, rules=rules, mask=object(), **about)
+            for place in range(7):
+                one = query[:, :, place : place + 1]
+                seen = [x[:, :, : place + 1] for x in (key, value)]
+                run(decoder, one, *seen, mask=object(), start=place, is_causal=True)
+                run(cross, one, *words[1:], rules=rules, mask=object(), **about)
     assert trace.num_layers == 3
-    assert [len(text) for text in trace.tokens] == [5, 3]
+    assert [len(text) for text in trace.tokens] == [length, length - 2]
     check(trace, 1, *weights_of(query, key, CAUSAL))
     check(trace, 2, *weights_of(query, words[1], real[:, None, None, :]))
 

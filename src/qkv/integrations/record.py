@@ -63,12 +63,8 @@ class _Layer:
 
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
         """Whether these queries are the next ones of the texts that were seen so far."""
-        some = self.parts[0]
-        if some.lse.shape[:-1] != (*call.lead, call.shape[-3] * call.shape[-2]):
-            return False
-        if self.crosses:
-            return bool(some.received.shape[-1] == call.keys)
-        return ran.start is not None and ran.start == self.rows
+        same = self.parts[0].lse.shape[:-1] == (*call.lead, call.shape[-3] * call.shape[-2])
+        return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
         """All steps as one: rows stand at the places of their queries, columns at those of keys."""
@@ -154,8 +150,9 @@ class Recording(Trace):
         arrays: dict[str, Array] = {}
         for number, layer in zip(numbers, layers, strict=True):
             parts = layer.arrays()
-            if not layer.crosses and parts["lse"].shape[::2] == (texts, self._longest):
-                _to_the_front(parts, self._places)
+            padding = layer.ran[-1].padding
+            if padding is not None and parts["received"].shape[-1] == layer.rows:
+                _to_the_front(parts, _places(padding, len(parts["lse"]), layer.rows))
             arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _KEPT}
         super().__init__(arrays, single=texts == 1)
         self._layers.clear()
@@ -294,8 +291,6 @@ def _places(padding: Array | None, texts: int, longest: int) -> list[slice]:
         real = np.arange(longest)
         if padding is not None and len(padding) == texts:
             found = np.flatnonzero(padding[row, :longest])
-            if padding.shape[1] < longest:  # what came later is no padding
-                found = np.concatenate([found, np.arange(padding.shape[1], longest)])
             real = found if len(found) and len(found) == found[-1] - found[0] + 1 else real
         places.append(slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0))
     return places
