@@ -27,6 +27,7 @@ from qkv.trace import Recorder, Trace
 
 PREPROCESSOR = "preprocessor_config.json"
 FIRST = "[CLS]"  # the token before the patches
+_MOST = 1e30  # of a mean or a deviation, which are float32
 _PROCESSORS = (
     *("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor"),
 )
@@ -206,9 +207,13 @@ class Pixels:
         if config.flag("do_normalize", True):
             mean = _numbers(values, "image_mean", channels, path)
             std = _numbers(values, "image_std", channels, path)
-            if not all(std):
+            if not np.array(std, np.float32).all():
                 raise ModelError(f"{path}: image_std is {values['image_std']}: none may be 0")
         found = cls(size, config.whole("resample", 2), factor, mean, std, values)
+        if found.factor > _MOST:
+            raise ModelError(
+                f"{path}: rescale_factor is {found.factor}: it must be at most {_MOST}"
+            )
         if found.resample > 5:
             raise ModelError(f"{path}: resample is {found.resample}: Pillow knows 0 to 5")
         return found
@@ -248,7 +253,10 @@ def _size(given: Any, config: Config) -> tuple[int, int]:
 def _numbers(values: Mapping[str, Any], key: str, channels: int, path: Path) -> tuple[float, ...]:
     given = values.get(key, [0.5] * channels)
     numbers = given if isinstance(given, list) else [given] * channels
-    fine = all(isinstance(one, int | float) and np.isfinite(one) for one in numbers)
+    fine = all(
+        isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= _MOST
+        for one in numbers
+    )
     if len(numbers) != channels or not fine:
         raise ModelError(f"{path}: {key} is {given!r:.60}: it must be {channels} numbers")
     return tuple(float(one) for one in numbers)
