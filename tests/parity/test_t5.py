@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     MT5Config,
     MT5EncoderModel,
@@ -23,7 +24,7 @@ from transformers import (
 import qkv
 from qkv.models.pairs import Seq2SeqTrace
 
-from .models import Pair, compare, double, ids_of, made
+from .models import Pair, compare, compare_saved, double, ids_of, made
 
 SIZES = {"vocab_size": 97, "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -113,8 +114,9 @@ def layers(pair: Pair, length: int, count: int) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_t5(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, T5Config(**SIZES, **CONFIGS[name]), dtype)
+    pair = made(tmp_path / "theirs", kind, T5Config(**SIZES, **CONFIGS[name]), dtype)
     layers(pair, 23, 31)
+    compare_saved(pair, tmp_path / "ours")
     for side in ("right", "left", "inside"):
         batch(pair, side, [23, 5, 1, 14], [3, 9, 19, 1])
 
@@ -135,6 +137,31 @@ def test_mt5(tmp_path: Path, dtype: torch.dtype) -> None:
     layers(pair, 9, 7)
     batch(pair, "left", [9, 3], [2, 5])
     compare(made(tmp_path / "encoder", MT5EncoderModel, MT5Config(**sizes), dtype))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_a_head_of_its_own_and_a_config_of_transformers_4(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    """As T5 1.1, FLAN-T5 and mT5 have them; only what is tied is scaled."""
+    sizes = CONFIGS["three heads, other sizes than their share, relu"]
+    config = (T5Config if kind == "t5" else MT5Config)(**SIZES, **sizes)
+    model = T5ForConditionalGeneration if kind == "t5" else MT5ForConditionalGeneration
+    pair = made(tmp_path, model, config)
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["transformers_version"]
+    values.pop("scale_decoder_outputs", None)
+    values |= {"tie_word_embeddings": tied, "torch_dtype": values.pop("dtype")}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn(97, 32)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    again = model.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    pair = Pair(qkv.load(tmp_path), again, pair.bound)
+    assert torch.equal(again.lm_head.weight, tensors["lm_head.weight"])
+    assert getattr(again.config, "scale_decoder_outputs", False) == (tied and kind == "t5")
+    batch(pair, "right", [9, 3], [2, 5])
 
 
 def longest_first(prompts: list[list[int]], side: str) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from transformers import (
 import qkv
 from qkv.models.vision import VisionModel
 
-from .models import Pair, double, made
+from .models import Pair, compare_saved, double, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads, square": {
@@ -53,7 +53,8 @@ def images_of(pair: Pair, count: int, seed: int = 0) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_vit(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, ViTConfig(**CONFIGS[name]), dtype)
+    pair = made(tmp_path / "theirs", kind, ViTConfig(**CONFIGS[name]), dtype)
+    compare_saved(pair, tmp_path / "ours")
     assert isinstance(pair.ours, VisionModel)
     images = images_of(pair, 3)
     with torch.inference_mode(), double(pair.is_double):
