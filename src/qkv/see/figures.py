@@ -167,16 +167,16 @@ def image_figure(view: ImageView) -> Figure:
     dark = view.theme == "dark"
     ink = "#ececec" if dark else "#1a1a1a"
     count = len(view.weights)
-    across = min(count, 6)
-    down = -(-count // across)
+    across = view.across
+    down = -(-count // across) if count > 1 else 0
     shape = view.image.shape[0] / view.image.shape[1]
     wide = 10.0
     small = (wide - 0.4) / across * shape
     figure = _figure(wide, 1.1 + 4.4 * shape + down * (small + 0.25))
     figure.set_facecolor("#161616" if dark else "white")
-    heights = [0.7 + 4.6 * shape, down * (small + 0.25)]
-    top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part in (top, bottom):
+    heights = [0.7 + 4.6 * shape, *([down * (small + 0.25)] if down else [])]
+    top, *rest = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part in (top, *rest):
         part.set_facecolor(figure.get_facecolor())
     _plain(top.suptitle(_in_lines(view.sentence, 78), color=ink), 13)
     left, right = top.subplots(1, 2)
@@ -192,10 +192,11 @@ def image_figure(view: ImageView) -> Figure:
             )
     _plain(right.set_title(view.caption, color=ink), 10)
     _plain(top.supxlabel(_in_lines(view.note, 110), color=ink), 9)
-    panels = bottom.subplots(down, across, squeeze=False)
-    for axes in (left, right, *panels.flat):
+    panels = [axes for part in rest for axes in part.subplots(down, across, squeeze=False).flat]
+    for axes in (left, right, *panels):
         axes.set_axis_off()
-    for head, axes in zip(range(count), panels.flat, strict=False):
+    left.add_patch(Rectangle((0, 0), 1, 1, transform=left.transAxes, fill=False, edgecolor=ARROW))
+    for head, axes in zip(range(count), panels, strict=False):
         axes.imshow(view.shown(head, view.image.shape[1]))
         _plain(axes.set_title(f"head {head}", color=ink, pad=3), 9)
         if head == view.head:

@@ -37,7 +37,7 @@ LIGHT = (
 MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
 _LOOKING = "#5cc8ff"  # the frame of the patch that looks: light, since the picture is not
 _WIDTH, _GAP = 300.0, 24.0  # of a picture in an SVG, and between two
-_ACROSS = 6  # heads beside each other
+_ACROSS = 4, 6  # heads beside each other, at least and at most
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,6 +90,11 @@ class ImageView(View):
         return None if self.query == 0 else divmod(self.query - 1, self.grid[1])
 
     @property
+    def across(self) -> int:
+        """How many heads stand beside each other, empty places included."""
+        return min(max(len(self.weights), _ACROSS[0]), _ACROSS[1])
+
+    @property
     def frames(self) -> list[tuple[tuple[int, int] | None, str]]:
         """The patches that have a frame, and its colour."""
         return [(self.strongest, svg.ACCENT), (self.looking, _LOOKING)]
@@ -124,7 +129,9 @@ class ImageView(View):
 
         The patch with the head's largest weight is lightest.
         """
-        return laid_over(smaller(self.image, size), self.weights[head])
+        image = smaller(self.image, size)
+        times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
+        return laid_over(image.repeat(times, 0).repeat(times, 1), self.weights[head])
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the view, ready for JSON."""
@@ -180,18 +187,17 @@ class ImageView(View):
         high, wide = self.image.shape[:2]
         size = _WIDTH, _WIDTH * high / wide
         large = [
-            _panel(smaller(self.image), *size, "the image"),
+            _panel(smaller(self.image), *size, "the image", [_edge(*size, svg.LINE, 1)]),
             _panel(self.shown(self.head), *size, self.caption, self._marks(*size)),
         ]
-        count = len(self.weights)
-        across = min(count, _ACROSS)
-        width = min(_WIDTH, (2 * _WIDTH - (across - 2) * _GAP) / across)
+        count, across = len(self.weights), self.across
+        width = (2 * _WIDTH - (across - 2) * _GAP) / across
         heads = [
             _panel(
                 self.shown(head, MOST_PIXELS // 4), width, width * high / wide,
                 f"head {head}", frame=head == self.head,
             )
-            for head in range(count)
+            for head in range(count if count > 1 else 0)
         ]  # fmt: skip
         rows = [heads[start : start + across] for start in range(0, count, across)]
         return svg.picture(self.sentence, [self.note], [large, *rows])
@@ -208,8 +214,9 @@ class ImageView(View):
         weights = self.weights[self.head]
         return (
             f"Grey: weight 0. Yellow: the head's largest weight, here {weights.max():.3f}. "
-            f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}. "
-            "Below, each head of the layer by its own largest weight."
+            f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}."
+            + " Below, each head of the layer by its own largest weight."
+            * (len(self.weights) > 1)
         )
 
     def _marks(self, width: float, height: float) -> list[str]:
@@ -389,13 +396,17 @@ def _panel(
         f'<image width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" '
         f'href="data:image/png;base64,{data}"/>',
         *(marks or []),
-        f'<rect width="{width:.1f}" height="{height:.1f}" fill="none" stroke="{svg.ACCENT}" '
-        'stroke-width="2.5"/>'
-        if frame
-        else "",
+        _edge(width, height, svg.ACCENT, 2.5) if frame else "",
         "</g>",
     ]
     return svg.Part(elements, width, height + 20)
+
+
+def _edge(width: float, height: float, color: str, size: float) -> str:
+    return (
+        f'<rect width="{width:.1f}" height="{height:.1f}" fill="none" stroke="{color}" '
+        f'stroke-width="{size:g}"/>'
+    )
 
 
 def png(pixels: Array) -> bytes:
