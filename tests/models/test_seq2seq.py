@@ -556,3 +556,27 @@ def test_the_start_that_generation_config_names(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 3}))
     trace = load(folder).trace("the cat", target="die")
     assert trace.decoder.ids == [3, 8]
+
+
+def test_words_of_a_sentencepiece_tokenizer(tmp_path):
+    """As T5 has one: pieces with a mark for the blank before them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = ["<pad>", "</s>", "<unk>", "▁the", "▁cat", "▁s", "at", "▁a", "▁d", "og", "▁die"]
+    pieces += ["▁kat", "ze", "▁hun", "d", "▁", "s", "t", "a", "▁und"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = [AddedToken(piece, special=True) for piece in pieces[:3]]
+    tokenizer.add_special_tokens(special)
+    folder = t5(tmp_path, tensors=arrays_of(CONFIG, seed=3))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    model = load(folder)
+    for prompt in ("the cat sat", "a dog"):
+        found = model.generate(prompt, max_new_tokens=8, trace=True)
+        shown = "".join(pieces[token] for token in found.ids if token > 2).replace("▁", " ")
+        assert found == shown.removeprefix(" ")
+        assert "".join(model.generate(prompt, max_new_tokens=8, stream=True)) == found
+        offsets = found.trace.decoder.offsets[1:]
+        for token, (begin, end) in zip(found.ids, offsets, strict=False):
+            assert found[begin:end].strip() == pieces[token].strip("▁") or token < 3
