@@ -110,7 +110,6 @@ class Encoder:
         found: list[Any] = [None] * len(batch)
         for part in _batches([len(text) for text in batch], self._batch_size):
             rows, cu_lengths = self._run([batch[index] for index in part])
-            rows = rows.astype(self._kind, copy=False)
             for index, (first, last) in zip(part, pairwise(cu_lengths), strict=True):
                 text = rows[first:last]
                 found[index] = (
