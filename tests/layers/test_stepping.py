@@ -37,10 +37,20 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "norms on both sides, weights from 1": {"norms": "both", "norm_offset": 1.0},
     "no first norm": {"first_norm": False},
 }
+
+
+class Slower:
+    """A scaling that goes by the length of the text."""
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[np.ndarray, float]:
+        return np.arange(1, dims // 2 + 1) / length, 1.25
+
+
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "rotary": {"rotary": Rotary(base=100.0)},
     "in pairs, in part": {"rotary": Rotary(dims=8, interleaved=True)},
     "in part": {"rotary": Rotary(dims=8)},
+    "scaled": {"rotary": Rotary(scaling=Slower())},
     "ALiBi": {"alibi": True},
     "sinks": {"sinks": True, "rotary": Rotary()},
     "norms of heads": {"qk_norm": True, "rotary": Rotary()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,24 @@ def test_a_row_that_has_ended_leaves_the_others_alone(tmp_path: Path) -> None:
     assert model.generate([first, second, "zzzz"]) == alone
 
 
+def test_a_text_that_has_ended_takes_no_further_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = writer(tmp_path, HELLO, "abc")
+    step, given = model._body.step, []
+
+    def counted(ids: Any, caches: Any, lengths: Any = None) -> Any:
+        given.append(None if lengths is None else lengths.tolist())
+        return step(ids, caches, lengths)
+
+    monkeypatch.setattr(model._body, "step", counted)
+    assert model.generate(HELLO) == "abc"
+    assert given == [None] * 4
+    given.clear()
+    model.generate([HELLO, HELLO[:-1]], max_new_tokens=20)
+    assert given == [[5, 4], [1, 0], [1, 0], [1, 0]]  # the second ends at once
+
+
 def test_ids_are_a_prompt_too(random: qkv.Model, tmp_path: Path) -> None:
     prompt = "the cat"
     result = random.generate(prompt, max_new_tokens=5)
@@ -261,6 +280,8 @@ def test_what_cannot_be_is_never_drawn() -> None:
     rng = np.random.default_rng(0)
     for options in OPTIONS:
         assert {Choice(**options)(logits, rng) for _ in range(200)} <= {1, 3}
+    for number in (0.0, np.nextafter(1.0, 0.0)):  # the least and the largest that is drawn
+        assert Choice(1.0)(logits, SimpleNamespace(random=lambda number=number: number)) in (1, 3)
     tiny = Choice(5e-324)
     assert {tiny(logits, rng) for _ in range(20)} == {3}
 
