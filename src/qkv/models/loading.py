@@ -56,8 +56,8 @@ def load(
             variable `QKV_MODEL`, else "minilm".
         revision: a branch, tag or commit on the Hub.
         dtype: float32, float64 or bfloat16; by default that of the files, float16 and bfloat16 as
-            float32. In bfloat16 a model takes half the memory and is up to twice as fast, and its
-            numbers have three digits: see `docs/benchmarks.md`.
+            float32. In bfloat16 weights take half the memory, products about half the time, and
+            numbers have two to three digits.
 
     Raises:
         ModelError: the files are broken, do not fit each other, or are of a family, or have an
