@@ -48,12 +48,10 @@ inline float factor_of(const Attention& a, bool plain) {
   return plain ? float(a.scale * double(LOG2_E)) : 1.0f;
 }
 
-// The products of a tile's queries with the keys of some columns, as they come out.
+// The products of a tile's rows with panels of keys, in some columns, as they come out.
 template <class Product, int ROWS>
-inline void multiply_keys(const Attention& a, const Packed& head, int64_t block, Range columns,
-                          const float* queries, float* scores) {
-  int64_t depth = depth_of<Product>(a.size);
-  const float* keys = keys_at<Product>(head, a.size, block);
+inline void multiply_panels(const float* keys, int64_t depth, Range columns, const float* queries,
+                            float* scores) {
   for (int64_t c = columns.begin; c < columns.end; c += PANEL)
     multiply_tile<Product, ROWS, STEP>(
         queries, keys + c * depth, depth,
@@ -66,6 +64,14 @@ inline void multiply_keys(const Attention& a, const Packed& head, int64_t block,
           store(to, load(to) + left);
           store(to + WIDTH, load(to + WIDTH) + right);
         });
+}
+
+// The same with the keys of a block.
+template <class Product, int ROWS>
+inline void multiply_keys(const Attention& a, const Packed& head, int64_t block, Range columns,
+                          const float* queries, float* scores) {
+  multiply_panels<Product, ROWS>(keys_at<Product>(head, a.size, block), depth_of<Product>(a.size),
+                                 columns, queries, scores);
 }
 
 template <class Product, int ROWS>

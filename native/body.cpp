@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "decode.h"
+#include "gradient.h"
 #include "summary.h"
 #include "linear.h"
 #include "narrow.h"
@@ -42,7 +43,7 @@ constexpr bool BFLOAT16 = false;
 
 extern const Body body;
 const Body body = {
-    NAME, BFLOAT16, attend, summarize, packed_bytes, pack, linear, norm, narrow,
+    NAME, BFLOAT16, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
     multiply_adds, read_rate,
 };
 

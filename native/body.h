@@ -15,6 +15,8 @@ struct Body {
   void (*attend)(const Attention&, int threads);
   void (*summarize)(const Attention&, int threads);  // what attend does, and the summary
 
+  void (*differentiate)(const Attention&, const Gradient&, int threads);
+
   // Weights are packed once for many products. `type` is that of W, and of the packed numbers:
   // float32 products take float32 weights, halves take weights of their own type.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);

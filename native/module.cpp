@@ -23,6 +23,7 @@ using qkv::Body;
 using qkv::Cells;
 using qkv::FAR;
 using qkv::FURTHEST;
+using qkv::Gradient;
 using qkv::Type;
 
 struct Raised : std::exception {};  // a Python error is set already
@@ -275,9 +276,10 @@ struct Common {
   Problem problem;
   int64_t length, keys;
 
-  explicit Common(PyObject* const* args)
-      : query(args[QUERY]), key(args[KEY]), value(args[VALUE]), out(args[OUT], true),
-        lse(args[LSE], true), mask(args[MASK]), bias(args[BIAS]), slopes(args[SLOPES]),
+  // `computed`: out and lse are results, not given.
+  explicit Common(PyObject* const* args, bool computed = true)
+      : query(args[QUERY]), key(args[KEY]), value(args[VALUE]), out(args[OUT], computed),
+        lse(args[LSE], computed), mask(args[MASK]), bias(args[BIAS]), slopes(args[SLOPES]),
         sinks(args[SINKS]) {
     need(query && key && value && out, "an array is missing");
     need_one_type(query, key, value, out);
@@ -496,6 +498,66 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, COMMON + 9, [&] {
+    const Body& body = body_of(args[BODY]);
+    int threads = number_of_threads(args[THREADS]);
+    Common common(args, false);
+    Problem& problem = common.problem;
+    Attention& a = problem.a;
+    int64_t heads = a.kv_heads * a.group;
+    Gradient g;
+    g.most = real(args[COMMON]);
+    const Array above(args[COMMON + 1]), query(args[COMMON + 2], true), key(args[COMMON + 3], true);
+    const Array value(args[COMMON + 4], true), bias(args[COMMON + 5], true);
+    const Array slopes(args[COMMON + 6], true), sinks(args[COMMON + 7], true);
+    const Array unsound(args[COMMON + 8], true);
+    need(common.lse && above && query && key && value && unsound, "an array is missing");
+    need(a.value_size <= qkv::MAX_SIZE, "value must have a size of at most MAX_SIZE");
+    need(is_working_float(above.type()), "the gradient of out is of no working type");
+    need_unit_step({&above, &query, &key, &value});
+    need(above.length(-1) == a.value_size && above.length(-2) == common.length &&
+             above.length(-3) == heads && query.length(-1) == a.size &&
+             query.length(-2) == common.length && query.length(-3) == heads &&
+             key.length(-1) == a.size && value.length(-1) == a.value_size,
+         "gradients do not fit");
+    for (const Array* array : {&key, &value})
+      need(array->length(-2) == common.keys && array->length(-3) == a.kv_heads,
+           "gradients do not fit");
+    for (const Array* array : {&query, &key, &value}) {
+      need(array->type() == Type::float32, "gradients are not float32");
+      for (int axis = -std::max(array->axes(), common.query.axes()); axis < -3; ++axis)
+        need(array->length(axis) == common.query.length(axis), "gradients do not fit");
+    }
+    need(!bias == !common.bias && (!bias || bias.type() == Type::float32),
+         "the gradient of bias is not float32");
+    auto per_row = [&](const Array& array, Type type, int64_t each) {
+      need(array.type() == type && array.plain() && array.count() == a.rows * each,
+           "numbers of the rows do not fit");
+      return array.data();
+    };
+    if (a.slopes) {
+      need(bool(slopes), "an array is missing");
+      g.slopes = static_cast<double*>(per_row(slopes, Type::float64, heads));
+    }
+    if (a.num_sinks) {
+      need(bool(sinks), "an array is missing");
+      g.sinks = static_cast<double*>(per_row(sinks, Type::float64, heads * a.num_sinks));
+    }
+    g.unsound = static_cast<bool*>(per_row(unsound, Type::boolean, a.kv_heads));
+    g.above = problem.cells(above, common.query, a.group, common.length, a.value_size);
+    g.query = problem.cells(query, common.query, a.group, common.length, a.size);
+    g.key = problem.cells(key, common.query, 1, common.keys, a.size);
+    g.value = problem.cells(value, common.query, 1, common.keys, a.value_size);
+    g.bias = problem.cells(bias, common.query, a.group, common.length, common.keys);
+    if (!problem.empty()) {
+      Unlocked unlocked;
+      body.differentiate(a, g, threads);
+    }
+    return none();
+  });
+}
+
 // ---- linear -------------------------------------------------------------------------------------
 
 // Packed weights are a float32 array, whatever is in them.
@@ -692,6 +754,7 @@ PyMethodDef methods[] = {
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
+    {"differentiate", function(differentiate), METH_FASTCALL, "The gradient of attention."},
     {"packed_size", function(packed_size), METH_FASTCALL, "Floats that packed weights take."},
     {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},

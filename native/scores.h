@@ -73,15 +73,18 @@ inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t 
   }
 }
 
+// |away - lane|
+QKV_INLINE Floats distances(int64_t away) {
+  bool exact = away < (1 << 23) && away > -(1 << 23);
+  Floats distance = to_floats((exact ? int32_t(away) : 0) - lanes());
+  if (!exact) distance += float(away);
+  return (Floats)((Ints)distance & 0x7fffffff);
+}
+
 // scores * by - slope * |away - column|
 inline void add_alibi(float* scores, Floats by, float slope, int64_t away, int64_t count) {
-  bool exact = away < (1 << 23) && away > -(1 << 23);
-  for (int64_t c = 0; c < count; c += WIDTH) {
-    Floats distance = to_floats((exact ? int32_t(away - c) : 0) - lanes());
-    if (!exact) distance += float(away - c);
-    distance = (Floats)((Ints)distance & 0x7fffffff);
-    store(scores + c, load(scores + c) * by - slope * distance);
-  }
+  for (int64_t c = 0; c < count; c += WIDTH)
+    store(scores + c, load(scores + c) * by - slope * distances(away - c));
 }
 
 // Finish the products of one query with columns begin ... end of a block of keys; `p.i` is the

@@ -34,10 +34,10 @@ struct Pair {
 };
 #endif
 
-// Sums over `depth` of rows[i * STEP + k] * panel[k * PANEL + column]: each row's two vectors go to
+// Sums over `depth` of rows[i * STEP + k] * panel[k * NEXT + column]: each row's two vectors go to
 // `put(i, first, second)`, which is called again with what the next RUN of the depth adds, as
 // `add(i, first, second)`: long chains of additions would add up their roundings.
-template <class Product, int ROWS, int STEP, class Put, class Add>
+template <class Product, int ROWS, int STEP, int NEXT = PANEL, class Put, class Add>
 QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t depth, Put put,
                               Add add) {
   for (int64_t done = 0; done < depth || !done; done += Product::RUN) {
@@ -53,7 +53,7 @@ QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t dep
         sums[i][0] = Product::add_product(sums[i][0], x, left);
         sums[i][1] = Product::add_product(sums[i][1], x, right);
       }
-      panel += PANEL;
+      panel += NEXT;
       rows += 1;
     }
     if (!done) {

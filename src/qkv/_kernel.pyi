@@ -62,6 +62,37 @@ def summarize(
     received: Array,  # (..., Hq, 1, S) float64, zeros
     /,
 ) -> None: ...
+def differentiate(
+    body: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,  # what attend gave
+    lse: Array,
+    mask: Array | None,
+    bias: Array | None,
+    slopes: Array | None,
+    sinks: Array | None,
+    offset: int | Array,
+    query_lengths: int | Array | None,
+    key_lengths: int | Array | None,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+    most: float,  # rows with a larger log-sum-exp make their head unsound
+    grad_out: Array,  # (..., Hq, L, dv) of any working type
+    # what is computed holds zeros before
+    grad_query: Array,  # (..., Hq, L, d) float32
+    grad_key: Array,  # (..., Hkv, S, d) float32
+    grad_value: Array,  # (..., Hkv, S, dv) float32
+    grad_bias: Array | None,  # (..., Hq, L, S) float32, any axis of length 1
+    grad_slopes: Array | None,  # (rows, Hq) float64
+    grad_sinks: Array | None,  # (rows, Hq, n) float64
+    unsound: Array,  # (rows, Hkv) bool: what stands there is wrong
+    /,
+) -> None: ...
 def attend_packed(
     body: int,
     query: Array,  # (total, Hq, d)

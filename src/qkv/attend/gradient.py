@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
+from qkv.attend import native
 from qkv.attend.call import Call, check_call
 from qkv.attend.formula import weigh
 from qkv.attend.heads import group_queries
 from qkv.attend.options import RETURNS, check_options
-from qkv.attend.solve import answer
+from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
-from qkv.backend import run_all
+from qkv.backend import body, run_all
 
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
+EXACT_WIDE = 1e3  # in float64
 
 
 class AttentionGradient(NamedTuple):
@@ -79,14 +81,16 @@ def attention_grad(
     call = check_call(query, key, value, attn_mask, call=name, **options)
     shape = call.result(np.broadcast_to(np.zeros((), call.kind), (*call.shape, 0))).shape[:-1]
     shape = (*shape, call.value.shape[-1])
-    above = _like(grad_out, "grad_out", shape, call)
+    above = _grouped(_like(grad_out, "grad_out", shape, call), call)
     if forward is None:
-        out, lse = answer(call, lse=True)
+        [solved] = solve([call], lse=True)
+        out, lse, exact = solved.context, solved.lse, EXACT_WIDE
     else:
-        out = _like(forward[0], "forward[0]", shape, call)
-        lse = _like(forward[1], "forward[1]", shape[:-1], call)
-    wide = call.widened()
-    found = _gradients(wide, _grouped(above, call), _grouped(out, call), _rows(lse, call))
+        out = _grouped(_like(forward[0], "forward[0]", shape, call), call)
+        lse = _grouped(_like(forward[1], "forward[1]", shape[:-1], call)[..., None], call)[..., 0]
+        exact = EXACT
+    assert lse is not None
+    found = _gradients(call, above, out, lse, exact)
     query, key, value = (
         _as_given(part, np.shape(as_array(x, call=name, name=n))).astype(call.dtype, copy=False)
         for part, x, n in (
@@ -119,7 +123,8 @@ class _Sums:
     slopes: Array  # (*lead, Hkv, G)
 
 
-def _gradients(call: Call, above: Array, out: Array, lse: Array) -> _Sums:
+def _gradients(call: Call, above: Array, out: Array, lse: Array, exact: float) -> _Sums:
+    """By the kernel, and by NumPy what that does not take; `exact`: see `_by_kernel`."""
     *lead, kv_heads, group, length = call.shape
     cells = () if call.bias is None else _own_shape(call.bias)
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
@@ -136,6 +141,13 @@ def _gradients(call: Call, above: Array, out: Array, lse: Array) -> _Sums:
     for text in np.ndindex(*lead):
         rows = tuple(slice(t, t + 1) for t in text)
         cases += [((*rows, slice(head, head + 1)), rows) for head in range(kv_heads)]
+    chosen = body()
+    if chosen is not None and native.takes(call) and native.takes_values(call):
+        cases = _by_kernel(chosen, call, above, out, lse, exact, sums, cases)
+    if not cases:
+        return sums
+    call = call.widened()
+    above, out, lse = (x.astype(call.kind, copy=False) for x in (above, out, lse))
 
     def one(index: tuple[Any, ...], rows: tuple[Any, ...]) -> None:
         """All of one key head: its blocks one after the other, so that sums have one order."""
@@ -155,6 +167,37 @@ def _gradients(call: Call, above: Array, out: Array, lse: Array) -> _Sums:
     else:  # several heads may add to one number of a bias
         run_all(in_order, [()])
     return sums
+
+
+def _by_kernel(
+    chosen: int,
+    call: Call,
+    above: Array,
+    out: Array,
+    lse: Array,
+    exact: float,
+    sums: _Sums,
+    cases: list[tuple[Any, ...]],
+) -> list[tuple[Any, ...]]:
+    """Fill the sums of all heads but those that are returned.
+
+    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN.
+    """
+    if native.handed_as(above.dtype) is None:
+        above = above.astype(call.kind)
+    out, lse = out.astype(call.dtype, copy=False), lse.astype(np.float64, copy=False)
+    per_head = (sums.query, sums.key, sums.value, sums.sinks, sums.slopes)
+    wrong = native.differentiate(
+        chosen, call, above, out, lse, exact, *per_head[:3], sums.bias, *per_head[3:]
+    )
+    left = [case for case in cases if wrong[case[0]].any()]
+    if left and call.bias is not None:  # whose gradient has sums over heads
+        left = cases
+        sums.bias[...] = 0
+    for index, _ in left:
+        for array in per_head:
+            array[index] = 0
+    return left
 
 
 def _block(
@@ -271,14 +314,10 @@ def _like(given: Any, name: str, shape: tuple[int, ...], call: Call) -> Array:
 
 
 def _grouped(array: Array, call: Call) -> Array:
-    """`(..., Hq, L, n)` as `(*lead, Hkv, G, L, n)` in the type the work is done in."""
+    """`(..., Hq, L, n)` as `(*lead, Hkv, G, L, n)`."""
     heads = call.shape[-3] * call.shape[-2]
-    whole = array.reshape(*call.lead, heads, *array.shape[-2:]).astype(call.kind, copy=False)
+    whole = array.reshape(*call.lead, heads, *array.shape[-2:])
     return group_queries(whole, call.shape[-3])
-
-
-def _rows(lse: Array, call: Call) -> Array:
-    return _grouped(lse[..., None], call)[..., 0]
 
 
 def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
@@ -287,5 +326,6 @@ def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
     whole = found.reshape(*found.shape[:-4], heads, *found.shape[-2:])
     own = (1,) * (whole.ndim - len(shape)) + tuple(shape)
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != whole.shape[axis])
-    summed: Array = np.broadcast_to(whole.sum(axes, keepdims=True), own).reshape(shape)
-    return summed
+    if axes:
+        whole = whole.sum(axes, keepdims=True)
+    return np.broadcast_to(whole, own).reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,12 @@ MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 def takes(call: Call) -> bool:
     """Whether the kernel computes in the type of this call and has room for its head size."""
     return takes_size(call.dtype, call.query.shape[-1])
+
+
+def takes_values(call: Call) -> bool:
+    """Whether it has room for the size of its values too, which only a gradient needs."""
+    size: int = call.value.shape[-1]
+    return size <= MAX_SIZE
 
 
 def takes_size(dtype: np.dtype[Any], size: int) -> bool:
@@ -59,6 +66,55 @@ def summarize(
     """
     summary = (ungroup_queries(x) for x in (indices, weights, received))
     kernel.summarize(*_asked(chosen, call, out, lse, *summary))
+
+
+def differentiate(
+    chosen: int,
+    call: Call,
+    above: Array,
+    out: Array,
+    lse: Array,
+    most: float,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array,
+    sinks: Array,
+    slopes: Array,
+) -> Array:
+    """Compute the gradients of a call of float32 or halves into arrays of zeros, float32.
+
+    `out (*lead, Hkv, G, L, dv)` of the call's type and `lse (*lead, Hkv, G, L)` float64 are what
+    it gave, `above` the gradient of `out`. The arrays: `query (*lead, Hkv, G, L, d)`, `key` and
+    `value (*lead, Hkv, 1, S, n)`, `bias` as the call's but 1 where it is repeated, `sinks (*lead,
+    Hkv, G, n)`, `slopes (*lead, Hkv, G)`.
+
+    Returns:
+        `(*lead, Hkv)`: True where the numbers are wrong and have to be computed in another way:
+        log-sum-exps are above `most`, or something is infinite or NaN.
+    """
+    *lead, kv_heads, group, _ = call.shape
+    rows, heads = math.prod(lead), kv_heads * group
+    unsound = np.zeros((*lead, kv_heads), bool)
+    slope_sums = None if call.slopes is None else np.zeros((rows, heads))
+    sink_sums = None if call.sinks is None else np.zeros((rows, heads, sinks.shape[-1]))
+    more = (
+        most,
+        _handed(ungroup_queries(_standing(above))),
+        ungroup_queries(query),
+        key[..., 0, :, :],
+        value[..., 0, :, :],
+        None if call.bias is None else ungroup_queries(bias),
+        slope_sums,
+        sink_sums,
+        unsound,
+    )
+    kernel.differentiate(*_asked(chosen, call, out, lse, *more))
+    if slope_sums is not None:
+        slopes[...] = slope_sums.reshape(slopes.shape)
+    if sink_sums is not None:
+        sinks[...] = sink_sums.reshape(sinks.shape)
+    return unsound
 
 
 def attend_packed(
@@ -182,7 +238,7 @@ def handed_as(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return np.dtype(np.uint16) if dtype.name == "bfloat16" and dtype.isnative else None
 
 
-def _asked(chosen: int, call: Call, out: Array, lse: Array | None, *more: Array | None) -> Any:
+def _asked(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
     """The arguments of the kernel's functions, in their order."""
     seen = call.visibility
     mask = call.mask if seen.given is None else seen.given
