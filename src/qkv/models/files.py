@@ -18,6 +18,7 @@ from qkv.extras import need
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
+PREPROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"
 SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -34,6 +35,7 @@ _NEEDED = [
         CONFIG,
         TOKENIZER,
         GENERATION,
+        PREPROCESSOR,
         MODULES,
         SENTENCE,
         PROMPTS,

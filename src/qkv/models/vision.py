@@ -19,13 +19,12 @@ from qkv.files import replacing
 from qkv.layers.packed import keep
 from qkv.models.config import Config
 from qkv.models.design import Design, Shape
-from qkv.models.files import ModelError, read_json
+from qkv.models.files import PREPROCESSOR, ModelError, read_json
 from qkv.models.model import Model, ModelOutput
 from qkv.models.transformer import Embedding, Transformer
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
 
-PREPROCESSOR = "preprocessor_config.json"
 FIRST = "[CLS]"  # the token before the patches
 _MOST = 1e30  # of a mean or a deviation, which are float32
 _PROCESSORS = (
