@@ -99,9 +99,9 @@ class Encoder:
                 batch = cutter(self._tokenized(texts))
                 for number, text in enumerate(batch, first):
                     if len(text) <= self._unread:
-                        behind = f" behind the prompt's {self._unread}" if self._unread else ""
+                        where = f"behind the prompt's {self._unread}" if self._unread else "in it"
                         raise ValueError(
-                            f"encode: text {number} has no token{behind}: it cannot be empty"
+                            f"encode: text {number} is empty: there is no token {where}"
                         )
                 yield self._vectors(batch, advance)
         cutter.warn()
