@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from qkv.arrays import is_frozen
 from qkv.models import ModelError, load
-from qkv.models.files import read_json
+from qkv.models.files import plain, read_json
 
 from .support import CONFIG, bert_tensors
 
@@ -427,6 +427,6 @@ def test_a_damaged_config_is_an_error_or_is_read(fuzzed, data):
     if error is None:
         values = read_json(folder.path / "config.json")
         unread = [key for key in values if key not in CONFIG and values[key] is not None]
-        assert [key for key in unread if key not in str(noted[0].message)] == []
+        assert [key for key in unread if plain(key, 300) not in str(noted[0].message)] == []
     else:
         assert "\n" not in error
