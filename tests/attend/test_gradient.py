@@ -11,9 +11,9 @@ import qkv
 
 from . import exact
 from .drawn import draw
-from .support import numbers, qkv_arrays
+from .support import BFLOAT16, numbers, qkv_arrays
 
-F64 = np.dtype(np.float64)
+F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 LEARNED = ("bias", "sinks", "alibi_slopes")
 
 
@@ -75,10 +75,71 @@ def test_random_settings_against_finite_differences(start: int) -> None:
     assert seen > 20
 
 
-def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0() -> None:
-    query, key, value = qkv_arrays(lead=(2,), heads=4, kv_heads=2, L=9, S=11, d=6, dtype=F64)
+def finite(array: np.ndarray) -> np.ndarray:
+    """In float64, with 0 in place of what is not finite."""
+    return np.nan_to_num(array.astype(F64), posinf=0, neginf=0)
+
+
+def terms(
+    arrays: Any, grad_out: np.ndarray, options: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights, and how large the terms are that the changes of scores are sums of."""
+    query, key, value = map(finite, arrays)
+    out, weights = qkv.attention(query, key, value, **options, return_weights=True)
+    weights = np.nan_to_num(weights)
+    if query.ndim > 2:
+        value = value.repeat(query.shape[-3] // value.shape[-3], -3)
+    above = np.abs(grad_out @ np.swapaxes(value, -1, -2))
+    return weights, weights * (above + np.abs(grad_out * out).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("start", range(0, 240, 20))
+def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int) -> None:
+    seen = 0
+    for seed in range(start, start + 20):
+        case = draw(20_000 + seed, types=(F32, F32, F16, BFLOAT16))
+        if any(np.abs(finite(x)).max(initial=0) > 100 for x in case.arrays):
+            continue  # the rounding of huge scores has no bound that says anything
+        if any(map(_is_extreme, case.options.values())):
+            continue
+        kind = case.arrays[0].dtype.newbyteorder("=")
+        grad_out = numbers(qkv.attention(*case.arrays, **case.options).shape, seed, kind)
+        found = []
+        for threads in (1, 3):
+            qkv.set_num_threads(threads)
+            found.append(qkv.attention_grad(*case.arrays, grad_out, **case.options))
+        arrays, grad_out = [x.astype(F64) for x in case.arrays], grad_out.astype(F64)
+        truth = qkv.attention_grad(*arrays, grad_out, **case.options)
+        weights, change = terms(case.arrays, grad_out, case.options)
+        reach = 2000 if isinstance(case.options.get("q_offset"), str | None) else 1e19
+        largest = {
+            "query": change.sum(-1).max(initial=0) * 10,
+            "key": change.sum((-1, -2)).max(initial=0) * 10,
+            "value": weights.sum(-2).max(initial=0) * 10,
+            "bias": change.sum(),
+            "sinks": change.sum(),
+            "alibi_slopes": change.sum() * reach,
+        }
+        bound = {F16: 1e-3, F32: 2e-6, BFLOAT16: 8e-3}[kind]
+        for name, one, three, expected in zip(truth._fields, *found, truth, strict=True):
+            if expected is None:
+                assert one is three is None
+                continue
+            assert one.dtype == (np.float32 if name in LEARNED else kind), name
+            assert one.tobytes() == three.tobytes(), (seed, name)
+            sound = np.isfinite(expected)
+            assert (np.isfinite(one.astype(F64)) == sound).all(), (seed, name)
+            error = np.abs(np.where(sound, one.astype(F64) - expected, 0)).max(initial=0)
+            assert error <= bound * max(1, largest[name]), (seed, name, error, largest[name])
+            seen += 1
+    assert seen > 15
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0(dtype: Any) -> None:
+    query, key, value = qkv_arrays(lead=(2,), heads=4, kv_heads=2, L=9, S=11, d=6, dtype=dtype)
     options = {"query_lengths": [9, 4], "key_lengths": [11, 6], "window": (3, 1), "q_offset": 1}
-    grad_out = numbers((2, 4, 9, 3), 5, F64)
+    grad_out = numbers((2, 4, 9, 3), 5, dtype)
     clean = qkv.attention_grad(query, key, value, grad_out, **options)
     for array, length in ((query, 4), (key, 6), (value, 6), (grad_out, 4)):
         array[1, :, length:] = np.nan
@@ -88,6 +149,23 @@ def test_nothing_hidden_shows_and_what_is_hidden_has_gradient_0() -> None:
     assert (found.query[1, :, 4:] == 0).all()
     assert (found.key[1, :, 6:] == 0).all()
     assert (found.value[1, :, 6:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_nan_that_a_mask_hides_does_not_show(dtype: Any) -> None:
+    arrays = qkv_arrays(heads=4, kv_heads=2, L=40, S=50, d=6, dtype=dtype)
+    mask = np.random.default_rng(0).random((40, 50)) < 0.7
+    mask[:, 7] = mask[5] = False
+    grad_out = numbers((2, 4, 40, 3), 5, dtype)
+    clean = qkv.attention_grad(*arrays, grad_out, mask)
+    for array, place in zip((*arrays, grad_out), (5, 7, 7, 5), strict=True):
+        array[0, 1, place] = np.nan
+    found = qkv.attention_grad(*arrays, grad_out, mask)
+    for ours, before in zip(found[:3], clean[:3], strict=True):
+        np.testing.assert_allclose(ours, before, atol=1e-5 if dtype == F32 else 1e-13)
+    assert (found.query[:, :, 5] == 0).all()
+    assert (found.key[:, :, 7] == 0).all()
+    assert (found.value[:, :, 7] == 0).all()
 
 
 def test_a_query_that_sees_nothing_has_gradient_0_with_sinks_too() -> None:
