@@ -12,9 +12,17 @@ import pytest
 from qkv.models import load
 
 from .families import CONFIGS, write_small
-from .fuzzing import IDS, PLAIN, read_by_the_library
+from .fuzzing import IDS, PLAIN, check, read_by_the_library
 from .support import Folder
 
+COMPARED = {  # the keys that have more than one value with the tensors there are
+    "bert": {"num_attention_heads", "hidden_act", "layer_norm_eps"},
+    "gpt2": {
+        *("n_head", "activation_function", "layer_norm_epsilon", "scale_attn_weights"),
+        "scale_attn_by_inverse_layer_idx",
+    },
+    "llama": {"hidden_act", "rms_norm_eps", "rope_theta", "max_position_embeddings"},
+}
 TESTS = Path(__file__).parent.parent
 
 
@@ -30,6 +38,34 @@ def test_the_plain_models_are_right(tmp_path, name):
     expected = PLAIN[name](read_by_the_library(path), values, IDS[0])
     found = load(path, dtype=np.float64)(IDS).last_hidden_state[0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def others_than(value):
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value // 2, value * 2, 1]
+    if isinstance(value, float):
+        return [1e-3, 0.5, 20.0]
+    return ["relu", "gelu", "silu", "gelu_new"] if isinstance(value, str) else []
+
+
+@pytest.mark.filterwarnings("ignore:1 of 1 text was cut")
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_a_config_says_is_computed(tmp_path, name):
+    """Each value near to what it was, or another of its kind: refused, or as the plain model."""
+    path = tmp_path / "model"
+    if name == "bert":
+        Folder(path).write()
+    else:
+        write_small(path, CONFIGS[name])
+    values = json.loads((path / "config.json").read_text())
+    results = {}
+    for key, value in list(values.items())[1:]:  # model_type is first
+        for other in others_than(value):
+            (path / "config.json").write_text(json.dumps({**values, key: other}))
+            results[key] = check(path) or results.get(key, False)
+    assert {key for key, read in results.items() if read} >= COMPARED[name]
 
 
 def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):

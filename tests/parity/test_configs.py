@@ -205,7 +205,7 @@ def values_for(key: str, default: Any) -> Iterator[Any]:
     elif isinstance(default, bool):
         yield not default
     elif isinstance(default, int):
-        yield from sorted({default + 1, default * 2, max(default // 2, 1), 0, 1, -1} - {default})
+        yield from sorted({default + 1, default * 2, max(default // 2, 1), 0} - {default})[::-1]
     elif isinstance(default, float):
         yield from (3 * default + 0.1, default / 3 + 0.1, 0.0, 1.0)
     elif isinstance(default, str):
@@ -252,9 +252,11 @@ class Small:
         for dtype in (torch.float64, torch.float32):
             try:
                 found = self.computed(values, dtype)
-            except Exception:  # of any kind: it does not support this either
-                continue
-            return found if all(np.isfinite(array).all() for array in found) else None
+            except Exception as error:  # of any kind: it does not support this either
+                if "float32" not in str(error):
+                    return None
+            else:
+                return found if all(np.isfinite(array).all() for array in found) else None
         return None
 
     def computed(self, values: dict[str, Any], dtype: torch.dtype) -> list[Any]:
@@ -332,7 +334,8 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
     wrong, unproved = [], []
     for key, default in fields_of(name).items():
         now = small.values.get(key, default)
-        found = {str(value): small.alike(key, value) for value in values_for(key, now)}
+        values = list(values_for(key, now))[: None if kind == SMALL[name][1][0] else 3]
+        found = {str(value): small.alike(key, value) for value in values}
         own = small.kind.config_class.attribute_map.get(key)
         if own in small.values:  # another name of a field, beside it and in its place
             now = small.values[own]
