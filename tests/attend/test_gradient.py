@@ -193,6 +193,16 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
     assert [x.dtype for x in found[:3]] == [dtype] * 3
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_a_bias_that_was_broadcast_gets_a_gradient_of_its_shape(dtype: Any) -> None:
+    arrays = qkv_arrays(heads=4, L=5, S=6, dtype=dtype)
+    grad_out = numbers((2, 4, 5, 3), 1, dtype)
+    bias = np.broadcast_to(numbers((5, 6), 2, dtype), (4, 5, 6))
+    spread = qkv.attention_grad(*arrays, grad_out, bias=bias).bias
+    assert spread is not None
+    assert (spread == qkv.attention_grad(*arrays, grad_out, bias=bias.copy()).bias).all()
+
+
 def test_a_saved_forward_pass_gives_the_same() -> None:
     arrays = qkv_arrays(L=300, S=300, dtype=F64)
     grad_out = numbers((2, 2, 300, 3), 2, F64)

@@ -90,7 +90,8 @@ def attention_grad(
         lse = _grouped(_like(forward[1], "forward[1]", shape[:-1], call)[..., None], call)[..., 0]
         exact = EXACT
     assert lse is not None
-    found = _gradients(call, above, out, lse, exact)
+    cells = () if options.get("bias") is None else _cells(np.shape(options["bias"]), call)
+    found = _gradients(call, cells, above, out, lse, exact)
     query, key, value = (
         _as_given(part, np.shape(as_array(x, call=name, name=n))).astype(call.dtype, copy=False)
         for part, x, n in (
@@ -123,10 +124,14 @@ class _Sums:
     slopes: Array  # (*lead, Hkv, G)
 
 
-def _gradients(call: Call, above: Array, out: Array, lse: Array, exact: float) -> _Sums:
-    """By the kernel, and by NumPy what that does not take; `exact`: see `_by_kernel`."""
+def _gradients(
+    call: Call, cells: tuple[int, ...], above: Array, out: Array, lse: Array, exact: float
+) -> _Sums:
+    """By the kernel, and by NumPy what that does not take.
+
+    `cells` is the shape of the bias in the layout of a `Call`; for `exact` see `_by_kernel`.
+    """
     *lead, kv_heads, group, length = call.shape
-    cells = () if call.bias is None else _own_shape(call.bias)
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
     shapes = (
         (*call.shape, call.query.shape[-1]),
@@ -235,7 +240,7 @@ def _block(
         if visible is not None:
             change = np.where(visible, change, 0)
         if call.bias is not None:
-            _add_to_bias(sums.bias, call.bias, part, j, change)
+            _add_to_bias(sums.bias, part, j, change)
         if call.slopes is not None:
             distance = call.visibility.distance(part.rows, part.queries, j).astype(call.kind)
             sums.slopes[(*part.index, slice(None))] -= (change * distance).sum((-1, -2))
@@ -284,19 +289,17 @@ def _unseen(call: Call, part: Part) -> Array | bool:
     return unseen
 
 
-def _own_shape(spread: Array) -> tuple[int, ...]:
-    """The shape without what is only repeated."""
-    pairs = zip(spread.shape, spread.strides, strict=True)
-    return tuple(1 if step == 0 else size for size, step in pairs)
+def _cells(shape: tuple[int, ...], call: Call) -> tuple[int, ...]:
+    """The shape of a bias as it was given, `(..., Hq, L, S)`, with heads grouped."""
+    axes = len(call.lead) + 3
+    *lead, heads, length, keys = ((1,) * axes + tuple(shape))[-axes:]
+    return (*lead, *(call.shape[-3:-1] if heads > 1 else (1, 1)), length, keys)
 
 
-def _add_to_bias(bias: Array, spread: Array, part: Part, keys: slice, change: Array) -> None:
+def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
     """Sum a block's change over the places that share a number of the bias."""
     place = (*part.index, slice(None), part.queries, keys)
-    repeated = tuple(
-        axis for axis, (own, size) in enumerate(zip(bias.shape, spread.shape, strict=True))
-        if own == 1 and size != 1
-    )  # fmt: skip
+    repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else p for axis, p in enumerate(place))
     bias[at] += change.sum(repeated, keepdims=True)
 
