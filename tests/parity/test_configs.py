@@ -334,7 +334,9 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
     wrong, unproved = [], []
     for key, default in fields_of(name).items():
         now = small.values.get(key, default)
-        values = list(values_for(key, now))[: None if kind == SMALL[name][1][0] else 3]
+        values = list(values_for(key, now))
+        if kind != SMALL[name][1][0]:  # the body is the same
+            values = values[:2] + values[2:][-1:]
         found = {str(value): small.alike(key, value) for value in values}
         own = small.kind.config_class.attribute_map.get(key)
         if own in small.values:  # another name of a field, beside it and in its place
