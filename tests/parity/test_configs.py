@@ -211,7 +211,7 @@ def values_for(key: str, default: Any) -> Iterator[Any]:
     elif isinstance(default, str):
         yield "nonsense"
     else:
-        yield from (True, 3, 0.5, "nonsense")
+        yield from (0.5, 3, True, "nonsense")
 
 
 def class_of(name: str) -> Any:
