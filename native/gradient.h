@@ -74,9 +74,45 @@ inline int64_t real_queries(const Attention& a, int64_t row) {
   return at_most(a.length[row], a.query_length[row]);
 }
 
+inline int64_t chunks_of(int64_t queries) { return (queries + QUERIES - 1) / QUERIES; }
+inline Range chunk_of(int64_t queries, int64_t chunk) {
+  int64_t chunks = chunks_of(queries);
+  return {chunk * queries / chunks, (chunk + 1) * queries / chunks};
+}
+
+// The keys that some query of a chunk may see.
+inline Range keys_of_chunk(const Attention& a, int64_t row, Range queries) {
+  Range keys{keys_of(a, row, queries.begin).begin, keys_of(a, row, queries.end - 1).end};
+  return {at_most(keys.begin, keys.end), keys.end};
+}
+
+inline void clear_rows(const Cells& to, Place p, Range rows, int64_t size) {
+  for (p.i = rows.begin; p.i < rows.end; ++p.i)
+    std::memset(static_cast<float*>(to.data) + cell(to, p, 0), 0, size_t(size) * sizeof(float));
+}
+
+// What no block of keys adds to.
+inline void clear_unseen(const Differentiation& d, const Place& p) {
+  const Attention& a = d.a;
+  int64_t real = real_queries(a, p.row);
+  for (int64_t chunk = 0; chunk < chunks_of(real); ++chunk) {
+    Range queries = chunk_of(real, chunk), keys = keys_of_chunk(a, p.row, queries);
+    if (keys.begin == keys.end) clear_rows(d.g.query, p, queries, a.size);
+  }
+  clear_rows(d.g.query, p, {real, a.length[p.row]}, a.size);
+  if (p.group) return;
+  Range keys = keys_of_row(a, p.row);
+  if (!blocks_of(keys)) keys = {0, 0};
+  for (Range rows : {Range{0, keys.begin / BLOCK * BLOCK}, Range{keys.end, a.keys[p.row]}}) {
+    clear_rows(d.g.key, p, rows, a.size);
+    clear_rows(d.g.value, p, rows, a.value_size);
+  }
+}
+
 // What the queries of one head need beside keys and values, and the gradient of its sinks.
 inline void prepare_head(Differentiation& d, Place p) {
   const Attention& a = d.a;
+  clear_unseen(d, p);
   int64_t query_head = p.head * a.group + p.group, real = real_queries(a, p.row);
   const float* sinks = a.sinks + query_head * a.num_sinks;
   double* sums = d.g.sinks + (p.row * a.kv_heads * a.group + query_head) * a.num_sinks;
@@ -285,8 +321,9 @@ inline void load_chunk(const Differentiation& d, const Place& first, int64_t cou
   turn_rows(s.above.data(), count, a.value_size, s.turned_above.data());
 }
 
-// Add what the block gave to the chunk's queries; false if something is no finite number.
-inline bool add_queries(const Differentiation& d, const Place& first, int64_t count,
+// Add what the block gave to the chunk's queries, or put it there if it is the first to do so;
+// false if something is no finite number.
+inline bool add_queries(const Differentiation& d, const Place& first, int64_t count, bool put,
                         const GradientScratch& s) {
   const Attention& a = d.a;
   int64_t wide = rounded_up(a.size, PANEL);
@@ -297,9 +334,9 @@ inline bool add_queries(const Differentiation& d, const Place& first, int64_t co
       Floats change = load(&s.query_sums[size_t(r * wide + c)]) * scale;
       trace += change * 0.0f;
       if (a.size - c >= WIDTH)
-        store(to + c, load(to + c) + change);
+        store(to + c, put ? change : load(to + c) + change);
       else
-        store_some(to + c, load_some(to + c, a.size - c) + change, a.size - c);
+        store_some(to + c, put ? change : load_some(to + c, a.size - c) + change, a.size - c);
     }
   return all_zero(trace);
 }
@@ -352,8 +389,9 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
   pack_keys<Single>(a.key, cell(a.key, place, 0), a.size, count, s.keys.data());
   pack_keys<Single>(a.value, cell(a.value, place, 0), a.value_size, count, s.values.data());
   pack_values<Single>(a.key, cell(a.key, place, 0), a.size, count, s.key_rows.data());
-  auto clear = [](Buffer<float>& sums, int64_t size) {
-    std::memset(sums.data(), 0, size_t(rounded_up(size, WIDTH) * STEP) * sizeof(float));
+  auto clear = [&](Buffer<float>& sums, int64_t size) {
+    for (int64_t c = 0; c < rounded_up(size, WIDTH); ++c)
+      std::memset(&sums[size_t(c * STEP)], 0, size_t(rounded_up(count, PANEL)) * sizeof(float));
   };
   clear(s.key_sums, a.size);
   clear(s.value_sums, a.value_size);
@@ -361,20 +399,20 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
   size_t head = d.head(place), unit = head * size_t(d.most_blocks) +
                                       size_t(block - keys.begin / BLOCK);
   bool last = (block + 1) * BLOCK >= keys.end, sound = true;
-  int64_t real = real_queries(a, row), chunks = (real + QUERIES - 1) / QUERIES;
+  int64_t real = real_queries(a, row), chunks = chunks_of(real);
   for (int64_t group = 0; group < a.group; ++group) {
     double& slope_sum = d.slopes[unit * size_t(a.group) + size_t(group)];
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      int64_t from = chunk * real / chunks, to = (chunk + 1) * real / chunks;
-      Place first{row, kv_head, group, from};
-      if (keys_of(a, row, from).begin >= begin + count || keys_of(a, row, to - 1).end <= begin)
-        continue;
+      Range queries = chunk_of(real, chunk), seen = keys_of_chunk(a, row, queries);
+      if (seen.begin >= begin + count || seen.end <= begin || seen.begin == seen.end) continue;
+      Place first{row, kv_head, group, queries.begin};
+      int64_t length = queries.end - queries.begin;
       int64_t number = group * chunks + chunk;
       d.through[unit].store(number, std::memory_order_release);
-      differentiate_chunk(d, first, to - from, block, count, s, slope_sum);
+      differentiate_chunk(d, first, length, block, count, s, slope_sum);
       if (!last)
         wait_until([&] { return d.through[unit + 1].load(std::memory_order_acquire) > number; });
-      sound &= add_queries(d, first, to - from, s);
+      sound &= add_queries(d, first, length, seen.end <= begin + count, s);
     }
     sound &= std::isfinite(slope_sum);
   }

@@ -55,12 +55,13 @@ struct Attention {
 };
 
 // What attention_grad is asked beside the forward call, whose `out` and `lse` hold its results. What
-// is computed is float32 or float64, holds zeros before, and has an own place for each row.
+// is computed has an own place for each row.
 struct Gradient {
   Cells above;              // the gradient of out, of any working type; j is 1
   double most = 0;          // log-sum-exps up to here make weights that are exact enough
   Cells query, key, value;  // float32, j is 1
-  Cells bias;               // float32, where bias is given; steps are 0 where it is repeated
+  // These are added to:
+  Cells bias;                // float32, where bias is given; steps are 0 where it is repeated
   double* slopes = nullptr;  // (rows, heads)
   double* sinks = nullptr;   // (rows, heads, num_sinks)
   bool* unsound = nullptr;   // (rows, kv_heads): to be computed otherwise, what is here is wrong

@@ -83,13 +83,12 @@ def differentiate(
     threads: int,
     most: float,  # rows with a larger log-sum-exp make their head unsound
     grad_out: Array,  # (..., Hq, L, dv) of any working type
-    # what is computed holds zeros before
     grad_query: Array,  # (..., Hq, L, d) float32
     grad_key: Array,  # (..., Hkv, S, d) float32
     grad_value: Array,  # (..., Hkv, S, dv) float32
-    grad_bias: Array | None,  # (..., Hq, L, S) float32, any axis of length 1
-    grad_slopes: Array | None,  # (rows, Hq) float64
-    grad_sinks: Array | None,  # (rows, Hq, n) float64
+    grad_bias: Array | None,  # (..., Hq, L, S) float32, any axis of length 1; is added to
+    grad_slopes: Array | None,  # (rows, Hq) float64, is added to
+    grad_sinks: Array | None,  # (rows, Hq, n) float64, is added to
     unsound: Array,  # (rows, Hkv) bool: what stands there is wrong
     /,
 ) -> None: ...

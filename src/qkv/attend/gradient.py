@@ -133,21 +133,21 @@ def _gradients(
     """
     *lead, kv_heads, group, length = call.shape
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
-    shapes = (
-        (*call.shape, call.query.shape[-1]),
-        (*lead, kv_heads, 1, call.keys, call.key.shape[-1]),
-        (*lead, kv_heads, 1, call.keys, call.value.shape[-1]),
-        cells,
-        (*lead, kv_heads, group, sinks),
-        (*lead, kv_heads, group),
+    chosen = body() if call.query.size and native.takes_gradient(call) else None
+    room = np.zeros if chosen is None else np.empty
+    sums = _Sums(
+        room((*call.shape, call.query.shape[-1]), call.kind),
+        room((*lead, kv_heads, 1, call.keys, call.key.shape[-1]), call.kind),
+        room((*lead, kv_heads, 1, call.keys, call.value.shape[-1]), call.kind),
+        np.zeros(cells, call.kind),
+        np.zeros((*lead, kv_heads, group, sinks), call.kind),
+        np.zeros((*lead, kv_heads, group), call.kind),
     )
-    sums = _Sums(*(np.zeros(shape, call.kind) for shape in shapes))
     cases = []
     for text in np.ndindex(*lead):
         rows = tuple(slice(t, t + 1) for t in text)
         cases += [((*rows, slice(head, head + 1)), rows) for head in range(kv_heads)]
-    chosen = body()
-    if chosen is not None and native.takes(call) and native.takes_values(call):
+    if chosen is not None:
         cases = _by_kernel(chosen, call, above, out, lse, exact, sums, cases)
     if not cases:
         return sums

@@ -22,10 +22,9 @@ def takes(call: Call) -> bool:
     return takes_size(call.dtype, call.query.shape[-1])
 
 
-def takes_values(call: Call) -> bool:
-    """Whether it has room for the size of its values too, which only a gradient needs."""
-    size: int = call.value.shape[-1]
-    return size <= MAX_SIZE
+def takes_gradient(call: Call) -> bool:
+    """Whether it computes the gradient: values too must not have too large a size."""
+    return takes(call) and takes_size(call.dtype, call.value.shape[-1])
 
 
 def takes_size(dtype: np.dtype[Any], size: int) -> bool:
@@ -82,12 +81,12 @@ def differentiate(
     sinks: Array,
     slopes: Array,
 ) -> Array:
-    """Compute the gradients of a call of float32 or halves into arrays of zeros, float32.
+    """Compute the gradients of a call of float32 or halves into arrays of float32.
 
     `out (*lead, Hkv, G, L, dv)` of the call's type and `lse (*lead, Hkv, G, L)` float64 are what
     it gave, `above` the gradient of `out`. The arrays: `query (*lead, Hkv, G, L, d)`, `key` and
-    `value (*lead, Hkv, 1, S, n)`, `bias` as the call's but 1 where it is repeated, `sinks (*lead,
-    Hkv, G, n)`, `slopes (*lead, Hkv, G)`.
+    `value (*lead, Hkv, 1, S, n)`, `bias` as the call's but 1 where it is repeated, which holds
+    zeros, `sinks (*lead, Hkv, G, n)`, `slopes (*lead, Hkv, G)`.
 
     Returns:
         `(*lead, Hkv)`: True where the numbers are wrong and have to be computed in another way:
