@@ -54,7 +54,7 @@ parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxrunti
 	$(PARITY_VENV)/bin/python -m pytest tests/parity
 
 bench: $(BENCH_VENV)/.bench $(VENV)/.kernel ## measure beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
-	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick)
+	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
 docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html

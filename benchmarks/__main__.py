@@ -75,6 +75,8 @@ def main() -> None:
         "claims": found,
     }
     full = claims == list(CLAIMS) and counts == [1, 2] and not arguments.quick and not failed
+    if arguments.again:
+        result, full = in_the_last(result), True
     path = Path(arguments.json or RESULTS / ("full.json" if full else "part.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -93,12 +95,31 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("claims", nargs="*", help=f"which; default: all of {', '.join(CLAIMS)}")
     parser.add_argument("--threads", type=int, help="of each library; default: 1, then 2")
     parser.add_argument("--quick", action="store_true", help="an eighth of each length, 3 turns")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="put what is measured in its place in the last full run",
+    )
     parser.add_argument("--json", help="where to write what was found")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for claim in set(arguments.claims) - set(CLAIMS):
         parser.error(f"there is no claim {claim}: choose among {', '.join(CLAIMS)}")
     return arguments
+
+
+def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
+    """The last full run with these claims in the place of its own, each with its date."""
+    last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
+    if last["machine"] != result["machine"]:
+        sys.exit("the last full run was on another machine: measure all of it here")
+    again = {claim: {**one, "when": result["when"]} for claim, one in result["claims"].items()}
+    claims = last["claims"] | again
+    order = [*CLAIMS, *(claim for claim in claims if claim not in CLAIMS)]
+    seconds = last["seconds"] + result["seconds"]
+    versions = {**last["versions"], **result["versions"]}
+    kept = {claim: claims[claim] for claim in order if claim in claims}
+    return {**last, "seconds": seconds, "versions": versions, "claims": kept}
 
 
 def module(claim: str) -> Any:

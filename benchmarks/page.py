@@ -80,6 +80,9 @@ def page(result: dict[str, Any] | None, notes: str) -> str:
     for found in result["claims"].values():
         if found["rows"]:
             parts += [f"### {found['title'].removesuffix('.')}\n", details(found["rows"])]
+            parts += [shares(row) for row in found["rows"] if row.get("parts")]
+            if "when" in found:
+                parts += [f"Measured at {found['when']}.\n"]
     parts += [HOW, REPEAT.format(minutes=minutes(result["seconds"]))]
     return "\n".join(parts)
 
@@ -88,13 +91,15 @@ INTRODUCTION = """\
 # Benchmarks
 
 How fast `qkv.attention` is beside the libraries that people use, and beside what the machine gives
-at most. This page is made from one run of `make bench`: no number in its tables was typed by hand.
+at most, in attention alone and in whole models. This page is made from what `make bench` wrote: no
+number in its tables was typed by hand.
 
-- Every way was **verified against the formula in float64** before it was timed, on up to 256
-  queries of each head. The largest error stands next to each time.
+- Every way was **verified against the formula, or the model, in float64** before it was timed, on up
+  to 256 queries of each head. The largest error stands next to each time.
 - All ways of a row ran **in one process and in turn**: the first round of each, then the second of
-  each, and so on. A time is the median of nine rounds at least. Only ratios between the ways of
-  one row mean something: machines differ, and so do hours.
+  each, and so on. A time is the median of nine rounds at least; of models, whose rounds take up to a
+  minute, of three or five. Only ratios between the ways of one row mean something: machines differ,
+  and so do hours.
 - Each peer had the configuration that is its fastest: inputs laid out as it wants them before the
   clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and made its result anew each time.
@@ -113,12 +118,13 @@ REPEAT = """\
 ```console
 $ make bench
 $ make bench ONLY="prefill decode" THREADS=1
+$ make bench ONLY=llama AGAIN=1
 $ make bench QUICK=1
 ```
 
-The first is all of it, {minutes}; the second a part; the third takes an eighth of each
-length, to see that everything runs. `make bench` makes an environment of its own with torch,
-onnxruntime and OpenVINO (1.5 GB), writes what it finds to `benchmarks/results/`, and after a full
+The first is all of it, {minutes}; the second a part; the third puts a part in its place on
+this page; the last takes an eighth of each length, to see that everything runs. `make bench` makes an environment of its own with torch,
+transformers, onnxruntime and OpenVINO (1.8 GB), writes what it finds to `benchmarks/results/`, and after a full
 run this page. The folder `benchmarks/` has one file for each claim. Without those libraries,
 `qkv bench` measures a few shapes beside plain NumPy in a quarter of a minute.
 """
@@ -227,6 +233,12 @@ def details(rows: list[dict[str, Any]]) -> str:
     empty = [k for k in range(2, len(heading)) if not any(line[k] for line in lines)]
     keep = [k for k in range(len(heading)) if k not in empty]
     return table([heading[k] for k in keep], [[line[k] for k in keep] for line in lines], 2)
+
+
+def shares(row: dict[str, Any]) -> str:
+    """Where our own time goes, in a sentence."""
+    listed = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
+    return f"Of the time of `qkv` at {row['name']}, {count(row['threads'])}: {listed}.\n"
 
 
 def growth(found: dict[str, Any]) -> str:
