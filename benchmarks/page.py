@@ -94,12 +94,12 @@ How fast `qkv.attention` is beside the libraries that people use, and beside wha
 at most, in attention alone and in whole models. This page is made from what `make bench` wrote: no
 number in its tables was typed by hand.
 
-- Every way was **verified against the formula, or the model, in float64** before it was timed, on up
-  to 256 queries of each head. The largest error stands next to each time.
+- Every way was **verified against the formula, or the model, in float64** before it was timed, on
+  up to 256 queries of each head. The largest error stands next to each time.
 - All ways of a row ran **in one process and in turn**: the first round of each, then the second of
-  each, and so on. A time is the median of nine rounds at least; of models, whose rounds take up to a
-  minute, of three or five. Only ratios between the ways of one row mean something: machines differ,
-  and so do hours.
+  each, and so on. A time is the median of nine rounds at least; of models, whose rounds take up to
+  a minute, of three or five. Only ratios between the ways of one row mean something: machines
+  differ, and so do hours.
 - Each peer had the configuration that is its fastest: inputs laid out as it wants them before the
   clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and made its result anew each time.
@@ -123,10 +123,12 @@ $ make bench QUICK=1
 ```
 
 The first is all of it, {minutes}; the second a part; the third puts a part in its place on
-this page; the last takes an eighth of each length, to see that everything runs. `make bench` makes an environment of its own with torch,
-transformers, onnxruntime and OpenVINO (1.8 GB), writes what it finds to `benchmarks/results/`, and after a full
-run this page. The folder `benchmarks/` has one file for each claim. Without those libraries,
-`qkv bench` measures a few shapes beside plain NumPy in a quarter of a minute.
+this page; the last takes an eighth of each length, to see that everything runs. `make bench`
+makes an environment of its own with torch, transformers, onnxruntime and OpenVINO (1.8 GB), writes
+what it finds to `benchmarks/results/`, and after a full run this page. The texts of the models are
+from WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim.
+Without those libraries, `qkv bench` measures a few shapes beside plain NumPy in a quarter of a
+minute.
 """
 
 

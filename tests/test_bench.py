@@ -409,6 +409,29 @@ def test_the_page_has_what_was_measured() -> None:
     assert "torch None" not in text
 
 
+def test_a_part_takes_its_place_in_the_last_full_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    claims = {name: {"title": name, "rows": []} for name in ("prefill", "growth")}
+    last = result_of(claims) | {"when": "before"}
+    (tmp_path / "full.json").write_text(json.dumps(last), encoding="utf-8")
+    fresh = {"llama": {"title": "new", "rows": [1]}, "prefill": {"title": "again", "rows": [2]}}
+    found = bench.in_the_last(result_of(fresh) | {"when": "now"})
+    assert list(found["claims"]) == ["prefill", "llama", "growth"]
+    assert found["claims"]["prefill"] == {"title": "again", "rows": [2], "when": "now"}
+    assert found["when"] == "before"
+    assert found["claims"]["growth"] == claims["growth"]
+    elsewhere = result_of(fresh) | {"machine": {"processor": "another"}}
+    with pytest.raises(SystemExit, match="another machine"):
+        bench.in_the_last(elsewhere)
+
+
+def test_the_page_says_where_the_time_goes() -> None:
+    row = {"name": "8 texts", "threads": 1, "parts": {"projections": 0.9, "the rest": 0.1}}
+    assert "8 texts, 1 thread: projections 90%, the rest 10%." in page.shares(row)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_pictures_are_the_same_each_time(dark: bool, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot extra is not installed")
