@@ -424,6 +424,16 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
   if (!sound) d.unsound[head] = true;
 }
 
+// Ask for what a small head reads.
+inline void ask_for_small(const Differentiation& d, int64_t head) {
+  const Attention& a = d.a;
+  Place p{head / a.kv_heads, head % a.kv_heads, 0, 0};
+  ask_for_head(a, head);
+  int64_t count = at_most(real_queries(a, p.row), BLOCK);
+  ask_for(a.out, cell(a.out, p, 0), count, a.value_size);
+  ask_for(d.g.above, cell(d.g.above, p, 0), count, a.value_size);
+}
+
 // Whether heads or rows add to the same numbers of the bias.
 inline bool shares_bias(const Attention& a, const Cells& bias) {
   if (!bias) return false;
@@ -450,13 +460,18 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
   Differentiation d(a, g, longest, most_blocks);
 
   std::atomic<int64_t> next{0};
-  on_threads(threads, [&](int) {
-    for (int64_t k; (k = next++) < heads * a.group;)
-      prepare_head(d, {k / a.group / a.kv_heads, k / a.group % a.kv_heads, k % a.group, 0});
-  });
+  auto prepare = [&](int64_t k) {  // a query head
+    prepare_head(d, {k / a.group / a.kv_heads, k / a.group % a.kv_heads, k % a.group, 0});
+  };
+  bool shared = g.bias && (g.bias.j == 0 || shares_bias(a, g.bias));
+  bool small = !shared && most_blocks <= 1;  // a head is one unit, prepared where it is computed
+  if (!small)
+    on_threads(threads, [&](int) {
+      for (int64_t k; (k = next++) < heads * a.group;) prepare(k);
+    });
 
   next = 0;
-  if (most_blocks && g.bias && (g.bias.j == 0 || shares_bias(a, g.bias))) {
+  if (shared) {
     // whoever has a block of keys has it for all heads: the bias of a block is its alone
     on_threads(g.bias.j == 0 ? 1 : threads, [&](int) {
       GradientScratch scratch;
@@ -468,9 +483,10 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
             differentiate_block(d, head / a.kv_heads, head % a.kv_heads, block, scratch);
         }
     });
-  } else if (most_blocks) {
+  } else {
     Objects<std::atomic<int64_t>> next_block(static_cast<size_t>(heads));
-    on_threads(int(at_most(threads, heads * most_blocks)), [&](int) {
+    threads = int(at_most(threads, heads * at_least(most_blocks, 1)));
+    on_threads(threads, [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
       auto help_with = [&](int64_t head) {
@@ -479,8 +495,12 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
           differentiate_block(d, head / a.kv_heads, head % a.kv_heads,
                               keys.begin / BLOCK + blocks - 1 - k, scratch);
       };
-      for (int64_t head; (head = next++) < heads;) help_with(head);
-      for (int64_t head = 0; head < heads; ++head) help_with(head);  // of others
+      for (int64_t head; (head = next++) < heads;) {
+        if (small && head + threads < heads) ask_for_small(d, head + threads);
+        for (int64_t group = 0; small && group < a.group; ++group) prepare(head * a.group + group);
+        help_with(head);
+      }
+      for (int64_t head = 0; !small && head < heads; ++head) help_with(head);  // of others
     });
   }
 

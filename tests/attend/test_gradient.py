@@ -193,6 +193,24 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
     assert [x.dtype for x in found[:3]] == [dtype] * 3
 
 
+@pytest.mark.parametrize("size", [1.0, 60.0])
+def test_scores_that_lose_their_digits_in_the_log_sum_exp(size: float) -> None:
+    query, key, value = qkv_arrays(heads=4, kv_heads=2, L=30, S=40, d=6, dtype=F32)
+    mask = np.zeros((30, 40), F32)
+    mask[3] = np.finfo(F32).min  # nothing but lowest numbers: all keys weigh the same
+    mask[4, 5:] = -5000
+    grad_out = numbers((2, 4, 30, 3), 1, F32)
+    query[1] *= size  # log-sum-exps of hundreds
+    arrays = query, key, value
+    found = qkv.attention_grad(*arrays, grad_out, mask)
+    forward = qkv.attention(*arrays, mask, return_lse=True)
+    saved = qkv.attention_grad(*arrays, grad_out, mask, forward=forward)
+    truth = qkv.attention_grad(*(x.astype(F64) for x in (*arrays, grad_out)), mask.astype(F64))
+    for gradients in (found, saved):
+        for ours, expected in zip(gradients[:3], truth[:3], strict=True):
+            assert np.abs(ours - expected).max() < 1e-5 * size * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_a_bias_that_was_broadcast_gets_a_gradient_of_its_shape(dtype: Any) -> None:
     arrays = qkv_arrays(heads=4, L=5, S=6, dtype=dtype)
@@ -211,6 +229,20 @@ def test_a_saved_forward_pass_gives_the_same() -> None:
     again = qkv.attention_grad(*arrays, grad_out, is_causal=True, forward=forward)
     for a, b in zip(once[:3], again[:3], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_a_saved_forward_pass_may_lie_in_any_layout() -> None:
+    arrays = qkv_arrays(L=30, S=30, d=8, dv=8)
+    grad_out = numbers((2, 2, 30, 8), 2)
+    out, lse = qkv.attention(*arrays, return_lse=True)
+    usual = qkv.attention_grad(*arrays, grad_out, forward=(out, lse))
+    turned = qkv.attention_grad(
+        *arrays,
+        np.asfortranarray(grad_out),
+        forward=(np.asfortranarray(out), lse[..., ::-1][..., ::-1]),
+    )
+    for a, b in zip(usual[:3], turned[:3], strict=True):
+        assert (a == b).all()
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
