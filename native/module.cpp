@@ -531,6 +531,7 @@ PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     need(!bias == !common.bias && (!bias || bias.type() == Type::float32),
          "the gradient of bias is not float32");
+    if (bias) need_unit_step({&bias});
     auto per_row = [&](const Array& array, Type type, int64_t each) {
       need(array.type() == type && array.plain() && array.count() == a.rows * each,
            "numbers of the rows do not fit");

@@ -233,7 +233,7 @@ def normalize(
         What `qkv.LayerNorm` says, and what was divided by, (..., 1).
     """
     here, kind = body(), x.dtype
-    if here is None or (kind != _FLOAT32 and not stays_half(kind)) or x.shape[-1:] == (0,):
+    if here is None or (kind != _FLOAT32 and not stays_bfloat16(kind)) or x.shape[-1:] == (0,):
         return None
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
@@ -322,7 +322,7 @@ class Prepared:
         return run
 
 
-def stays_half(dtype: np.dtype[Any]) -> bool:
+def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Whether a layer hands numbers of `dtype`, a half, from one operation to the next as they are.
 
     The kernel multiplies bfloat16 as it is, with sums in float32. In NumPy all halves are widened.
@@ -336,7 +336,7 @@ def narrowed(x: Array, weight: Array) -> Array:
     Without it, the product of float32 with bfloat16 is one of float32.
     """
     here, kind = body(), weight.dtype
-    if here is None or not stays_half(kind) or x.dtype == kind:
+    if here is None or not stays_bfloat16(kind) or x.dtype == kind:
         return x
     if x.dtype != _FLOAT32 or not (x.flags.c_contiguous and x.flags.aligned):
         return x.astype(kind)

@@ -70,10 +70,9 @@ class KVCache:
         real = check_lengths(
             "KVCache.append", "lengths", lengths, new[0].shape[-2], new[0].shape[:-3]
         )
-        return self.put(new[0], new[1], real)
+        return self._put(new[0], new[1], real)
 
-    def put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
-        """The same as `append` of arrays that are known to fit; nothing is checked."""
+    def _put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
         if not self._arrays:
             self._arrays = [
                 np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in (key, value)
@@ -142,6 +141,11 @@ class KVCache:
                     f"KVCache.append: {name} is {new.shape} {new.dtype} and the cache holds "
                     f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: only the tokens may change"
                 )
+
+
+def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
+    """`cache.append` of arrays that are known to fit: nothing is checked."""
+    return cache._put(key, value, lengths)
 
 
 def _most(count: Array | int) -> int:

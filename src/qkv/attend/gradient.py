@@ -313,7 +313,7 @@ def _like(given: Any, name: str, shape: tuple[int, ...], call: Call) -> Array:
         )
     if not is_float(array.dtype):
         raise TypeError(f"attention_grad: {name} is {array.dtype}: write {call.dtype}")
-    return array
+    return array if native.stands(array) else np.ascontiguousarray(array)
 
 
 def _grouped(array: Array, call: Call) -> Array:

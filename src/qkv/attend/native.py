@@ -199,7 +199,7 @@ def attend_behind(
     scale: float,
     threads: int,
 ) -> Array:
-    """Causal attention of queries `(B, Hq, n, d)` to what `KVCache.put` gives: `(B, Hq, n, dv)`.
+    """Causal attention of queries `(B, Hq, n, d)` to what a `KVCache` gives: `(B, Hq, n, dv)`.
 
     The queries stand as `stands` wants them; slopes and sinks are float32.
     """

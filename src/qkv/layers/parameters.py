@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
-from qkv.backend import linear, narrowed, stays_half
+from qkv.backend import linear, narrowed, stays_bfloat16
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")
@@ -135,4 +135,4 @@ def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
     It is float32 for halves, but bfloat16 stays as it is where the kernel computes.
     """
-    return dtype if stays_half(dtype) else compute_type(dtype)
+    return dtype if stays_bfloat16(dtype) else compute_type(dtype)

@@ -13,9 +13,9 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type, is_frozen
 from qkv.attend import native
-from qkv.attend.cache import KVCache
+from qkv.attend.cache import KVCache, put
 from qkv.attend.call import check_scale, check_softcap, narrow
-from qkv.backend import Prepared, body, get_num_threads, stays_half
+from qkv.backend import Prepared, body, get_num_threads, stays_bfloat16
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
@@ -68,7 +68,7 @@ def steps_for(
 ) -> Steps | None:
     """The same as these blocks; None where one of them needs what only the usual way has."""
     here = body()
-    if here is None or (dtype != np.float32 and not stays_half(dtype)):
+    if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
     for block, given in zip(blocks, options, strict=True):
         if (
@@ -160,7 +160,7 @@ class _Step:
             )
         if self.swapped is not None and turns is not None:
             turned = _turned(turned, self.swapped, *turns)
-        given = cache.put(turned[:, heads:, None], values[:, :, None], lengths)
+        given = put(cache, turned[:, heads:, None], values[:, :, None], lengths)
         z = native.attend_behind(kernel.body, turned[:, :heads, None], given, **self.options)
         return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qkv.models.config import Config
 from qkv.models.design import Attention, Design
+from qkv.models.families import llama
 from qkv.models.family import Family, Fused
-from qkv.models.head import Head
 
 
 def design(config: Config) -> Design:
@@ -30,19 +30,8 @@ def design(config: Config) -> Design:
         eps=config.positive("layer_norm_epsilon", 1e-5),
         layers=(attention,) * layers,
         embed_norm=True,
-        head=head(config, vocabulary),
+        head=llama.head(config, vocabulary, tied=True),
     )
-
-
-def head(config: Config, vocabulary: int) -> Head | None:
-    """The next word, or a class of the text or of each token."""
-    if config.head() == "CausalLM":
-        return Head(vocabulary, tied=config.flag("tie_word_embeddings", True))
-    if config.head() == "SequenceClassification":
-        return Head(config.labels(), pool="last")
-    if config.head() == "TokenClassification":
-        return Head(config.labels(), bias=True, classes=True)
-    return None
 
 
 def names(config: Config) -> dict[str, str | Fused]:

@@ -108,7 +108,6 @@ GEMMA3 = Family(
     unused=(r"language_model\.lm_head\.weight",),
     harmless=(
         *("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
-        *("boi_token_id", "eoi_token_id", "image_token_id"),
         *("boi_token_id", "eoi_token_id", "image_token_id", "vision_config"),
     ),
 )
