@@ -26,6 +26,7 @@ CLAIMS = (
     "decode",
     "window",
     "arguments",
+    "gradient",
     "varlen",
     "bfloat16",
     "summary",

@@ -66,6 +66,20 @@ def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
 
 
 @needs("torch")
+def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
+    """Attention and what autograd makes of it: the gradients of query, key and value."""
+    inputs = [x.requires_grad_() for x in tensors(q, k, v)]
+    [grad_out] = tensors(above)
+    attend = torch().nn.functional.scaled_dot_product_attention
+
+    def call():
+        with torch().enable_grad():
+            return torch().autograd.grad(attend(*inputs, **options), inputs, grad_out)
+
+    return call
+
+
+@needs("torch")
 def torch_folded(q, k, v) -> Peer:
     """One query of grouped heads seen as several queries of one head: K and V are read once."""
     tq, tk, tv = tensors(q, k, v)
