@@ -14,6 +14,7 @@ from safetensors.numpy import save
 from qkv.arrays import is_frozen
 from qkv.models import ModelError, load
 from qkv.models.files import plain, read_json
+from qkv.models.weights import Tensors
 
 from .support import CONFIG, bert_tensors
 
@@ -367,6 +368,31 @@ def test_pickles_are_never_opened(folder, name, tmp_path):
         load(folder.path)
     one_line(caught, name, "pickle", "save_pretrained")
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("architectures", "expected"),
+    [
+        (["LlamaForCausalLM"], "LlamaForCausalLM"),
+        (["BertForMaskedLM", "BertModel"], "BertForMaskedLM"),
+        (None, "AutoModel"),
+        ([], "AutoModel"),
+        ([3], "AutoModel"),
+        ("BertModel", "AutoModel"),
+        (["os.system('x'); A"], "AutoModel"),
+        (["\u0410utoModel"], "AutoModel"),
+        (["A" * 81], "AutoModel"),
+    ],
+)
+def test_pickles_are_converted_with_their_head(folder, architectures, expected):
+    # AutoModel would leave out the head, which no other tensor stands for
+    folder.write()
+    (folder.path / "model.safetensors").unlink()
+    (folder.path / "pytorch_model.bin").write_bytes(b"")
+    folder.json("config.json", {"architectures": architectures})
+    with pytest.raises(ModelError) as caught:
+        Tensors(folder.path)
+    one_line(caught, f" {expected}.from_pretrained(folder).save_pretrained(folder)")
 
 
 def test_no_weights_at_all(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files import INDEX, WEIGHTS, ModelError, first_line, shards, weight_files
+from qkv.models.files import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    ModelError,
+    first_line,
+    read_json,
+    shards,
+    weight_files,
+)
 
 _TYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16},
@@ -117,9 +127,18 @@ def _files(folder: Path) -> list[Path]:
         raise ModelError(
             f"{folder}: holds no safetensors file but {pickles[0]}, a pickle, which can run any "
             "program when it is opened and is never loaded: convert it where you trust it, with "
-            "transformers: AutoModel.from_pretrained(folder).save_pretrained(folder)"
+            f"transformers: {_class(folder)}.from_pretrained(folder).save_pretrained(folder)"
         )
     raise ModelError(f"{folder}: holds no *.safetensors file with weights")
+
+
+def _class(folder: Path) -> str:
+    """The class of transformers that has all of a model's weights, its head included."""
+    with suppress(ModelError):
+        match read_json(folder / CONFIG).get("architectures"):
+            case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:
+                return name
+    return "AutoModel"
 
 
 def _header(path: Path) -> list[_Place]:
