@@ -397,9 +397,19 @@ def test_several_traces(random: qkv.Model) -> None:
         ({"prompt": [-1]}, ValueError, "no token -1"),
         ({"prompt": [[1, 2], []]}, ValueError, "text 1 has 0 ids"),
         ({"prompt": np.ones((1, 3))}, TypeError, "float64"),
-        ({"prompt": "a" * 33}, ValueError, f"33 tokens .* 64: .* at most {PLACES}"),
-        ({"prompt": ["a", "a" * 33]}, ValueError, "prompt 1 has 33 tokens"),
-        ({"prompt": "a" * 33, "max_new_tokens": 64}, ValueError, "max_new_tokens is 64"),
+        (
+            {"prompt": "a" * 33, "max_new_tokens": 64},
+            ValueError,
+            f"33 tokens .* is 64: .* at most {PLACES}: give at most 63$",
+        ),
+        (
+            {"prompt": ["a", "a" * 33], "max_new_tokens": 64},
+            ValueError,
+            "prompt 1 has 33 tokens",
+        ),
+        ({"prompt": "a" * PLACES}, ValueError, f"has {PLACES} tokens .* no room for a new one"),
+        ({"prompt": "a" * PLACES, "max_new_tokens": 1}, ValueError, "no room for a new one"),
+        ({"prompt": "a" * (PLACES + 1)}, ValueError, "no room for a new one"),
     ],
     ids=str,
 )
@@ -413,6 +423,18 @@ def test_refused(random: qkv.Model, arguments: dict[str, Any], kind: type, words
 
 def test_the_last_place_is_used(random: qkv.Model) -> None:
     assert len(random.generate("a" * 32, max_new_tokens=64).ids) == 64
+
+
+def test_without_a_number_a_prompt_gets_what_fits(random: qkv.Model) -> None:
+    prompts = ["a" * n for n in (PLACES - 1, 5, PLACES - 64, PLACES - 63, 60)]
+    fits = [1, 64, 64, 63, PLACES - 60]
+    found = random.generate(prompts)
+    assert [len(one.ids) for one in found] == fits
+    assert {one.finish_reason for one in found} == {"length"}
+    for prompt, one, most in zip(prompts, found, fits, strict=True):
+        alone = random.generate(prompt, max_new_tokens=most)
+        assert (alone.ids, str(alone)) == (one.ids, str(one))
+    assert "".join(random.generate(prompts[4], stream=True)) == found[4]
 
 
 def test_only_a_decoder_with_a_head_generates(small: Path, tmp_path: Path) -> None:

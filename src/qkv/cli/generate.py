@@ -14,7 +14,7 @@ from qkv.cli.common import debug_option, json_option, model_option, print_json
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @model_option
 @click.option(
-    "--max-new-tokens", type=int, default=64, show_default=True, help="How many tokens to add."
+    "--max-new-tokens", type=int, help="How many tokens to add. Default: 64, or as many as fit."
 )
 @click.option(
     "--temperature",

@@ -16,6 +16,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Trace
 
 CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
+DEFAULT_NEW = 64  # tokens that are added where nobody says how many
 _BROKEN = "\ufffd"  # what bytes that are no character, or not yet one, are shown as
 
 # What is read without blanks between words: Thai to Khmer, and Chinese, Japanese and their like.
@@ -49,7 +50,7 @@ class Generated(str):
         prompt: what it continues.
         ids: the new tokens, the one that ended the text included.
         finish_reason: "eos" for a token that ends texts, "stop" for a stop string, "length" for
-            `max_new_tokens`.
+            `max_new_tokens`, or for what the model has places for.
         trace: with `trace=True` the run over prompt and new tokens, as `model.trace` gives it.
         logits: with `trace=True` the logit of each new token, (n,).
         probabilities: with `trace=True` the model's probability of each, before any temperature.
@@ -80,6 +81,31 @@ class Generated(str):
             raise IndexError(f"looked_at: there is no token {token}: {len(self.ids)} are new")
         row = len(self.trace.tokens) - len(self.ids) + token % len(self.ids) - 1
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
+
+
+def room(which: str, given: int, wanted: int | None, limit: int | None, name: str) -> int:
+    """How many tokens are added to a prompt of `given`: those wanted, or by default what fits.
+
+    Raises:
+        ValueError: they do not fit, or none does.
+
+    >>> room("the prompt", 202, None, 256, "tiny"), room("the prompt", 2, None, 256, "tiny")
+    (54, 64)
+    """
+    if limit is None:
+        return wanted or DEFAULT_NEW
+    left = limit - given
+    if left < 1:
+        raise ValueError(
+            f"generate: {which} has {given} tokens and {name} takes texts of at most {limit}: "
+            "there is no room for a new one: shorten it"
+        )
+    if wanted is not None and wanted > left:
+        raise ValueError(
+            f"generate: {which} has {given} tokens and max_new_tokens is {wanted}: "
+            f"{name} takes texts of at most {limit}: give at most {left}"
+        )
+    return wanted or min(DEFAULT_NEW, left)
 
 
 @dataclass(frozen=True)
@@ -258,7 +284,7 @@ def run(
     rows: Sequence[Row],
     *,
     choice: Choice,
-    most: int,
+    most: Sequence[int],
     ends: frozenset[int],
     measure: bool = False,
 ) -> Iterator[tuple[int, str]]:
@@ -268,14 +294,14 @@ def run(
         body: the model.
         rows: the prompts, which the new tokens are added to.
         choice: how a token is chosen.
-        most: how many are chosen for a row.
+        most: how many are chosen for each row.
         ends: tokens behind which there is nothing.
         measure: whether logits and probabilities are kept.
     """
     if not rows:
         return
     caches, ids, lengths = body.begin([row.given.ids for row in rows])
-    for _ in range(most):
+    for _ in range(max(most)):
         even = bool((lengths == ids.shape[1]).all())
         x = body.step(ids, caches, None if even else lengths)  # (B, n, D)
         last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
@@ -297,7 +323,7 @@ def run(
                 row.chances.append(_chance(logits[number], token))
             ended = token in ends
             piece = "" if ended else row.speech.add(token)
-            if not row.speech.stopped and (ended or len(row.ids) == most):
+            if not row.speech.stopped and (ended or len(row.ids) == most[number]):
                 row.reason = "eos" if ended else "length"
                 piece += row.speech.finish()
             if row.speech.stopped:

@@ -18,7 +18,7 @@ from qkv.models.cut import Cutter
 from qkv.models.encode import Encoder
 from qkv.models.family import Design, Names, Weights
 from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
-from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, run, spelled
+from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, room, run, spelled
 from qkv.models.kept import wanted
 from qkv.models.parameters import Parameters
 from qkv.models.sentence import Sentence
@@ -344,7 +344,7 @@ class Model:
         self,
         prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
         *,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -363,7 +363,8 @@ class Model:
         Args:
             prompt: one text or several; or the ids of their tokens, (T,) integers for one and
                 (B, T), or a list of such for texts of unlike lengths, for several.
-            max_new_tokens: the most tokens that are added to each.
+            max_new_tokens: the most tokens that are added to each. Without it 64, or as many as
+                fit in `max_length`.
             temperature: 0 for the likeliest token each time; else what logits are divided by.
             top_k: how many of the likeliest tokens may be drawn.
             top_p: the probability, above 0 and at most 1, that those that may be drawn sum to.
@@ -390,7 +391,9 @@ class Model:
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         """
         choice = Choice.checked(temperature, top_k, top_p)
-        most = whole_number(max_new_tokens, call="generate", name="max_new_tokens", least=1)
+        most = max_new_tokens
+        if most is not None:
+            most = whole_number(most, call="generate", name="max_new_tokens", least=1)
         if seed is not None:
             seed = whole_number(seed, call="generate", name="seed", least=0)
         strings = check_stop(stop)
@@ -401,7 +404,7 @@ class Model:
                 f"generate: {self.name} has nothing that predicts the next token: load a decoder "
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
-        single, prompts, batch = self._prompts(prompt, most)
+        single, prompts, batch, rooms = self._prompts(prompt, most)
         decode = spelled(self.tokenizer)
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = [
@@ -414,7 +417,7 @@ class Model:
             for given, text, own in zip(prompts, batch, seeds, strict=True)
         ]
         pieces = run(
-            self._body, rows, choice=choice, most=most, ends=self._ends, measure=bool(trace)
+            self._body, rows, choice=choice, most=rooms, ends=self._ends, measure=bool(trace)
         )
         if stream:
             return (piece for _, piece in pieces) if single else pieces
@@ -553,9 +556,9 @@ class Model:
         return rows, cu_lengths
 
     def _prompts(
-        self, prompt: Any, most: int
-    ) -> tuple[bool, Sequence[str | None], list[Tokenized]]:
-        """Whether it is one prompt, each one's text unless ids were given, and their tokens."""
+        self, prompt: Any, most: int | None
+    ) -> tuple[bool, Sequence[str | None], list[Tokenized], list[int]]:
+        """Whether it is one prompt, each one's text unless ids were given, tokens and room."""
         given = _ids_given(prompt, "generate")
         if given is not None:
             single, batch = given
@@ -566,17 +569,13 @@ class Model:
             tokenizer = self._need_tokenizer("generate")
             texts = known = check_texts([prompt] if single else prompt, call="generate")
             batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])
-        limit = self._design.max_length
+        rooms = []
         for number, text in enumerate(batch):
             which = "the prompt" if len(batch) == 1 else f"prompt {number}"
             if not len(text):
                 raise ValueError(f"generate: {which} is empty: there is no token to go on from")
-            if limit is not None and len(text) + most > limit:
-                raise ValueError(
-                    f"generate: {which} has {len(text)} tokens and max_new_tokens is {most}: "
-                    f"{self.name} takes texts of at most {limit}"
-                )
-        return single, texts, batch
+            rooms.append(room(which, len(text), most, self._design.max_length, self.name))
+        return single, texts, batch, rooms
 
     def _packed(self, ids: Array, mask: Array) -> tuple[Array, Array]:
         """The vectors (total, D) of the tokens that are seen, and where each text begins.
