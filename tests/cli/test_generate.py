@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import qkv
@@ -48,7 +52,7 @@ def test_in_a_process_of_its_own(writes: str) -> None:
 
 def test_words_come_one_by_one(writes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr("click.echo", lambda text, nl: shown.append(text))
+    monkeypatch.setattr("click.echo", lambda text, **_: shown.append(text))
     run("generate", PROMPT, "--model", writes)
     assert shown == ["the", " other", " day,", " \u4e16", "\u754c", "!", "\n"]
 
@@ -68,6 +72,55 @@ def test_every_option_reaches_the_model(random: str) -> None:
     expected = qkv.load(random).generate("the cat", **given)
     assert result.stdout == f"{expected}\n"
     assert run("generate", "the cat", "--model", random, *flags[:-1], "6").stdout != result.stdout
+
+
+def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
+    long = ("--max-new-tokens", str(PLACES))
+    line = refused(run("generate", "A", "B", "--model", random, *long), "generate")
+    assert f"give at most {PLACES - 1}" in line
+    assert "prompt 1 is empty" in refused(run("generate", "A", "", "--model", random), "generate")
+    model = gpt2(tmp_path / "wild", seed=0)
+    bias = model.parameters["blocks.1.mlp.up_proj.bias"].copy()
+    bias[:] = np.inf
+    model.parameters["blocks.1.mlp.up_proj.bias"] = bias
+    model.save(tmp_path / "wild")
+    with np.errstate(all="ignore"):
+        result = run("generate", "A", "B", "--model", str(tmp_path / "wild"))
+    assert "not finite" in refused(result, "generate", code=1)
+
+
+CONTROLS = "a\x1b[31mb\x07 \x9b2J\r\x7f\x00\tc\nd \xa0\u4e16"
+
+
+@pytest.fixture
+def wild(tmp_path: Path) -> str:
+    """The folder of a model that writes what a terminal would obey."""
+    writer(tmp_path / "wild", PROMPT, CONTROLS)
+    return str(tmp_path / "wild")
+
+
+def test_a_pipe_gets_the_text_as_it_is(wild: str) -> None:
+    piped = qkv_process("generate", PROMPT, "--model", wild)
+    assert piped.stdout.decode() == f"{CONTROLS}\n"
+    result = run("generate", PROMPT, "--model", wild, "--json")
+    assert json.loads(result.stdout)["texts"][0]["text"] == CONTROLS
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of one's own is asked of Unix")
+def test_a_terminal_gets_no_commands(wild: str) -> None:
+    program = "import sys; from qkv.cli import main; main(['generate', *sys.argv[1:]])"
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", program, PROMPT, "--model", wild],
+        stdout=theirs,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+    assert done.returncode == 0
+    shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's own way
+    os.close(theirs)
+    os.close(ours)
+    assert shown == r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00" + "\tc\nd \xa0\u4e16\n"
 
 
 def test_stop(writes: str) -> None:

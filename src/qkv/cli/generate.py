@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from itertools import chain, islice
 from typing import Any
 
 import click
 
 from qkv.cli.common import debug_option, json_option, model_option, print_json
+
+_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
 
 
 @click.command()
@@ -61,8 +65,10 @@ def generate(
     else:
         between = "" if used.continues else "\n"
         later = [prompt + between for prompt in prompts]  # while the first one is printed
+        pieces = used.generate(list(prompts), stream=True, **options)
+        begun = list(islice(pieces, 1))  # what fails at once fails before anything is printed
         _write(later[0])
-        for number, piece in used.generate(list(prompts), stream=True, **options):
+        for number, piece in chain(begun, pieces):
             if number == 0:
                 _write(piece)
             later[number] += piece
@@ -70,6 +76,9 @@ def generate(
 
 
 def _write(text: str) -> None:
-    """To standard output at once, whatever letters it takes."""
+    """To standard output at once, whatever letters it takes; a terminal gets no commands."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    # a color that is asked for keeps click from leaving out what looks like one
+    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)
