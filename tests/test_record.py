@@ -224,6 +224,45 @@ def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
     check(trace, 2, *weights_of(query, words[1], real[:, None, None, :]))
 
 
+@pytest.mark.parametrize("length", [5, 7, 9])
+def test_of_an_encoder_decoder_the_layers_of_the_tokens_are_shown(
+    length: int, tmp_path: Any
+) -> None:
+    encoder, decoder, cross = Layer(), Layer(0), Layer(0)
+    words, (query, key, value) = inputs(length=length, seed=1), inputs()
+    real = np.arange(length) < np.array([[length], [3]])
+    rules, about = {"attn_mask": real[:, None, None, :]}, {"start": 0, "padding": real}
+    names = [f"w{i}" for i in range(length)]
+    with qkv.record(top_k=3, tokens=[names, names[:3]]) as trace:
+        run(encoder, *words, rules=rules, mask=object(), **about)
+        rule = {"is_causal": True}
+        run(decoder, query, key, value, rules=rule, mask=object(), start=0, is_causal=True)
+        run(cross, query, *words[1:], rules=rules, mask=object(), **about)
+    assert trace.other_layers == {1: "the decoder's", 2: "cross-attention"}
+    trace.save(tmp_path / "trace.safetensors")
+    weights, _ = weights_of(*words[:2], real[:, None, None, :])
+    for made in (trace, qkv.Trace.load(tmp_path / "trace.safetensors")):
+        for number, size in enumerate((length, 3)):
+            view = qkv.show(made[number])
+            assert (view.tokens, view.head.layer) == (names[:size], 0)
+            largest = np.where(np.eye(size), 0, weights[number, :, :size, :size]).max()
+            assert view.links[0].weight == pytest.approx(largest)
+            for layer, what in ((1, "the decoder's"), (2, "cross-attention")):
+                with pytest.raises(ValueError, match=rf"layer {layer} is {what}, .*: 0 only\)"):
+                    qkv.show(made[number], layer=layer)
+                assert made[number]["lse", layer].shape == (1, 3, 7)
+        assert made[1]["received", 2].shape == (1, 3, length)
+
+
+def test_a_layer_of_another_number_of_tokens_is_not_shown() -> None:
+    with qkv.record() as trace:
+        run(Layer(0), *inputs(texts=1, length=4))
+        run(Layer(1), *inputs(texts=1, length=6))
+    assert qkv.show(trace).head.layer == 0
+    with pytest.raises(ValueError, match="layer 1 is attention of other tokens"):
+        qkv.show(trace, layer=1)
+
+
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [([4, 7], [4, 7]), ([0, 0], [0, 1]), ([None, 1], [0, 1]), ([1, 0], [1, 0])],

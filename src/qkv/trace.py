@@ -75,6 +75,7 @@ class Trace:
         changed: what the run went without, "ablate" (pairs of layer and head) and "hide" (words).
         last_is_normed: whether the last of `hidden_states` is what the norm behind the last layer
             gives, where there is one: for models of images `transformers` leaves it out.
+        others: of layers whose queries or keys are not the trace's tokens, what they are.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -94,6 +95,7 @@ class Trace:
         model: str = "",
         changed: Mapping[str, Sequence[Any]] | None = None,
         last_is_normed: bool = True,
+        others: Mapping[int, str] | None = None,
     ) -> None:
         self._arrays = dict(arrays)
         self._tokens = [list(text) for text in tokens]
@@ -107,6 +109,7 @@ class Trace:
         self.model = model
         self._changed = dict(changed or {})
         self._last_is_normed = last_is_normed
+        self._others = dict(others or {})
 
     def __repr__(self) -> str:
         what = f"{len(self)} texts, " if self._tokens else ""
@@ -182,6 +185,14 @@ class Trace:
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
         words = [str(word) for word in self._changed.get("hide", ())]
         return {name: found for name, found in (("ablate", pairs), ("hide", words)) if found}
+
+    @property
+    def other_layers(self) -> dict[int, str]:
+        """The layers whose queries or keys are not the trace's tokens, and what they are.
+
+        Where `qkv.record` ran an encoder-decoder: "cross-attention" and "the decoder's".
+        """
+        return dict(self._others)
 
     @property
     def num_layers(self) -> int:
@@ -275,6 +286,7 @@ class Trace:
             "model": self.model,
             "changed": self._changed,
             "last_is_normed": self._last_is_normed,
+            "others": list(self._others.items()),
             "names": list(self._arrays),
         }
 
@@ -313,6 +325,7 @@ class Trace:
             model=about["model"],
             changed=about.get("changed"),
             last_is_normed=about.get("last_is_normed", True),
+            others={int(layer): str(what) for layer, what in about.get("others", ())},
         )
 
     @property
@@ -347,8 +360,11 @@ class Trace:
             raise IndexError(f"trace: there is no text {index}: it holds {len(self)} texts")
         index %= len(self)
         length, longest = len(self._tokens[index]), int(self.lengths.max())
+        whole = tuple(f"blocks.{layer}." for layer in self._others)
         arrays = {
-            name: _cut(name, array[index : index + 1], length, longest)
+            name: array[index : index + 1]
+            if name.startswith(whole)
+            else _cut(name, array[index : index + 1], length, longest)
             for name, array in self._arrays.items()
         }
         return Trace(
@@ -364,6 +380,7 @@ class Trace:
             model=self.model,
             changed=self._changed,
             last_is_normed=self._last_is_normed,
+            others=self._others,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -148,13 +148,17 @@ class Recording(Trace):
         texts, self._longest = first.parts[0].lse.shape[0], first.rows
         self._places = _places(first.ran[-1].padding, texts, self._longest)
         arrays: dict[str, Array] = {}
+        others: dict[Any, str] = {}
         for number, layer in zip(numbers, layers, strict=True):
             parts = layer.arrays()
             padding = layer.ran[-1].padding
             if padding is not None and parts["received"].shape[-1] == layer.rows:
                 _to_the_front(parts, _places(padding, len(parts["lse"]), layer.rows))
             arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _KEPT}
-        super().__init__(arrays, single=texts == 1)
+            what = _other(layer, first, parts)
+            if what:
+                others[number] = what
+        super().__init__(arrays, single=texts == 1, others=others)
         self._layers.clear()
         self._latest.clear()
         self._name([[str(i) for i in range(p.stop - p.start)] for p in self._places])
@@ -211,11 +215,14 @@ def record(*, top_k: int = 8, tokens: Sequence[Any] | None = None) -> Iterator[R
     - `received (B, Hq, T)`: the weight that each key received from all queries;
     - `lse (B, Hq, T)`: the natural log of each query's sum of exponentials;
 
-    and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. What was padding is cut off,
-    on whichever side it stood. Layers have the numbers that they carry themselves (`layer_idx`)
-    or, where some carry none or the same, those of the order in which they were called. Steps with
-    a cache of keys are joined, as if all tokens had been run at once; any other second forward pass
-    starts the trace anew. What runs in other threads is not recorded.
+    and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. Of an encoder-decoder the
+    tokens are the encoder's, and its layers are shown; `trace.other_layers` names the others, whose
+    numbers are in the trace too.
+
+    What was padding is cut off, on whichever side it stood. Layers have the numbers that they carry
+    themselves (`layer_idx`) or, where some carry none or the same, those of the order in which they
+    were called. Steps with a cache of keys are joined, as if all tokens had been run at once; any
+    other second forward pass starts the trace anew. What runs in other threads is not recorded.
 
     Args:
         top_k: how many of each query's weights to keep.
@@ -278,6 +285,17 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     )
     numbers = (*call.visibility.numbers, added)
     return replace(call, bias=added, visibility=replace(call.visibility, numbers=numbers))
+
+
+def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
+    """What a layer is whose queries or keys are other tokens than the first layer's queries."""
+    if layer.crosses:
+        return "cross-attention"
+    if layer.first.is_causal and not first.first.is_causal:
+        return "the decoder's"
+    size = (first.parts[0].lse.shape[0], first.rows)
+    fits = all((len(parts[name]), parts[name].shape[-1]) == size for name in ("lse", "received"))
+    return "" if fits else "attention of other tokens"
 
 
 def _rows(like: Array, count: int) -> tuple[int, ...]:

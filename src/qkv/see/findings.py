@@ -154,7 +154,7 @@ def searched(seen: Heads, layer: int | None, head: int | None) -> str:
     """Among which heads one was chosen, in words."""
     if layer is not None:
         return f"all heads of layer {layer}"
-    every = list(seen.layers) == list(range(max(seen.layers) + 1))
+    every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
     layers = "all layers" if every else f"the layers traced ({', '.join(map(str, seen.layers))})"
     return f"{layers} and heads" if head is None else f"head {head} of {layers}"
 
@@ -386,6 +386,15 @@ def _seen(trace: Trace | Heads) -> Heads:
 
 
 def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:
+    if heads.others and (not heads.layers or layer in heads.others):
+        asked = min(heads.others) if layer is None else layer
+        rest = _span(heads.layers) if heads.layers else "none"
+        raise ValueError(
+            f"{call}: layer {asked} is {heads.others[asked]}, whose queries or keys are other "
+            f"tokens than this trace's (layers of these: {rest}): its numbers are "
+            f'trace["top_weights", {asked}], and qkv.head_view shows the weights that the model '
+            "gives with output_attentions=True"
+        )
     if not heads.layers:
         raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:

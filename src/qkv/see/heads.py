@@ -78,6 +78,7 @@ class Heads:
         split: where the second of two sentences begins.
         shown: tokens as they are to be read; as they are if left out.
         shown_keys: the same of other keys.
+        others: of layers that are left out as they look from or at other tokens, what they are.
     """
 
     tokens: list[str]
@@ -94,6 +95,7 @@ class Heads:
     split: int | None = None
     shown: list[str] | None = None
     shown_keys: list[str] | None = None
+    others: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -229,10 +231,11 @@ def heads_of(
         parameters: the model's, for the length of what each key hands over.
         name: what the text is called beside others.
     """
-    numbers = [layer for layer in range(trace.num_layers) if ("pattern", layer) in trace]
+    own = [layer for layer in range(trace.num_layers) if layer not in trace.other_layers]
+    numbers = [layer for layer in own if ("pattern", layer) in trace]
     short: list[int] = []
     if not numbers:
-        short = [layer for layer in range(trace.num_layers) if ("top_weights", layer) in trace]
+        short = [layer for layer in own if ("top_weights", layer) in trace]
     scores, scale = {}, {}
     for layer in numbers:
         if ("attn_scores", layer) in trace:
@@ -254,6 +257,7 @@ def heads_of(
         scale=scale,
         norms=_norms(trace, numbers or short, parameters or {}),
         name=name,
+        others=trace.other_layers,
     )
 
 
