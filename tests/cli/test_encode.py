@@ -97,6 +97,20 @@ def test_a_file_is_checked_before_any_work(
     assert "byte 1 of line 24 is 0xff" in done.stderr
 
 
+@pytest.mark.parametrize("source", ["file", "standard input"])
+def test_a_line_without_a_token_is_named(source: str, model: str, tmp_path: Path) -> None:
+    text = "\n".join([*LINES[:13], " ", *LINES]).encode()
+    file = tmp_path / "in.txt"
+    file.write_bytes(text)
+    given, stdin = (str(file), None) if source == "file" else ("-", text)
+    done = encode(given, "-o", str(tmp_path / "out.npy"), "--model", model, stdin=stdin)
+    assert done.exit_code == 2
+    name = file if source == "file" else source
+    line = f"qkv encode: {name}, line 14: the text is empty: there is no token in it\n"
+    assert done.stderr == line
+    assert not (tmp_path / "out.npy").exists()
+
+
 def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
     settings = {"max_seq_length": 5}
     Path(model, "sentence_bert_config.json").write_text(json.dumps(settings))

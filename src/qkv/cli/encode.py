@@ -45,12 +45,19 @@ def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
     there once it is whole.
     """
     from qkv.models import load_for
+    from qkv.models.encode import EmptyText
 
     texts: Iterable[str] = Lines(file) if file != "-" else _standard_input()
     if file == "-" and model == "random":
         texts = list(texts)  # it learns their words before it encodes them
     used = load_for(texts, model)
-    count, size = write_vectors(output, used, texts)
+    try:
+        count, size = write_vectors(output, used, texts)
+    except EmptyText as error:
+        name = "standard input" if file == "-" else file
+        raise ValueError(
+            f"{name}, line {error.number + 1}: the text is empty: {error.reason}"
+        ) from error
     say(f"{used.name}: {count} text{'s' * (count != 1)}, {size} numbers each, wrote {output}")
     if as_json:
         print_json({"model": used.name, "texts": count, "size": size, "output": output})

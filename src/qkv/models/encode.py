@@ -22,6 +22,20 @@ LETTERS = 2**19  # that have so many characters
 TOKENS = 128  # of a text as `batch_size` counts it
 
 
+class EmptyText(ValueError):
+    """A text has no token to make a vector of.
+
+    Attributes:
+        number: which text it is, counted from 0.
+        reason: what is missing.
+    """
+
+    def __init__(self, number: int, unread: int) -> None:
+        where = f"behind the prompt's {unread}" if unread else "in it"
+        self.number, self.reason = number, f"there is no token {where}"
+        super().__init__(f"encode: text {number} is empty: {self.reason}")
+
+
 class Encoder:
     """What `Model.encode` does, with its options checked; it says what they are.
 
@@ -99,10 +113,7 @@ class Encoder:
                 batch = cutter(self._tokenized(texts))
                 for number, text in enumerate(batch, first):
                     if len(text) <= self._unread:
-                        where = f"behind the prompt's {self._unread}" if self._unread else "in it"
-                        raise ValueError(
-                            f"encode: text {number} is empty: there is no token {where}"
-                        )
+                        raise EmptyText(number, self._unread)
                 yield self._vectors(batch, advance)
         cutter.warn()
 
