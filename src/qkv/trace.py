@@ -19,6 +19,7 @@ from qkv.files import replacing
 _SCORES = "hook_attn_scores"
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
+_KINDS: dict[str, Callable[[str | os.PathLike[str]], Any]] = {}
 
 
 class Recorder:
@@ -291,21 +292,25 @@ class Trace:
         }
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Read a trace that `save` wrote."""
+    def load(cls, path: str | os.PathLike[str]) -> Any:
+        """Read a trace that `save` wrote: a `Trace`, or an encoder-decoder's `Seq2SeqTrace`."""
         from safetensors import SafetensorError, safe_open
 
         if not Path(path).is_file():
             raise FileNotFoundError(f"Trace.load: there is no file {path}")
         try:
             with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {})["qkv.trace"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return cls.unpacked(arrays, about)
+                found = file.metadata() or {}
+                kind = next((kind for kind in _KINDS if kind in found), "")
+                if not kind:
+                    about = json.loads(found["qkv.trace"])
+                    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                    return cls.unpacked(arrays, about)
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"Trace.load: {path} is not a trace that qkv saved: {error!r:.200}"
             ) from error
+        return _KINDS[kind](path)
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
@@ -382,6 +387,11 @@ class Trace:
             last_is_normed=self._last_is_normed,
             others=self._others,
         )
+
+
+def can_load(kind: str, read: Callable[[str | os.PathLike[str]], Any]) -> None:
+    """From now on `Trace.load` has a file that carries the key `kind` read by `read`."""
+    _KINDS[kind] = read
 
 
 def _cut(name: str, array: Array, length: int, longest: int) -> Array:

@@ -1,5 +1,6 @@
 """Encoder and decoder beside a plain T5 in loops, in traces, and in generating."""
 
+import copy
 import json
 import math
 
@@ -317,7 +318,8 @@ def test_what_attention_needs_to_run_again(model):
 def test_a_pair_is_saved_and_read_again(model, tmp_path):
     trace = model.trace(READ, target=WRITTEN)
     trace.save(tmp_path / "pair.safetensors")
-    again = Seq2SeqTrace.load(tmp_path / "pair.safetensors")
+    again = qkv.Trace.load(tmp_path / "pair.safetensors")
+    assert isinstance(again, Seq2SeqTrace)
     assert again.names() == trace.names()
     for name in trace.names():
         np.testing.assert_array_equal(again[name], trace[name])
@@ -335,8 +337,27 @@ def test_a_pair_is_saved_and_read_again(model, tmp_path):
     (tmp_path / "other.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="not such a trace"):
         Seq2SeqTrace.load(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="is not a trace that qkv saved"):
+        qkv.Trace.load(tmp_path / "other.safetensors")
     with pytest.raises(FileNotFoundError):
         Seq2SeqTrace.load(tmp_path / "none")
+
+
+def test_a_pair_says_where_what_one_text_has_is(model):
+    pair = model.trace(READ[0], target=WRITTEN[0])
+    with pytest.raises(AttributeError, match=r"trace\.encoder\.tokens, trace\.decoder\.tokens$"):
+        pair.tokens  # noqa: B018
+    with pytest.raises(AttributeError, match=r"both \.cross_attentions$"):
+        pair.attentions  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'tokns'"):
+        pair.tokns  # noqa: B018
+    assert copy.deepcopy(pair).names() == pair.names()
+    for view in (qkv.show, qkv.walk, qkv.plot_shift, lambda trace: qkv.plot_shift([trace])):
+        with pytest.raises(TypeError, match=r"encoder and a decoder: give trace\.encoder"):
+            view(pair)
+    for a, b in ((pair, pair), (pair.encoder, pair)):
+        with pytest.raises(TypeError, match="compare: this trace is of an encoder"):
+            qkv.compare(a, b, word="cat")
 
 
 def test_encode_pools_the_encoder(model):

@@ -7,15 +7,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.files import replacing
-from qkv.trace import Trace
+from qkv.trace import Trace, can_load
 
 SIDES = ("encoder", "decoder")
+_KIND = "qkv.seq2seq"
 
 
 class Seq2SeqTrace:
@@ -51,6 +52,17 @@ class Seq2SeqTrace:
 
     def __repr__(self) -> str:
         return f"Seq2SeqTrace(encoder={self.encoder!r}, decoder={self.decoder!r})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and hasattr(Trace, name):
+                across = ", attention between both .cross_attentions" * (name == "attentions")
+                raise AttributeError(
+                    f"trace: this one is of an encoder and a decoder, and each has its {name}: "
+                    f"trace.encoder.{name}, trace.decoder.{name}{across}"
+                )
+            raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
 
     def __len__(self) -> int:
         """How many pairs of texts."""
@@ -134,18 +146,18 @@ class Seq2SeqTrace:
             arrays |= {f"{side} {name}": array for name, array in own.items()}
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         with replacing(path) as file:
-            file.write(save(whole, {"qkv.seq2seq": json.dumps(about)}))
+            file.write(save(whole, {_KIND: json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
-        """Read a trace that `save` wrote."""
+        """Read a trace that `save` wrote; `qkv.Trace.load` does so too."""
         from safetensors import SafetensorError, safe_open
 
         if not Path(path).is_file():
             raise FileNotFoundError(f"Seq2SeqTrace.load: there is no file {path}")
         try:
             with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {})["qkv.seq2seq"])
+                about = json.loads((file.metadata() or {})[_KIND])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             parts = {
                 part: {
@@ -173,6 +185,9 @@ class Seq2SeqTrace:
             for name, array in self._cross.items()
         }
         return Seq2SeqTrace(encoder, decoder, cross, settings=self._settings)
+
+
+can_load(_KIND, Seq2SeqTrace.load)
 
 
 def _cut(name: str, array: Array, length: int, keys: int) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import heads as of_heads
 from qkv.see.heads import Heads, heads_of, is_punctuation
 from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
@@ -50,8 +51,13 @@ class Movement:
     contextual_length: Array
 
 
-def one_text(trace: Trace, call: str) -> Trace:
+def one_text(trace: Trace | Seq2SeqTrace, call: str) -> Trace:
     """The trace of the one text that this one holds."""
+    if isinstance(trace, Seq2SeqTrace):
+        raise TypeError(
+            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
+            "trace.decoder, or call head_view(trace)"
+        )
     if len(trace) > 1:
         raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
     if not len(trace) or not len(trace[0].tokens):

@@ -23,16 +23,11 @@ def traced(
     given: Any, tokens: Iterable[str] | None, model: Model | str | None, call: str
 ) -> tuple[Trace, Model | None]:
     """A trace of one text from whatever was given, and the model if there is one."""
-    if isinstance(given, Trace):
+    if isinstance(given, Trace | Seq2SeqTrace):
         trace = findings.one_text(given, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
         return trace_of_arrays(given, tokens, call), None
-    if isinstance(given, Seq2SeqTrace):
-        raise TypeError(
-            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
-            "trace.decoder, or call head_view(trace)"
-        )
     if hasattr(given, "__array__") or (
         isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
     ):

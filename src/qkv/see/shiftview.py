@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import svg
 from qkv.see.figures import shift_figure
 from qkv.see.lines import title
@@ -182,13 +183,13 @@ def plot_shift(
     'PC 1 (100% of the variance; each set centred first)'
     """
     several = isinstance(original, (list, tuple)) and any(
-        isinstance(part, Trace) for part in original
+        isinstance(part, Trace | Seq2SeqTrace) for part in original
     )
-    if isinstance(original, Trace) or several:
+    if isinstance(original, Trace | Seq2SeqTrace) or several:
         if contextual is not None or tokens is not None:
             raise TypeError("plot_shift: a trace has its vectors and tokens: pass it alone")
         check_theme(theme, "plot_shift")
-        traces = [original] if isinstance(original, Trace) else list(original)
+        traces = list(original) if several else [original]
         return ShiftView(traces, shift_of_traces(traces), theme)
     if contextual is None or tokens is None:
         raise TypeError("plot_shift: give original, contextual and tokens, or one trace")

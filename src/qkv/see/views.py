@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
+from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings, svg
 from qkv.see.findings import Head, Link, Movement
 from qkv.see.given import model_of, places_of, texts_of, traced
@@ -678,7 +679,7 @@ def walk(
     needless = [name for name, value in given.items() if value is not None]
     if needless:
         raise TypeError(f"walk: {needless[0]} is for a walk through a layer: leave it out")
-    if isinstance(text_or_trace, Trace):
+    if isinstance(text_or_trace, Trace | Seq2SeqTrace):
         trace = findings.one_text(text_or_trace, "walk")
         if model is None:
             return WalkView(walk_head(trace, layer, head), theme)
