@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,30 @@ def test_a_line_without_a_token_is_named(source: str, model: str, tmp_path: Path
     line = f"qkv encode: {name}, line 14: the text is empty: there is no token in it\n"
     assert done.stderr == line
     assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
+def test_a_program_that_is_ended_leaves_nothing(model: str, tmp_path: Path) -> None:
+    home = tmp_path / "out"
+    home.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "encode", "-", "-o", str(home / "out.npy"),
+         "--model", model],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    ) as program:  # fmt: skip
+        assert program.stdin is not None
+        program.stdin.write(b"the cat\n")
+        program.stdin.flush()
+        for _ in range(1000):  # until it waits for more lines
+            if list(home.iterdir()) or program.poll() is not None:
+                break
+            time.sleep(0.02)
+        assert [path.suffix for path in home.iterdir()] == [".part"]
+        program.terminate()
+        assert program.wait(20) == 143
+    assert not list(home.iterdir())
 
 
 def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAILED, BAD_REQUEST, INTERRUPTED = 1, 2, 130
+FAILED, BAD_REQUEST, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 # What a user can put right in the command; anything else is a failure while running.
 _REQUESTS = (
@@ -66,7 +68,8 @@ class Program(click.Group):
             return run()
         code = 0
         try:
-            run()
+            with _ending_on_request():
+                run()
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
             complain(path, f"{error.format_message()} ({path} --help explains)")
@@ -108,6 +111,20 @@ class Program(click.Group):
                 f"there is no command {args[0]!r}: the nearest are {', '.join(near)}", ctx
             )
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _ending_on_request() -> Iterator[None]:
+    """SIGTERM ends the program as an error does, so that half a file is taken away."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # somebody else decides
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _DEBUG = "qkv.debug"
