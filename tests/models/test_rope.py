@@ -176,6 +176,7 @@ def test_both_keys_must_agree() -> None:
             "partial_rotary_factor is 1.5: it must be at most 1",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: there is no factor"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: there is no factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0: it must be a number"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2': it must be a num"),
         ({"rope_scaling": {"type": "linear", "factor": 1e-320}}, "no angles follow"),

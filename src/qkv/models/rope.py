@@ -353,6 +353,8 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
+    if "factor" not in config.values:  # null is allowed, and stands for what the sizes say
+        raise ModelError(f"{config.source}: there is no factor")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
     part, whole = _or_zero(config, "mscale"), _or_zero(config, "mscale_all_dim")
