@@ -10,8 +10,9 @@ import pytest
 
 from qkv.models import Model
 from qkv.see import HeadView, head_view
+from qkv.trace import Trace
 
-from .support import CAT
+from .support import BANK, CAT
 from .test_page import payload_in
 
 RNG = np.random.default_rng(0)
@@ -49,6 +50,23 @@ def test_attention_of_one_text(lesson: Model) -> None:
         f"on {words[link.key]}."
     )
     assert view.sentence in str(view)
+
+
+def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
+    trace = lesson.trace([CAT, BANK])[1]
+    view, same = head_view(trace), head_view(trace.attentions, trace[0].tokens)
+    assert payload_in(view.data) == payload_in(same.data)
+    assert view.to_dict()["tokens"] == trace[0].tokens
+    named = head_view(trace, [f"w{i}" for i in range(9)])
+    assert named.to_dict()["tokens"][7] == "w7"
+    for given, said in (
+        (lesson.trace([CAT, BANK]), "this trace holds 2 texts: take one, trace\\[0\\]"),
+        (lesson.trace(CAT, top_k=2), "weights of layer 0: it holds summaries, which qkv.show"),
+        (lesson.trace(CAT, names=["hook_z"]), "weights of layer 0: trace hook_pattern"),
+        (Trace({}, tokens=[["a"]]), "weights of any layer: trace hook_pattern"),
+    ):
+        with pytest.raises(ValueError, match=f"^head_view: .*{said}"):
+            head_view(given)
 
 
 def test_marks_of_tokenizers_are_taken_off_unless_asked() -> None:

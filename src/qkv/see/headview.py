@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings
 from qkv.see.findings import Head
@@ -17,6 +18,7 @@ from qkv.see.onehead import link_in_words, show_payload, show_picture
 from qkv.see.page import check_theme
 from qkv.see.terminal import Screen, prose
 from qkv.see.view import View
+from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,9 +118,10 @@ def head_view(
 
     Args:
         attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or what
-            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
-        tokens: the L tokens.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a trace
+            of one text, `model.trace(text)`; or what `model.trace(text, target=...)` of an
+            encoder-decoder gives, for all three at once.
+        tokens: the L tokens; a trace has its own.
         sentence_b_start: where the second of two sentences begins.
         prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
         layer: the layer to show first.
@@ -157,6 +160,11 @@ def head_view(
         encoder_attention, decoder_attention = pair.encoder.attentions, pair.decoder.attentions
         cross_attention = pair.cross_attentions
         encoder_tokens, decoder_tokens = pair.encoder.tokens, pair.decoder.tokens
+    elif isinstance(attention, Trace):
+        if tokens is None:
+            findings.one_text(attention, "head_view")  # for its errors
+            tokens = attention[0].tokens
+        attention = _weights_of(attention)
     names = {"tokens": tokens, "encoder_tokens": encoder_tokens, "decoder_tokens": decoder_tokens}
     known = {
         name: given if given is None or isinstance(given, str) else list(given)
@@ -204,6 +212,19 @@ def head_view(
         import_module("IPython.display").display(view)
         return None
     return view
+
+
+def _weights_of(trace: Trace) -> list[Array]:
+    """The weights of all layers of one text's trace."""
+    lacking = [n for n in range(trace.num_layers) if ("pattern", n) not in trace]
+    if lacking or not trace.num_layers:
+        kept = any(("top_weights", n) in trace for n in lacking)
+        what = f"layer {lacking[0]}" if lacking else "any layer"
+        raise ValueError(
+            f"head_view: this trace does not hold the weights of {what}: "
+            + ("it holds summaries, which qkv.show(trace) shows" if kept else "trace hook_pattern")
+        )
+    return list(trace.attentions)
 
 
 def _readable(heads: Heads) -> Heads:
