@@ -12,10 +12,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.config import Config
 from qkv.models.files import ModelError
+from qkv.models.head import Head
 from qkv.models.transformer import Transformer
 from qkv.models.weights import FLOATS, Tensors
 
 Shape = tuple[int, ...]
+
+_TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 
 class Design(Protocol):
@@ -199,15 +202,16 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
     """
     family = names.family
     stored = _stored_names(family, tensors)
+    instead = {**family.instead, **_tied(names, design)}
     wanted: dict[str, tuple[str, str, Fused | None]] = {}  # ours -> theirs
     known = set()
-    for name, shape in design.shapes():  # stops at the first that is missing
+    for name, shape in _shapes(names, design, stored, tensors):  # stops at the first missing one
         theirs, fused = names.place(name)
-        if theirs not in stored and family.instead.get(theirs) in stored:
-            theirs = family.instead[theirs]
+        if theirs not in stored and instead.get(theirs) in stored:
+            theirs = instead[theirs]
+        if name in family.optional and (theirs not in stored or theirs in known):
+            continue
         if theirs not in stored:
-            if name in family.optional:
-                continue
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         place = stored[theirs]
         expected = shape if fused is None else (*shape[:-1], shape[-1] * fused.count)
@@ -245,6 +249,34 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
         prefix = family.prefix if place.startswith(family.prefix) else ""
         places[name] = prefix + theirs
     return Weights(parameters, heads, places)
+
+
+def _tied(names: Names, design: Design) -> dict[str, str]:
+    """The token table -> the output matrix, by the names in files, where they are to be one."""
+    head: Head | None = getattr(design, "head", None)  # what images and lessons go without
+    if head is None or not (head.tied or _OUTPUT in names.family.optional):
+        return {}
+    return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]}
+
+
+def _shapes(
+    names: Names, design: Design, stored: dict[str, str], tensors: Tensors
+) -> Iterator[tuple[str, Shape]]:
+    """What there must be; of a tied head also the output matrix, if it is not the table after all.
+
+    One that is the table again is taken out of `stored`.
+    """
+    tied = {} if _OUTPUT in names.family.optional else _tied(names, design)
+    for name, shape in design.shapes():
+        yield name, shape
+        table = names.place(name)[0]
+        output = tied.get(table)
+        if output is None or output not in stored or table not in stored:
+            continue
+        if tensors.same(stored[output], stored[table]):
+            del stored[output]
+        else:
+            yield _OUTPUT, shape[::-1]  # (D, V)
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:

@@ -22,7 +22,7 @@ class Head:
 
     Attributes:
         outputs: V words, or as many classes as there are.
-        tied: whether the last projection is the token table.
+        tied: whether the last projection is the token table, unless the files have another.
         bias: whether it has a bias.
         pool: the vector of which token stands for the text, or the mean of all; None gives
             logits for each token.
@@ -69,7 +69,7 @@ class Head:
     ) -> BuiltHead:
         """The head with these parameters; `norm` makes one by its name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
-        if self.tied or "head.out_proj.weight" not in own:  # files may leave a tied one out
+        if "head.out_proj.weight" not in own:  # it is tied
             own["head.out_proj.weight"] = parameters["embed.weight"].T
         return BuiltHead(self, own, norm(parameters, "head.norm") if self.norm else None)
 

@@ -89,15 +89,8 @@ def names(config: Config) -> dict[str, str]:
         **BODY,
         "head.dense_proj": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
-        **decoder("cls.predictions", config),
+        "head.out_proj": "cls.predictions.decoder",
     }
-
-
-def decoder(home: str, config: Config) -> dict[str, str]:
-    """The last projection to words; one that is tied has its bias outside."""
-    tied = config.flag("tie_word_embeddings", True)
-    bias = f"{home}.bias" if tied else f"{home}.decoder.bias"
-    return {"head.out_proj": f"{home}.decoder", "head.out_proj.bias": bias}
 
 
 BERT = Family(
@@ -108,10 +101,7 @@ BERT = Family(
     old={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     instead={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     body=("embeddings.", "encoder."),
-    unused=(
-        r"embeddings\.(position_ids|token_type_ids)",
-        r"cls\.predictions\.decoder\.(bias|weight)",  # again what it is tied to
-    ),
+    unused=(r"embeddings\.(position_ids|token_type_ids)",),
     harmless=(
         *("directionality", "pooler_fc_size", "pooler_num_attention_heads"),
         *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),

@@ -61,7 +61,6 @@ BLOOM = Family(
     names=names,
     prefix="transformer.",
     body=("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
-    unused=(r"lm_head\.weight",),
     harmless=(
         *("attention_softmax_in_fp32", "bias_dropout_fusion", "hidden_dropout"),
         *("masked_softmax_fusion", "offset_alibi", "seq_length", "skip_bias_add"),

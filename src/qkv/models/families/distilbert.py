@@ -82,7 +82,7 @@ DISTILBERT = Family(
     names=names,
     prefix="distilbert.",
     body=("embeddings.", "transformer."),
-    unused=(r"embeddings\.position_ids", r"vocab_projector\.weight"),
+    unused=(r"embeddings\.position_ids",),
     harmless=(
         *("dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
         "sinusoidal_pos_embds",  # how the table of positions was first made

@@ -105,7 +105,6 @@ GEMMA3 = Family(
     names=lambda config: {**names(text(config)), "head.out_proj": "language_model.lm_head"},
     prefix="language_model.model.",
     body=llama.BODY,
-    unused=(r"language_model\.lm_head\.weight",),
     harmless=(
         *("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
         *("boi_token_id", "eoi_token_id", "image_token_id", "vision_config"),

@@ -70,7 +70,7 @@ GPT2 = Family(
     layout="in_out",
     prefix="transformer.",
     body=("wte.", "wpe.", "h.", "ln_f."),
-    unused=(r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight"),
+    unused=(r"h\.\d+\.attn\.(masked_)?bias",),
     harmless=(
         *("attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "n_ctx"),
         *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),

@@ -122,7 +122,7 @@ NAMES: dict[str, str | Fused] = {
     "final_norm": "norm",
 }
 BODY = ("embed_tokens.", "layers.", "norm.")
-UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
+UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:

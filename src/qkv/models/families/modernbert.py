@@ -110,7 +110,6 @@ MODERNBERT = Family(
     names=names,
     prefix="model.",
     body=("embeddings.", "layers.", "final_norm."),
-    unused=(r"decoder\.weight",),
     harmless=(
         *("cls_token_id", "deterministic_flash_attn", "embedding_dropout", "mlp_dropout"),
         *("initializer_cutoff_factor", "layer_norm_eps", "position_embedding_type"),

@@ -48,8 +48,5 @@ MPNET = Family(
     prefix="mpnet.",
     instead={"lm_head.decoder.bias": "lm_head.bias"},
     body=("embeddings.", "encoder."),
-    unused=(
-        r"embeddings\.position_ids",
-        r"lm_head\.decoder\.(bias|weight)",  # again what it is tied to
-    ),
+    unused=(r"embeddings\.position_ids",),
 )

@@ -51,7 +51,7 @@ def top(config: Config) -> dict[str, str]:
     return {
         "head.dense_proj": "lm_head.dense",
         "head.norm": "lm_head.layer_norm",
-        **bert.decoder("lm_head", config),
+        "head.out_proj": "lm_head.decoder",
     }
 
 
@@ -62,10 +62,7 @@ ROBERTA = Family(
     prefix="roberta.",
     instead={"lm_head.decoder.bias": "lm_head.bias"},
     body=("embeddings.", "encoder."),
-    unused=(
-        r"embeddings\.(position_ids|token_type_ids)",
-        r"lm_head\.decoder\.(bias|weight)",  # again what it is tied to
-    ),
+    unused=(r"embeddings\.(position_ids|token_type_ids)",),
 )
 XLM_ROBERTA = replace(
     ROBERTA, model_type="xlm-roberta", design=lambda config: design(config, 30522)
