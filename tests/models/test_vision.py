@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import qkv
+from qkv.cli import main
 from qkv.models import ModelError, load
 from qkv.models.vision import VisionModel, grid_of, patch_names, unfolded
 
@@ -266,6 +268,20 @@ def test_images_that_do_not_fit(model, given, message):
         model.pixels(given)
     with pytest.raises(ValueError, match=message):
         model.trace(given)
+
+
+@pytest.mark.parametrize("preprocessor", [PREPROCESSOR, None])
+def test_text_is_no_image(tmp_path, preprocessor):
+    model = load(vit(tmp_path, preprocessor=preprocessor))
+    said = r"looks at images, not at .*: in Python, give an array \(H, W, 3\)"
+    for given in ("x.png", b"x.png", tmp_path / "x.png", ["a", "b"]):
+        with pytest.raises(TypeError, match=said):
+            model.trace(given)
+    with pytest.raises(TypeError, match="not at 'I sat'"):
+        qkv.walk("I sat", model=model)
+    found = CliRunner().invoke(main, ["walk", "I sat", "--model", str(tmp_path)])
+    assert found.exit_code != 0
+    assert "not at 'I sat': in Python, give an array" in " ".join(found.output.split())
 
 
 def test_no_image_gives_no_row(model):

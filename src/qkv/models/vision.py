@@ -326,16 +326,24 @@ class VisionModel(Model):
             (B, C, H, W), float32; B is 1 for one image.
 
         Raises:
+            TypeError: text, or the path of a file.
             ValueError: an image has another type or shape, or the model's folder has no
                 preprocessor_config.json.
             ImportError: an image must be resized and Pillow is not installed.
         """
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        for image in images if several else [images]:
+            if isinstance(image, str | bytes | os.PathLike):
+                raise TypeError(
+                    f"pixels: {self.name} looks at images, not at {str(image)[:40]!r}: in Python, "
+                    f"give an array (H, W, {self._plan.channels}) of uint8 or one of Pillow's "
+                    "images, as model.trace(PIL.Image.open(path))"
+                )
         if self._pixels is None:
             raise ValueError(
                 f"pixels: {self.name} has no {PREPROCESSOR}, so what it wants done to an image is "
                 f"not known: give pixel values {self._wants}"
             )
-        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
         found = [self._pixels(image) for image in (images if several else [images])]
         for pixels in found:
             self._check(pixels, "pixels")
@@ -409,6 +417,8 @@ class VisionModel(Model):
             with replacing(Path(folder) / PREPROCESSOR) as file:
                 file.write(json.dumps(self._pixels.values, indent=2).encode())
         super().save(folder)
+        if self._pixels is None and (Path(folder) / PREPROCESSOR).is_file():
+            (Path(folder) / PREPROCESSOR).unlink()  # that of another model
 
     @property
     def _wants(self) -> str:
