@@ -62,6 +62,13 @@ def test_a_file_is_not_a_folder(small):
         load(small / "model.safetensors")
 
 
+def test_an_empty_name(folder, monkeypatch):
+    monkeypatch.chdir(folder.write())  # which holds a model
+    with pytest.raises(ValueError, match=r"^load: the name of the model is empty: give a name"):
+        load("")
+    assert load(".").dim == 12
+
+
 @pytest.mark.parametrize(("name", "near"), [("minilmm", "minilm"), ("randm", "random")])
 def test_an_unknown_name_has_its_nearest(name, near, cache):
     with pytest.raises(ValueError, match=rf"there is no model '{name}'.* {near}[,;]"):

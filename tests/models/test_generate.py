@@ -337,6 +337,8 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
     np.testing.assert_array_equal(result.looked_at(-1)[1], result.looked_at(5)[1])
     with pytest.raises(IndexError, match="6 are new"):
         result.looked_at(6)
+    with pytest.raises(TypeError, match=r"^looked_at: token is 'x': give the number of a token$"):
+        result.looked_at("x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="trace=True"):
         plain.looked_at(0)
     assert len(qkv.show(trace).to_dict()["tokens"]) == len(trace.tokens)
@@ -374,7 +376,7 @@ def test_several_traces(random: qkv.Model) -> None:
         ({"max_new_tokens": 1.5}, TypeError, "max_new_tokens"),
         ({"temperature": -0.1}, ValueError, "temperature"),
         ({"temperature": float("nan")}, ValueError, "temperature"),
-        ({"temperature": float("inf")}, ValueError, "temperature"),
+        ({"temperature": float("inf")}, ValueError, "temperature is inf: it must be finite"),
         ({"temperature": "hot"}, TypeError, "temperature"),
         ({"temperature": True}, TypeError, "temperature"),
         ({"top_k": 0}, ValueError, "top_k"),
@@ -390,7 +392,8 @@ def test_several_traces(random: qkv.Model) -> None:
         ({"stream": True, "trace": True}, ValueError, "stream and trace"),
         ({"prompt": ""}, ValueError, "is empty"),
         ({"prompt": ["a", ""]}, ValueError, "prompt 1 is empty"),
-        ({"prompt": 3}, TypeError, "give a list of strings"),
+        ({"prompt": 3}, TypeError, "the prompt is int: give a text, or a list"),
+        ({"prompt": None}, TypeError, "the prompt is NoneType: give a text, or a list"),
         ({"prompt": ["a", 3]}, TypeError, "text 1 is int"),
         ({"prompt": b"a"}, TypeError, "bytes"),
         ({"prompt": [VOCABULARY]}, ValueError, f"no token {VOCABULARY}"),

@@ -414,6 +414,8 @@ def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
         assert 0 <= begin <= end <= len(found)
     with pytest.raises(IndexError, match="no token 6"):
         found.looked_at(6)
+    with pytest.raises(TypeError, match=r"^looked_at: token is None: give the number of a token$"):
+        found.looked_at(None)
     with pytest.raises(ValueError, match="trace=True"):
         model.generate("the cat", max_new_tokens=2).looked_at(0)
     streamed = model.generate("the cat sat", max_new_tokens=6, stream=True)

@@ -81,11 +81,13 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
         revision: a branch, tag or commit; the package has none, so it is left out then.
 
     Raises:
-        ValueError: no such short name; the message has the nearest ones.
+        ValueError: no such short name, the message has the nearest ones; or an empty one.
         FileNotFoundError: the folder is not there, or the model is in none of the places.
     """
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
+    if name == "":
+        raise ValueError("load: the name of the model is empty: give a name or a folder")
     folder = Path(name).expanduser()
     if folder.is_dir() and (name not in SHORT_NAMES or _has_model(folder)):
         return folder

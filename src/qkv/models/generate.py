@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,15 +73,25 @@ class Generated(str):
             For each layer (Hq, K); K counts the prompt and the new tokens before this one.
 
         Raises:
+            TypeError: `token` is not a whole number.
             ValueError: it was generated without `trace=True`.
             IndexError: there is no such token.
         """
         if self.trace is None:
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
-        if not -len(self.ids) <= token < len(self.ids):
-            raise IndexError(f"looked_at: there is no token {token}: {len(self.ids)} are new")
-        row = len(self.trace.tokens) - len(self.ids) + token % len(self.ids) - 1
+        row = len(self.trace.tokens) - len(self.ids) + new_token(token, len(self.ids)) - 1
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
+
+
+def new_token(token: Any, count: int) -> int:
+    """Which of `count` new tokens `looked_at` was asked for, from 0 on; -1 is the last."""
+    try:
+        number = operator.index(token)
+    except TypeError:
+        raise TypeError(f"looked_at: token is {token!r:.40}: give the number of a token") from None
+    if not -count <= number < count:
+        raise IndexError(f"looked_at: there is no token {number}: {count} are new")
+    return number % count
 
 
 def room(which: str, given: int, wanted: int | None, limit: int | None, name: str) -> int:
@@ -127,7 +138,9 @@ class Choice:
         """The same of what a user gave."""
         temperature = _number("temperature", temperature)
         if not 0 <= temperature < math.inf:
-            raise ValueError(f"generate: temperature is {temperature}: it must be 0 or above")
+            raise ValueError(
+                f"generate: temperature is {temperature}: it must be finite, and 0 or above"
+            )
         if top_k is not None:
             top_k = whole_number(top_k, call="generate", name="top_k", least=1)
         if top_p is not None:

@@ -566,6 +566,9 @@ class Model:
             self._check_ids(batch, "generate")
         else:
             single = isinstance(prompt, str)
+            if not isinstance(prompt, Iterable):
+                kind = type(prompt).__name__
+                raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
             tokenizer = self._need_tokenizer("generate")
             texts = known = check_texts([prompt] if single else prompt, call="generate")
             batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])

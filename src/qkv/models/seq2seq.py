@@ -14,7 +14,7 @@ from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.models.decoder import CrossAttention, Decoder, DecoderLayer, EncoderDecoder
 from qkv.models.design import Design, Shape, under
 from qkv.models.files import ModelError
-from qkv.models.generate import Generated, Row
+from qkv.models.generate import Generated, Row, new_token
 from qkv.models.head import Head
 from qkv.models.kept import wanted
 from qkv.models.model import Model, ModelOutput, outer
@@ -119,14 +119,13 @@ class Written(Generated):
             For each layer (Hq, S), S the tokens that were read.
 
         Raises:
+            TypeError: `token` is not a whole number.
             ValueError: it was generated without `trace=True`.
             IndexError: there is no such token.
         """
         if not isinstance(self.trace, Seq2SeqTrace):
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
-        if not -len(self.ids) <= token < len(self.ids):
-            raise IndexError(f"looked_at: there is no token {token}: {len(self.ids)} are new")
-        row = token % len(self.ids)
+        row = new_token(token, len(self.ids))
         return [weights[0, :, row] for weights in self.trace.cross_attentions]
 
 
