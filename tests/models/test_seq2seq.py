@@ -581,6 +581,12 @@ def test_the_start_that_generation_config_names(tmp_path):
     assert trace.decoder.ids == [3, 8]
 
 
+def test_a_generation_config_that_leaves_the_start_to_the_config(tmp_path):
+    folder = t5(tmp_path, config={"decoder_start_token_id": 2})
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": None}))
+    assert load(folder).trace("the cat", target="die").decoder.ids == [2, 8]
+
+
 def test_words_of_a_sentencepiece_tokenizer(tmp_path):
     """As T5 has one: pieces with a mark for the blank before them."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

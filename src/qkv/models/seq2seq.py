@@ -154,7 +154,9 @@ class Seq2SeqModel(Model):
 
     def _build(self) -> None:
         super()._build()
-        first = self._generation.get("decoder_start_token_id", self._pair.first)
+        first = self._generation.get("decoder_start_token_id")
+        if first is None:
+            first = self._pair.first
         rows = len(self._body.embedding.table)
         if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < rows:
             raise ModelError(
