@@ -59,6 +59,9 @@ def load(
             float32. In bfloat16 weights take half the memory, products about half the time, and
             numbers have two to three digits.
 
+    Weights stay in their files, which are mapped into memory: replace the files of a model that is
+    in use, and do not write into them.
+
     Raises:
         ModelError: the files are broken, do not fit each other, or are of a family, or have an
             option, that qkv does not support.
