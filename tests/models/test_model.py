@@ -13,7 +13,7 @@ from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
 from qkv.models.transformer import EMBED_HOOKS
 
-from .support import WORDS, plain_bert, tokenizer_json
+from .support import WORDS, Folder, plain_bert, tokenizer_json
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -561,6 +561,40 @@ def test_a_model_is_saved_where_it_came_from(folder):
     np.testing.assert_array_equal(load(folder.path).encode(TEXTS), changed)
     close(changed, before + 1, 1e-6)
     assert not [path for path in folder.path.iterdir() if path.name.endswith(".part")]
+
+
+def test_nothing_of_the_model_that_was_there_is_read_again(folder, tmp_path):
+    """Only files that are read go; whatever else is there stays."""
+    other = Folder(tmp_path / "other")
+    other.json("generation_config.json", {"eos_token_id": 3})
+    other.json("sentence_bert_config.json", {"max_seq_length": 3})
+    other.json("config_sentence_transformers.json", {"prompts": {"a": "b"}})
+    other.sentence({"pooling_mode": "cls"}, normalize=True)
+    other.text("README.md", "mine")
+    other.text("special_tokens_map.json", "{}")
+    (other.path / "sentence_roberta_config.json").mkdir()
+    load(other.write())
+    folder.write()
+    (folder.path / "tokenizer.json").unlink()
+    model = load(folder.path)
+    model.save(other.path)
+    kept = {"1_Pooling", "README.md", "sentence_roberta_config.json"}
+    left = {path.name for path in other.path.iterdir()}
+    assert left == {"config.json", "model.safetensors", *kept}
+    again = load(other.path)
+    assert again.tokenizer is None
+    assert again.max_length == model.max_length == 16
+
+
+def test_the_files_of_a_sentence_model_stay_where_it_is_saved_again(folder):
+    folder.sentence({"pooling_mode": "cls"}, normalize=True, limit=9)
+    folder.json("generation_config.json", {"eos_token_id": 3})
+    folder.json("tokenizer_config.json", {})
+    load(folder.write()).save(folder.path)
+    before = {"1_Pooling", "config.json", "generation_config.json", "model.safetensors"}
+    before |= {"modules.json", "sentence_bert_config.json", "tokenizer.json"}
+    before |= {"tokenizer_config.json"}
+    assert {path.name for path in folder.path.iterdir()} == before
 
 
 def test_where_nothing_can_be_saved(model, tmp_path):

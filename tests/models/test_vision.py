@@ -214,6 +214,9 @@ def test_saved_and_loaded_again(model, tmp_path):
         "model.safetensors",
         "preprocessor_config.json",
     ]
+    (tmp_path / "without").mkdir()
+    load(vit(tmp_path / "without", preprocessor=None)).save(tmp_path / "copy")
+    assert not (tmp_path / "copy" / "preprocessor_config.json").exists()
 
 
 def test_a_head_that_is_not_computed_is_kept(tmp_path):

@@ -21,7 +21,7 @@ from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
 from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, room, run, spelled
 from qkv.models.kept import wanted
 from qkv.models.parameters import Parameters
-from qkv.models.sentence import Sentence
+from qkv.models.sentence import BESIDE, TOP, Sentence
 from qkv.models.transformer import Embedding, Layer, Transformer
 from qkv.models.without import hidden_words, left_out_heads, masks
 from qkv.text import Tokenized, Tokenizer
@@ -505,7 +505,9 @@ class Model:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
 
-        The folder is made if it is not there. Weights are written in the type they have here.
+        The folder is made if it is not there. Weights are written in the type they have here. Of a
+        model that was in the folder, the files that this one does not have are removed, as far as
+        `qkv.load` would read them.
 
         Raises:
             OSError: it cannot be written.
@@ -525,7 +527,8 @@ class Model:
         config = {key: value for key, value in self.config.items() if key != "torch_dtype"}
         with replacing(inner / WEIGHTS) as file:
             file.write(save(arrays, {"format": "pt"}))
-        for name, content in self._sentence.to_files().items():
+        files = self._sentence.to_files()
+        for name, content in files.items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             with replacing(home / name) as file:
                 file.write(content)
@@ -534,8 +537,17 @@ class Model:
         if self._generation:
             with replacing(inner / GENERATION) as file:
                 file.write(json.dumps(self._generation, indent=2).encode())
-        with replacing(inner / CONFIG) as file:  # last: without it a folder is not a model
+        with replacing(inner / CONFIG) as file:  # last: without it a new folder is not a model
             file.write(json.dumps({**config, "dtype": kind}, indent=2).encode())
+        written = {home / name for name in files}
+        stale = {home / name for name in TOP} | {inner / name for name in BESIDE}
+        if self.tokenizer is None:
+            stale.add(inner / TOKENIZER)
+        if not self._generation:
+            stale.add(inner / GENERATION)
+        for path in stale - written:  # of another model, which would be read with this one
+            if path.is_file():
+                path.unlink()
 
     def _run(
         self,

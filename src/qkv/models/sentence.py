@@ -74,6 +74,11 @@ _ACTIVATIONS = {
 }
 
 
+# Others that are kept beside config.json, and those at the top of the model's folder.
+BESIDE = (*LIMITS, "tokenizer_config.json", "special_tokens_map.json")
+TOP = (PROMPTS, MODULES)
+
+
 @dataclass(frozen=True)
 class Dense:
     """A linear layer over pooled vectors, and its activation.
@@ -205,9 +210,7 @@ def read_sentence(folder: Path) -> Sentence:
         ]
         files += [f"{place}/{CONFIG}" for place in (places[1], *(layer.home for layer in dense))]
     prefix = f"{home}/" if home else ""
-    files += [
-        prefix + name for name in (*LIMITS, "tokenizer_config.json", "special_tokens_map.json")
-    ]
+    files += [prefix + name for name in BESIDE]
     max_length, lowercase = _limit(folder / prefix)
     prompts, default_prompt = _prompts(folder / PROMPTS)
     found = {}
