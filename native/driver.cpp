@@ -345,6 +345,64 @@ struct AttentionCase : Case {
   }
 };
 
+// What holds the forward pass is given here; gradients stand in one piece.
+struct GradientCase : AttentionCase {
+  Gradient g;
+  Array above, query_sums, key_sums, value_sums, bias_sums;
+  Block slope_sums, sink_sums, unsound;
+  Block expected[6];
+  double allowed[6];
+
+  GradientCase(File& file, bool shifted) : AttentionCase(file, shifted) {
+    Array* arrays[] = {&above, &query_sums, &key_sums, &value_sums, &bias_sums};
+    Cells* cells[] = {&g.above, &g.query, &g.key, &g.value, &g.bias};
+    for (size_t k = 0; k < std::size(arrays); ++k) {
+      arrays[k]->read(file, shifted);
+      *cells[k] = arrays[k]->cells;
+    }
+    for (Block* x : {&slope_sums, &sink_sums, &unsound}) x->read(file);
+    g.slopes = reinterpret_cast<double*>(slope_sums.data);
+    g.sinks = reinterpret_cast<double*>(sink_sums.data);
+    g.unsound = reinterpret_cast<bool*>(unsound.data);
+    g.most = file.real();
+    for (int k = 0; k < 6; ++k) {
+      expected[k].read(file);
+      allowed[k] = file.real();
+    }
+  }
+
+  std::vector<Block*> inputs() override {
+    std::vector<Block*> all = AttentionCase::inputs();
+    for (Block* x : {&out.block, &lse.block, &above.block}) all.push_back(x);
+    return all;
+  }
+  std::vector<Block*> outputs() override {
+    return {&query_sums.block, &key_sums.block, &value_sums.block, &bias_sums.block,
+            &slope_sums, &sink_sums, &unsound};
+  }
+
+  void run(const Where& where) override {
+    where.body.differentiate(a, g, where.threads);
+    const char* names[] = {"query", "key", "value", "bias", "slopes", "sinks"};
+    for (int k = 0; k < 6; ++k) {
+      Type type = k < 4 ? Type::float32 : Type::float64;
+      const Block& block = *outputs()[size_t(k)];
+      int64_t count = expected[k].count / 8;
+      if (block.count != count * bytes_of(type)) where.fail(said("%s has another size", names[k]));
+      for (int64_t at = 0; at < count; ++at) {
+        double x = number(block.data + at * bytes_of(type), type);
+        double y = expected[k].as<double>()[at];
+        if (agrees(x, y, allowed[k], NEAR)) continue;
+        where.fail(said("the gradient of %s at %ld is %.9g and not %.9g (allowed %.2g)", names[k],
+                        long(at), x, y, allowed[k]));
+        break;
+      }
+    }
+    for (int64_t head = 0; head < a.rows * a.kv_heads; ++head)
+      if (g.unsound[head]) where.fail(said("head %ld counts as unsound", long(head)));
+  }
+};
+
 struct LinearCase : Case {
   Linear l;
   Block weight, x, bias, gate, residual, y, expected, allowed;
@@ -404,6 +462,7 @@ std::unique_ptr<Case> next_case(File& file, int number) {
   bool shifted = number % 2;
   if (kind == 0) found.reset(new AttentionCase(file, shifted));
   if (kind == 1) found.reset(new LinearCase(file, shifted));
+  if (kind == 2) found.reset(new GradientCase(file, shifted));
   if (!found) throw std::string("holds a case of no known kind");
   found->name = name;
   return found;

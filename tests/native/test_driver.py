@@ -68,7 +68,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     def file(part: bool) -> Path:
         path = folder / ("part" if part else "all")
         if not made:
-            made.extend([*sizes(), *long(), *drawn(), *packed(), *linear()])
+            made.extend([*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear()])
         if not path.exists():
             path.write_bytes(b"".join(made[::3] if part else made))
         return path
@@ -224,6 +224,37 @@ def packed() -> list[bytes]:
         if seed % 7 == 0:
             options |= {"sinks": numbers(kv_heads * group, 9)}
         found.append(writer.packed_case(f"packed {seed}", arrays, lengths, key_lengths, **options))
+    return found
+
+
+def gradients() -> list[bytes]:
+    """Every argument, over one block of keys and several, whole ones and not."""
+    found = []
+    shapes = [(1, 1), (5, 7), (13, 300), (40, 40), (120, 257), (130, 520)]
+    sizes = [(64, 64), (1, 5), (33, 7), (256, 1), (16, 256), (95, 65)]
+    for seed in range(36):
+        rng = np.random.default_rng(seed)
+        (L, S), (d, dv) = shapes[seed % 6], sizes[seed // 6 % 6]
+        dtype = TYPES[seed % 3]
+        group = int(rng.integers(1, 3))
+        bias = [(S,), (2 * group, L, S), (2, 1, L, S), (L, 1), (2, 2 * group, 1, S), (1, 1, L, S)]
+        options: list[dict[str, Any]] = [
+            {"is_causal": True, "q_offset": "end"},
+            {"window": (20, 30), "q_offset": 3, "alibi_slopes": rng.random(2 * group) / 8},
+            {"bias": rng.standard_normal(bias[seed % 6])},
+            {"attn_mask": rng.random((L, S)) < 0.8, "softcap": 2.0},
+            {"sinks": rng.standard_normal((2 * group, 2)), "key_lengths": [S, (S + 1) // 2]},
+            {"bias": rng.standard_normal(bias[seed // 6 % 6]), "query_lengths": [L // 2, L]},
+            {},
+        ]
+        arrays = (
+            numbers((2, 2 * group, L, d), seed, dtype),
+            numbers((2, 2, S, d), seed + 1, dtype),
+            numbers((2, 2, S, dv), seed + 2, dtype),
+        )
+        chosen = options[seed % 7]
+        name = f"gradient {seed}: {dtype} L={L} S={S} d={d} dv={dv} {', '.join(chosen)}"
+        found.append(writer.gradient_case(name, Case(arrays, chosen), seed))
     return found
 
 

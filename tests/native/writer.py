@@ -13,6 +13,7 @@ import numpy as np
 from attend import exact
 from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
+from qkv.attend import gradient
 from qkv.attend.call import Call, check_call
 
 TYPES = {
@@ -175,6 +176,78 @@ def _summary(call: Call, top_k: int, placed: Any) -> list[bytes]:
         placed(np.zeros(ranks, np.float32), (kv_heads, group, L, top_k)),
         placed(received, (kv_heads, group, 1, call.keys)),
     ]
+
+
+def gradient_case(name: str, case: Case, seed: int) -> bytes:
+    """One call of nothing but finite numbers; the gradients are those of NumPy in float64."""
+    call = check_call(*case.arrays, **case.options)
+    wide = check_call(*(x.astype(np.float64) for x in case.arrays), **case.options)
+    *lead, kv_heads, group, L, d = call.query.shape
+    S, dv = call.value.shape[-2:]
+    rows = int(np.prod(call.lead))
+    seen = call.visibility
+    judged = exact.attention(*case.arrays, **case.options)
+    out = judged.loops.out.astype(call.dtype).reshape(*call.shape, dv)
+    lse = np.ascontiguousarray(judged.loops.lse, np.float64).reshape(call.shape)
+    rng = np.random.default_rng(seed)
+    above = rng.standard_normal(out.shape).astype(call.dtype)
+    bias = case.options.get("bias")
+    cells = () if bias is None else gradient._cells(np.shape(bias), call)
+    truth = gradient._gradients(
+        wide, cells, above.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
+    )
+
+    def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
+        return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()
+
+    mask = call.mask if seen.given is None else seen.given
+    inputs = [
+        placed(_unit(call.query), (kv_heads, group, L, d)),
+        placed(_unit(call.key), (kv_heads, 1, S, d)),
+        placed(_unit(call.value), (kv_heads, 1, S, dv)),
+        *(
+            placed(None if x is None else _native(x), (kv_heads, group, L, S))
+            for x in (mask, call.bias)
+        ),
+        placed(out, (kv_heads, group, L, dv)),
+        placed(lse[..., None], (kv_heads, group, L, 1)),
+        *[NONE] * 4,
+    ]
+    real_queries = L if seen.query_lengths is None else seen.query_lengths.reshape(-1)
+    real_keys = S if seen.key_lengths is None else seen.key_lengths.reshape(-1)
+    per_row = [
+        np.broadcast_to(x, rows) for x in (L, S, real_queries, real_keys, seen.offset.reshape(-1))
+    ]
+    sinks = 0 if call.sinks is None else call.sinks.shape[-1]
+    expected = [truth.query, truth.key, truth.value, truth.bias, truth.slopes, truth.sinks]
+    for number, given in ((3, call.bias), (4, call.slopes), (5, call.sinks)):
+        if given is None:
+            expected[number] = np.zeros(0)
+
+    def fresh(like: Array, fill: float) -> Array:
+        return np.full(like.shape, fill, np.float32)
+
+    heads = rows * kv_heads * group
+    own = None
+    if call.bias is not None:  # seen as large as the bias, its repeated axes without a step
+        own = np.broadcast_to(fresh(truth.bias, 0), (*lead, kv_heads, group, L, S))
+    outputs = [
+        placed(above, (kv_heads, group, L, dv)),
+        placed(fresh(truth.query, 7), (kv_heads, group, L, d)),
+        placed(fresh(truth.key, 7), (kv_heads, 1, S, d)),
+        placed(fresh(truth.value, 7), (kv_heads, 1, S, dv)),
+        placed(own, (kv_heads, group, L, S)),
+        block(np.zeros(heads if call.slopes is not None else 0)),
+        block(np.zeros(heads * sinks)),
+        block(np.zeros(rows * kv_heads, bool)),
+        real(gradient.EXACT),
+    ]
+    for number, array in enumerate(expected):
+        largest = max(1.0, float(np.abs(array).max(initial=0)))
+        more = S if number == 4 else 1  # slopes: changes times distances, which cancel
+        outputs += [block(array, np.float64), real(1e-5 * largest * more)]
+    asked = _attention(name, call, per_row, 0, inputs, [judged], None)
+    return heading(2, name) + asked[len(heading(0, name)) :] + b"".join(outputs)
 
 
 def packed_case(
