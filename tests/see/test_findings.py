@@ -120,8 +120,14 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
     with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
         findings.one_text(two, "show")
-    with pytest.raises(ValueError, match="no tokens"):
-        findings.one_text(Trace({"scores": np.zeros((2, 2))}), "show")
+    for arrays, said in (
+        ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
+        ({"hook_pattern": np.zeros((1, 1, 2, 2))}, r'qkv.show\(trace\["pattern"\], tokens'),
+    ):
+        with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
+            findings.one_text(Trace(arrays), "show")
+    with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
+        findings.one_text(Trace({}), "show")
 
 
 def test_strongest_links_are_in_order_and_join_content_only() -> None:

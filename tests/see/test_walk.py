@@ -250,8 +250,18 @@ def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
     arrays = {name: trace[name] for name in trace.names()}
     about = {"tokens": [trace.tokens], "special": [trace.special]}
     capped = Trace(arrays, settings={0: {"softcap": 5.0}}, **about)
-    with pytest.raises(ValueError, match="layer 0 uses softcap"):
+    with pytest.raises(ValueError, match=r"layer 0 uses softcap, .*: qkv\.show shows its weights"):
         walk(capped)
+    assert qkv.show(capped, layer=0, head=0).weights.shape == (6, 6)
+    kept = lesson.trace(CAT, top_k=2)
+    with pytest.raises(
+        ValueError, match=r"holds summaries of layer 0, .* qkv\.show\(trace\) shows"
+    ):
+        walk(kept)
+    assert qkv.show(kept).links
+    with pytest.raises(ValueError, match=r"name a word, word=\.\.\., to compare what"):
+        qkv.compare(kept, kept)
+    assert qkv.compare(kept, kept, word="cat").sentence
     half = Trace(arrays | {"blocks.0.attn.hook_rot_q": trace["q", 0]}, **about)
     with pytest.raises(ValueError, match="lacks hook_rot_k of layer 0"):
         walk(half)
@@ -467,7 +477,11 @@ def test_halves_and_whole_numbers_are_walked_in_float32() -> None:
             ValueError,
             "2 vectors and 1 keys",
         ),
-        ({"x": normal(3, 8), "softcap": 2.0}, ValueError, "softcap is not among what a walk shows"),
+        (
+            {"x": normal(3, 8), "softcap": 2.0},
+            ValueError,
+            r"softcap is not .* qkv\.show shows",
+        ),
         ({"x": normal(3, 8), "head": 4}, IndexError, "no head 4: the heads are 0 to 3"),
         ({"x": normal(3, 8), "head": -1}, IndexError, "no head -1"),
     ],

@@ -61,8 +61,22 @@ def one_text(trace: Trace | Seq2SeqTrace, call: str) -> Trace:
     if len(trace) > 1:
         raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
     if not len(trace) or not len(trace[0].tokens):
-        raise ValueError(f"{call}: this trace has no tokens: make one with model.trace(text)")
+        raise ValueError(f"{call}: {_no_tokens(trace)}")
     return readable(trace[0])
+
+
+def _no_tokens(trace: Trace) -> str:
+    """Why there are none, and what can be done."""
+    if not trace.names():
+        return (
+            "this trace is empty: a recording is filled when its block ends without an error; a "
+            "model of qkv gives one with model.trace(text)"
+        )
+    weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"
+    return (
+        "this trace has no tokens: make one with model.trace(text), or give weights with their "
+        f"tokens, qkv.show({weights}, tokens=[...])"
+    )
 
 
 def readable(trace: Trace) -> Trace:

@@ -212,7 +212,8 @@ def compare_runs(
     if states[0] is None or states[1] is None or states[0].shape != states[1].shape:
         raise ValueError(
             "compare: two runs are compared by their vectors after the last layer: trace "
-            "resid_post or normalized_resid_post of both"
+            "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
+            "what it looks at"
         )
     before, after = (state[0].astype(np.float64) for state in states if state is not None)
     distances = np.linalg.norm(after - before, axis=-1)

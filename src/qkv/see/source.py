@@ -35,6 +35,12 @@ class Source:
     def __post_init__(self) -> None:
         trace, number = self.trace, self.number
         self.turned = ("rot_q", number) in trace or ("rot_k", number) in trace
+        if ("q", number) not in trace and ("top_weights", number) in trace:
+            raise ValueError(
+                f"walk: this trace holds summaries of layer {number}, and a walk needs its "
+                "queries, keys and values: walk(text, model=...) has them, qkv.show(trace) shows "
+                "what was kept"
+            )
         for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.turned else ())):
             if (name, number) not in trace:
                 raise ValueError(
@@ -45,7 +51,8 @@ class Source:
         others = sorted(set(self.settings) - KNOWN)
         if others:
             raise ValueError(
-                f"walk: layer {number} uses {', '.join(others)}, which a walk does not show"
+                f"walk: layer {number} uses {', '.join(others)}, which a walk does not show: "
+                "qkv.show shows its weights"
             )
         self.traced = {name: trace[name, number][0] for name in "qkv"}  # (T, H, d)
         self.count, self.d = self.traced["q"].shape[1:]

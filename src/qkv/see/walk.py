@@ -179,8 +179,8 @@ def walk_layer(
     others = set(options) - KNOWN
     if others:
         raise ValueError(
-            f"walk: {', '.join(sorted(others))} is not among what a walk shows: "
-            f"{', '.join(sorted(KNOWN))}"
+            f"walk: {', '.join(sorted(others))} is not among what a walk shows "
+            f"({', '.join(sorted(KNOWN))}): qkv.show shows the weights of layer.trace(x, ...)"
         )
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
