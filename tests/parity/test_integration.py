@@ -333,6 +333,11 @@ def test_an_encoder_decoder_is_recorded_with_all_its_layers() -> None:
         theirs = weights.numpy().sum(-2)
         np.testing.assert_allclose(trace["received", number], theirs, atol=1e-4)
     assert trace.num_layers == first + 4
+    kinds = ["the decoder's", "cross-attention"] * 2
+    assert trace.other_layers == dict(enumerate(kinds, first))
+    assert qkv.show(trace[1]).head.layer < first
+    with pytest.raises(ValueError, match=f"layer {first + 1} is cross-attention"):
+        qkv.show(trace[1], layer=first + 1)
 
 
 def test_layers_that_share_their_weights_are_layers_each() -> None:
