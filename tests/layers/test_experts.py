@@ -98,6 +98,14 @@ def test_whole_numbers_take_the_type_of_the_parameters() -> None:
     np.testing.assert_allclose(experts(x), experts(x.astype(np.float64)), 1e-5, 1e-5)
 
 
+def test_what_is_put_in_their_place_counts_at_once() -> None:
+    experts, x = Experts(drawn(), top_k=2), numbers(4, DIM)
+    experts(x)
+    for name, array in drawn().items():
+        experts.parameters[name] = array[..., ::-1].copy()
+        np.testing.assert_array_equal(experts(x), Experts(experts.parameters, top_k=2)(x))
+
+
 def test_no_rows() -> None:
     assert Experts(drawn(), top_k=2)(np.zeros((0, DIM))).shape == (0, DIM)
 

@@ -135,6 +135,25 @@ def test_another_backend_or_number_of_threads(monkeypatch: pytest.MonkeyPatch) -
     assert model._steps[1] is None
 
 
+@pytest.mark.parametrize("ready", [True, False], ids=["frozen", "as it is"])
+@pytest.mark.parametrize("part", ["mlp", "attn", "norm1", "norm2", "q_norm"])
+def test_what_is_put_in_a_layer_counts_at_once(part: str, ready: bool) -> None:
+    layer = {**ATTENTIONS["norms of heads"], "options": {"is_causal": True}}
+    model, other = built(np.float32, layer), built(np.float32, layer)
+    first = vectors(model, 1)
+    for one in (model, other):
+        block = one.layers[1]
+        where = block.attn.q_norm if part == "q_norm" else getattr(block, part)
+        name = {"mlp": "down_proj.weight", "attn": "q_proj.weight"}.get(part, "weight")
+        array = np.random.default_rng(1).standard_normal(where.parameters[name].shape) / 4
+        array = array.astype(np.float32)
+        where.parameters[name] = frozen(array) if ready else array
+    found = vectors(model, 1)
+    assert not np.allclose(found[-1], first[-1])
+    for a, b in zip(found, vectors(other, 1), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_what_goes_the_usual_way() -> None:
     model = built(np.float32, ATTENTIONS["rotary"])
     blocks, options = model.layers, model.options

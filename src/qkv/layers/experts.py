@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import is_
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -80,9 +81,8 @@ class Experts:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{call}: {name} is {value}: it must be finite and above 0")
         self.alpha, self.limit = float(alpha), float(limit)
-        names = ("gate_up", "gate_up_bias", "down", "down_bias")
-        whole = [self.parameters[f"experts.{name}"] for name in names]
-        self._experts = list(zip(*whole, strict=True))  # kept, as what is laid out anew for them is
+        self._whole: list[Array] = []
+        self._experts: list[tuple[Array, ...]] = []
 
     @quiet
     def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
@@ -102,10 +102,11 @@ class Experts:
         dtype = result_type([array], self.parameters, call=call)
         rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
         chosen, weights = self._route(rows)
+        experts = self._each()
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
-            out[row] += weights[row, rank, None] * self._expert(rows[row], number)
+            out[row] += weights[row, rank, None] * self._expert(rows[row], experts[number])
         out = out.reshape(array.shape)
         if residual is not None:
             out = out + residual
@@ -122,8 +123,16 @@ class Experts:
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         return chosen, softmax(np.take_along_axis(scores, chosen, -1))
 
-    def _expert(self, rows: Array, number: int) -> Array:
-        gate_up, gate_up_bias, down, down_bias = self._experts[number]
+    def _each(self) -> list[tuple[Array, ...]]:
+        """The arrays of each expert: the same ones each time, which stay laid out for products."""
+        names = ("gate_up", "gate_up_bias", "down", "down_bias")
+        whole = [self.parameters[f"experts.{name}"] for name in names]
+        if not self._whole or not all(map(is_, self._whole, whole)):
+            self._experts, self._whole = list(zip(*whole, strict=True)), whole
+        return self._experts
+
+    def _expert(self, rows: Array, expert: tuple[Array, ...]) -> Array:
+        gate_up, gate_up_bias, down, down_bias = expert
         both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)

@@ -87,6 +87,21 @@ def steps_for(
     return Steps(blocks, options, Prepared(here, dtype, get_num_threads()))
 
 
+def made_of(blocks: Sequence[Any]) -> list[Any]:
+    """What steps for these blocks keep: where one of it is another, they are to be made anew."""
+    found: list[Any] = []
+    for block in blocks:
+        if type(block) is Block:
+            attn = block.attn
+            parts = (attn, attn.q_norm, attn.k_norm, block.mlp, block.norm1, block.norm2)
+            for part in (*parts, block.out_norm1, block.out_norm2):
+                found.append(part)
+                if part is not None:
+                    found += part.parameters.values()
+            found.append(attn.rotary)
+    return found
+
+
 class _Step:
     """One block."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from qkv.attend import KVCache
 from qkv.backend import body, get_num_threads
 from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.packed import keep
-from qkv.layers.stepping import Steps, steps_for
+from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
@@ -159,7 +160,7 @@ class Transformer:
         self.options = [dict(one) for one in options or [{}] * len(self.layers)]
         self.bias, self.final_norm, self.head = bias, final_norm, head
         self.hooks = tuple(hooks)
-        self._steps: tuple[tuple[int | None, int], Steps | None] | None = None
+        self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
     @property
     def dim(self) -> int:
@@ -281,11 +282,13 @@ class Transformer:
         return self._last(x, None, record)
 
     def _quick(self) -> Steps | None:
-        """Its layers for single tokens, made anew when another backend is to compute."""
-        wanted = (body(), get_num_threads())
-        if self._steps is None or self._steps[0] != wanted:
-            self._steps = wanted, steps_for(self.layers, self.options, self.embedding.table.dtype)
-        return self._steps[1]
+        """Its layers for single tokens, made anew when a part or what computes is another."""
+        wanted, parts, last = (body(), get_num_threads()), made_of(self.layers), self._steps
+        same = last is not None and last[0] == wanted and len(last[2]) == len(parts)
+        if last is None or not same or not all(map(is_, last[2], parts)):
+            made = steps_for(self.layers, self.options, self.embedding.table.dtype)
+            self._steps = last = wanted, made, parts
+        return last[1]
 
     def _last(self, x: Array, cu_lengths: Array | None, record: Recorder | None) -> Array:
         if self.final_norm is not None:
