@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,25 @@ def test_windows_make_one_array(source: str, model: str, tmp_path: Path) -> None
     mapped = np.load(target, mmap_mode="r")  # which is stricter about what a file holds
     assert mapped.shape == (23, 8)
     assert target.stat().st_size == 128 + 23 * 8 * 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes in folders there")
+@pytest.mark.parametrize("text", ["\n".join(LINES), "", "the cat\n \n"], ids=["", "empty", "blank"])
+@pytest.mark.parametrize("name", [None, "random"])
+def test_a_pipe_is_read_once(name: str | None, text: str, model: str, tmp_path: Path) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "out.npy"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    done = encode(str(pipe), "-o", str(target), "--model", name or model)
+    writer.join(10)
+    if text.startswith(LINES[0]):
+        assert done.exit_code == 0, done.output
+        assert len(np.load(target)) == len(LINES)
+    else:
+        assert done.exit_code == 2
+        assert str(pipe) in done.stderr
+        assert ("is empty" in done.stderr) if not text else ("line 2" in done.stderr)
 
 
 def test_windows_keep_texts_beside_their_vectors(model: str, tmp_path: Path) -> None:

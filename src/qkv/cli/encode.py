@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from qkv.models import Model
 
+_EMPTY = "{} is empty: write one text a line"
+
 
 def _output(context: click.Context, parameter: click.Parameter, path: str) -> str:
     return writable(path, ".npy", ".jsonl")
@@ -47,14 +49,23 @@ def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
     from qkv.models import load_for
     from qkv.models.encode import EmptyText
 
-    texts: Iterable[str] = Lines(file) if file != "-" else _standard_input()
-    if file == "-" and model == "random":
+    name = "standard input" if file == "-" else file
+    place = Path(file)
+    texts: Iterable[str]
+    if file == "-":
+        texts = _standard_input()
+    elif place.exists() and not (place.is_file() or place.is_dir()):  # a pipe is read only once
+        texts = _opened(file)
+    else:
+        texts = Lines(file)
+    if isinstance(texts, Iterator) and model == "random":
         texts = list(texts)  # it learns their words before it encodes them
+        if not texts:
+            raise ValueError(_EMPTY.format(name))
     used = load_for(texts, model)
     try:
-        count, size = write_vectors(output, used, texts)
+        count, size = write_vectors(output, used, texts, name)
     except EmptyText as error:
-        name = "standard input" if file == "-" else file
         raise ValueError(
             f"{name}, line {error.number + 1}: the text is empty: {error.reason}"
         ) from error
@@ -74,20 +85,24 @@ class Lines:
         self.file = file
         self._count = sum(1 for _ in self)
         if not self._count:
-            raise ValueError(f"{file} is empty: write one text a line")
+            raise ValueError(_EMPTY.format(file))
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        with Path(self.file).open("rb") as stream:
-            yield from read_lines(stream, self.file)
+        return _opened(self.file)
 
 
 def _standard_input() -> Iterator[str]:
     if sys.stdin is None:
         raise ValueError("standard input is closed: give a file")
     return read_lines(sys.stdin.buffer, "standard input")
+
+
+def _opened(file: str) -> Iterator[str]:
+    with Path(file).open("rb") as stream:
+        yield from read_lines(stream, file)
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -111,8 +126,12 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 
-def write_vectors(path: str, model: Model, texts: Iterable[str]) -> tuple[int, int]:
-    """Write the vectors of texts as .npy or .jsonl, whole or not at all; how many, of what size."""
+def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> tuple[int, int]:
+    """Write the vectors of texts as .npy or .jsonl, whole or not at all; how many, of what size.
+
+    Raises:
+        ValueError: there is no text in what has this name.
+    """
     again: Iterable[str] = texts
     if isinstance(texts, Iterator):
         texts, again = tee(texts)
@@ -132,7 +151,7 @@ def write_vectors(path: str, model: Model, texts: Iterable[str]) -> tuple[int, i
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             count, size = count + len(vectors), vectors.shape[1]
         if not count:
-            raise ValueError("standard input is empty: write one text a line")
+            raise ValueError(_EMPTY.format(name))
     return count, size
 
 
