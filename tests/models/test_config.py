@@ -274,6 +274,37 @@ def test_the_limit_is_the_smaller_of_both(folder, limit, expected):
     assert load(folder.path).max_length == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(8, 8), (8.0, 8), (10**9, 16), (int(1e30), 16), (1e30, 16), (None, 16)],
+)
+def test_without_one_the_limit_is_that_of_the_tokenizer(folder, given, expected):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    assert load(folder.path).max_length == 16
+    folder.json("tokenizer_config.json", {"model_max_length": given})
+    assert load(folder.path).max_length == expected
+    folder.json("sentence_bert_config.json", {"do_lower_case": False})
+    assert load(folder.path).max_length == expected
+    folder.json("sentence_bert_config.json", {"max_seq_length": 12})
+    assert load(folder.path).max_length == 12
+
+
+def test_without_modules_the_tokenizers_limit_does_not_count(folder):
+    folder.write()
+    folder.json("tokenizer_config.json", {"model_max_length": 8})
+    assert load(folder.path).max_length == 16
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, "9", True, [], float("nan"), float("inf")])
+def test_a_tokenizers_limit_that_makes_no_sense(folder, given):
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"})
+    folder.json("tokenizer_config.json", {"model_max_length": given})
+    with pytest.raises(ModelError, match="model_max_length"):
+        load(folder.path)
+
+
 def test_lower_case_where_the_files_ask_for_it(folder):
     folder.write()
     text = folder.path.joinpath("tokenizer.json").read_text()

@@ -74,8 +74,11 @@ _ACTIVATIONS = {
 }
 
 
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_NO_LIMIT = 10**20  # transformers writes 10**30 for none
+
 # Others that are kept beside config.json, and those at the top of the model's folder.
-BESIDE = (*LIMITS, "tokenizer_config.json", "special_tokens_map.json")
+BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (PROMPTS, MODULES)
 
 
@@ -129,7 +132,9 @@ class Sentence:
         include_prompt: whether the tokens of a prompt are pooled with the others.
         dense: the linear layers that follow.
         normalize: whether the result is scaled to length 1.
-        max_length: the most tokens of a text.
+        max_length: the most tokens of a text: `max_seq_length`; without it, and with modules.json,
+            `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
+            modules.json a model has its own limit alone.
         lowercase: whether a text is turned to lower case before anything else.
         prompts: what may stand before each text, by name.
         default_prompt: the name of the one that does if none is asked for.
@@ -212,6 +217,8 @@ def read_sentence(folder: Path) -> Sentence:
     prefix = f"{home}/" if home else ""
     files += [prefix + name for name in BESIDE]
     max_length, lowercase = _limit(folder / prefix)
+    if max_length is None and MODULES in files:
+        max_length = _tokenizer_limit(folder / prefix / TOKENIZER_CONFIG)
     prompts, default_prompt = _prompts(folder / PROMPTS)
     found = {}
     for name in files:
@@ -310,6 +317,19 @@ def _limit(home: Path) -> tuple[int | None, bool]:
     if not isinstance(lowercase, bool | None):
         raise ModelError(f"{path}: do_lower_case is {lowercase!r:.40}: it must be true or false")
     return limit, lowercase is True
+
+
+def _tokenizer_limit(path: Path) -> int | None:
+    """`model_max_length`, which sentence-transformers takes where there is no `max_seq_length`."""
+    limit: Any = read_json(path).get("model_max_length") if path.is_file() else None
+    if limit is None:
+        return None
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not limit >= 1 or limit % 1:
+        raise ModelError(
+            f"{path}: model_max_length is {limit!r:.40}: it must be a whole number >= 1"
+        )
+    return None if limit >= _NO_LIMIT else int(limit)
 
 
 def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
