@@ -374,6 +374,22 @@ def test_a_mask_of_the_users_own_counts() -> None:
     near(model(**inputs | {"attention_mask": seen}).last_hidden_state, ours, torch.float32)
 
 
+def test_a_second_pass_with_the_same_mask_starts_the_record_anew() -> None:
+    model = made("llama", DECODERS["llama"])
+    model.set_attn_implementation("qkv")
+    mask = torch.full((1, 1, 7, 7), torch.finfo(torch.float32).min).triu(1)
+    first, second = words([7]), words([7])
+    second["input_ids"] = second["input_ids"].flip(1)
+    with qkv.record() as trace:
+        model(**first | {"attention_mask": mask})
+        model(**second | {"attention_mask": mask})
+    with qkv.record() as expected:
+        model(**second | {"attention_mask": mask})
+    assert trace.names() == expected.names()
+    for name in expected.names():
+        np.testing.assert_array_equal(trace[name], expected[name])
+
+
 def test_packed_texts_do_not_see_each_other() -> None:
     model = made("llama", DECODERS["llama"])
     places = torch.tensor([[*range(7), *range(12)]])

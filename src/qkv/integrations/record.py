@@ -27,7 +27,8 @@ class Ran:
 
     Attributes:
         owner: the layer that called.
-        mask: the mask object that it was handed, the same in all layers of a forward pass.
+        mask: an object that is the same in all layers of one forward pass and in no other pass;
+            None where there is none.
         start: the place of query 0 in its text, None where that is not known.
         first_key: the place of key 0 in its text.
         is_causal: whether a query sees none of the places behind its own.

@@ -387,7 +387,8 @@ def _options(
             )
         return {"is_causal": True}, Ran(module, is_causal=True)
     if type(attention_mask) is not _mask_type():
-        return {"attn_mask": _array(attention_mask)}, Ran(module, attention_mask)
+        # the user may hand the same one to the next forward pass: it does not say which this is
+        return {"attn_mask": _array(attention_mask)}, Ran(module)
     rules: Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if attention_mask.changed or (rules.length, rules.keys) != (length, keys):
