@@ -96,7 +96,6 @@ def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
         f"{count} tokens after {ids.shape[1]}",
         ways,
         goals,
-        parts=lambda: parts(lambda: written(model, ids, 8)),
         rounds=3,
     )
 
