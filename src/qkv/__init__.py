@@ -24,7 +24,6 @@ from qkv.embed import (
     apply_rotary,
     sinusoidal_positions,
 )
-from qkv.integrations.record import record
 from qkv.layers import (
     MLP,
     Block,
@@ -40,6 +39,7 @@ from qkv.text import SubwordTokenizer, Tokenized, WordTokenizer
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
+    from qkv.integrations.record import record
     from qkv.see.headview import head_view
     from qkv.see.imageview import image_view
     from qkv.see.shiftview import plot_shift
@@ -98,7 +98,11 @@ _SEEING = ("compare", "head_view", "image_view", "plot_shift", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:
-    """What draws loads on first use: it is nearly as much code as all the rest."""
+    """What draws, and what works in other libraries, loads on first use."""
+    if name == "integrations":
+        return import_module("qkv.integrations")
+    if name == "record":
+        return import_module("qkv.integrations.record").record
     if name in _SEEING:
         return getattr(import_module("qkv.see"), name)
     raise AttributeError(f"module 'qkv' has no attribute {name!r}")
