@@ -53,6 +53,7 @@ ACTIVATIONS = {
 }
 
 
+SLIDING, FULL = "sliding_attention", "full_attention"  # what a layer attends to, in layer_types
 _MOST_LAYERS = 10_000
 
 
@@ -241,7 +242,7 @@ class Config:
         value = self._get(key, None)
         if value is None:
             return tuple(default)
-        known = ("full_attention", "sliding_attention")
+        known = (FULL, SLIDING)
         if not isinstance(value, list) or len(value) != len(default):
             raise ModelError(
                 f"{self.source}: {key} is {value!r:.80}: it must be a list of {len(default)}, "
@@ -263,12 +264,12 @@ class Config:
         (128, None)
         """
         window = self.size_or_none("sliding_window", default)
-        if window is None and "sliding_attention" in kinds:
+        if window is None and SLIDING in kinds:
             raise ModelError(
                 f"{self.source}: sliding_window is None and layer_types has 'sliding_attention': "
                 "give the window's size"
             )
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(window if kind == SLIDING else None for kind in kinds)
 
     def finish(self, harmless: Collection[str] = ()) -> None:
         """Refuse what no family supports, and name what was neither read nor known to be harmless.

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 
-class Design(Protocol):
+class AnyDesign(Protocol):
     """A model before it has parameters: the sizes that its config gives."""
 
     @property
@@ -95,7 +95,7 @@ class Family:
     """
 
     model_type: str
-    design: Callable[[Config], Design]
+    design: Callable[[Config], AnyDesign]
     names: Mapping[str, str | Fused] | Callable[[Config], Mapping[str, str | Fused]]
     layout: Literal["out_in", "in_out"] = "out_in"
     prefix: str = ""
@@ -186,7 +186,7 @@ class Weights:
         return {**files, **self.heads}
 
 
-def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = None) -> Weights:
+def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Weights:
     """The weights of a model, those that are computed with in one type.
 
     Args:
@@ -251,7 +251,7 @@ def read_weights(names: Names, design: Design, tensors: Tensors, dtype: Any = No
     return Weights(parameters, heads, places)
 
 
-def _tied(names: Names, design: Design) -> dict[str, str]:
+def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
     """The token table -> the output matrix, by the names in files, where they are to be one."""
     head: Head | None = getattr(design, "head", None)  # what images and lessons go without
     if head is None or not (head.tied or _OUTPUT in names.family.optional):
@@ -260,7 +260,7 @@ def _tied(names: Names, design: Design) -> dict[str, str]:
 
 
 def _shapes(
-    names: Names, design: Design, stored: dict[str, str], tensors: Tensors
+    names: Names, design: AnyDesign, stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
     """What there must be; of a tied head also the output matrix, if it is not the table after all.
 

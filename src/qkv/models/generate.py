@@ -25,7 +25,7 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
-class Decoder(Protocol):
+class Steppable(Protocol):
     """What generation asks of a model's body: a `Transformer`, or a pair of them."""
 
     @property
@@ -293,7 +293,7 @@ class Row:
 
 
 def run(
-    body: Decoder,
+    body: Steppable,
     rows: Sequence[Row],
     *,
     choice: Choice,

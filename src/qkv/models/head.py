@@ -11,9 +11,7 @@ import numpy as np
 from qkv.activations import activate
 from qkv.arrays import Array, compute_type
 from qkv.backend import linear, narrowed
-from qkv.layers import LayerNorm, RMSNorm
-
-Norm = LayerNorm | RMSNorm
+from qkv.layers.attention import Norm
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import replacing
 from qkv.models.cut import Cutter
 from qkv.models.encode import Encoder
-from qkv.models.family import Design, Names, Weights
+from qkv.models.family import AnyDesign, Names, Weights
 from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
 from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, room, run, spelled
 from qkv.models.kept import wanted
@@ -73,7 +73,7 @@ class Model:
         name: str,
         names: Names,
         config: dict[str, Any],
-        design: Design,
+        design: AnyDesign,
         weights: Weights,
         tokenizer: Tokenizer | None = None,
         sentence: Sentence | None = None,

@@ -40,10 +40,13 @@ def encoder(config: Config, vocabulary: int = 30522, **others: Any) -> Design:
     return Design(**{**settings, **others})
 
 
-def head(config: Config, activation: str, *, vocabulary: int = 30522) -> Head | None:
+def head(
+    config: Config, activation: str, *, vocabulary: int = 30522, pooled: str = "tanh"
+) -> Head | None:
     """Words in the place of masked ones, or classes of the text or of each token.
 
-    `activation` is that of the head over words; `vocabulary` holds where the config is silent.
+    `activation` is that of the head over words, `pooled` that before a text's classes;
+    `vocabulary` holds where the config is silent.
     """
     match config.head():
         case "MaskedLM" | "PreTraining":
@@ -56,7 +59,7 @@ def head(config: Config, activation: str, *, vocabulary: int = 30522) -> Head | 
                 norm=True,
             )
         case "SequenceClassification":
-            return Head(config.labels(), bias=True, pool="first", dense=True, activation="tanh")
+            return Head(config.labels(), bias=True, pool="first", dense=True, activation=pooled)
         case "TokenClassification":
             return Head(config.labels(), bias=True, classes=True)
     return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qkv.models.config import Config
 from qkv.models.design import Attention, Design
+from qkv.models.families import bert
 from qkv.models.family import Family
-from qkv.models.head import Head
 
 
 def design(config: Config) -> Design:
@@ -29,27 +29,8 @@ def design(config: Config) -> Design:
         embed_norm=True,
         norms="after",
         final_norm=False,
-        head=head(config, vocabulary, activation),
+        head=bert.head(config, activation, pooled="relu"),
     )
-
-
-def head(config: Config, vocabulary: int, activation: str) -> Head | None:
-    """Words in the place of masked ones, or classes of the text or of each token."""
-    match config.head():
-        case "MaskedLM":
-            return Head(
-                vocabulary,
-                tied=config.flag("tie_word_embeddings", True),
-                bias=True,
-                dense=True,
-                activation=activation,
-                norm=True,
-            )
-        case "SequenceClassification":
-            return Head(config.labels(), bias=True, pool="first", dense=True, activation="relu")
-        case "TokenClassification":
-            return Head(config.labels(), bias=True, classes=True)
-    return None
 
 
 def names(config: Config) -> dict[str, str]:

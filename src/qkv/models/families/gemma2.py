@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Attention, Design
 from qkv.models.families import llama
 from qkv.models.family import Family, Fused
 from qkv.models.head import Head
 from qkv.models.rope import Dynamic, read_rotary
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def design(config: Config) -> Design:

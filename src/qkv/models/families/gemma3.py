@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Attention, Design
 from qkv.models.families import gemma2, llama
-from qkv.models.families.gemma2 import FULL, SLIDING
 from qkv.models.family import Family, Fused
 from qkv.models.rope import Dynamic, read_rotaries
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.layers import Rotary
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Attention, Design, Mixture
 from qkv.models.families import llama
-from qkv.models.families.gemma2 import FULL, SLIDING
 from qkv.models.family import Family
 from qkv.models.files import ModelError
 from qkv.models.rope import Dynamic, read_rotary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Design
 from qkv.models.families.llama import BODY, UNUSED, decoder, names
 from qkv.models.family import Family
@@ -23,7 +23,7 @@ def design(config: Config) -> Design:
     """The sizes of a Mistral; keys that are left out have the values of Mistral 7B."""
     count = config.layers("num_hidden_layers", SIZES["num_hidden_layers"])
     window = config.size_or_none("sliding_window", 4096)
-    kind = "full_attention" if window is None else "sliding_attention"
+    kind = FULL if window is None else SLIDING
     if set(config.kinds([kind] * count)) != {kind}:
         raise ModelError(
             f"{config.source}: layer_types has others than {kind!r} beside sliding_window "

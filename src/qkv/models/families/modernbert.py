@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Attention, Design
 from qkv.models.family import Family, Fused
 from qkv.models.head import Head
 from qkv.models.rope import read_rotaries
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.models.config import Config
+from qkv.models.config import FULL, SLIDING, Config
 from qkv.models.design import Design
 from qkv.models.families.llama import BODY, UNUSED, decoder, names
 from qkv.models.family import Family
@@ -33,17 +33,14 @@ def windows(config: Config) -> list[int | None]:
         window = None
     first = config.whole("max_window_layers", 28)
     kinds = config.kinds(
-        [
-            "full_attention" if window is None or layer < first else "sliding_attention"
-            for layer in range(count)
-        ]
+        [FULL if window is None or layer < first else SLIDING for layer in range(count)]
     )
-    if window is None and "sliding_attention" in kinds:
+    if window is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: layer_types has 'sliding_attention' and there is no window: give "
             "sliding_window and set use_sliding_window to true"
         )
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 QWEN2 = Family(
