@@ -26,15 +26,19 @@ COMPARED = {  # the keys that have more than one value with the tensors there ar
 TESTS = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_the_plain_models_are_right(tmp_path, name):
-    """Or nothing would follow from a comparison with them."""
-    path = tmp_path / "model"
+def written(path, name):
+    """A folder with a small model of this family, and its config."""
     if name == "bert":
         Folder(path).write()
     else:
         write_small(path, CONFIGS[name])
-    values = json.loads((path / "config.json").read_text())
+    return path, json.loads((path / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_plain_models_are_right(tmp_path, name):
+    """Or nothing would follow from a comparison with them."""
+    path, values = written(tmp_path / "model", name)
     expected = PLAIN[name](read_by_the_library(path), values, IDS[0])
     found = load(path, dtype=np.float64)(IDS).last_hidden_state[0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
@@ -54,12 +58,7 @@ def others_than(value):
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_a_config_says_is_computed(tmp_path, name):
     """Each value near to what it was, or another of its kind: refused, or as the plain model."""
-    path = tmp_path / "model"
-    if name == "bert":
-        Folder(path).write()
-    else:
-        write_small(path, CONFIGS[name])
-    values = json.loads((path / "config.json").read_text())
+    path, values = written(tmp_path / "model", name)
     results = {}
     for key, value in list(values.items())[1:]:  # model_type is first
         for other in others_than(value):

@@ -144,7 +144,11 @@ def compare_layers(pair: Pair, length: int) -> None:
     ids, _ = ids_of(pair, [length], "right")
     with torch.inference_mode(), double(pair.is_double):
         theirs = pair.theirs(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
-    trace = pair.ours.trace(ids)
+    compare_trace(pair, pair.ours.trace(ids), theirs)
+
+
+def compare_trace(pair: Pair, trace: qkv.Trace, theirs: Any) -> None:
+    """The vectors and weights of every layer; and that layer 0 can be run again."""
     assert len(trace.hidden_states) == len(theirs.hidden_states)
     for number, states in enumerate(zip(trace.hidden_states, theirs.hidden_states, strict=True)):
         pair.near(*states, f"hidden state {number}")

@@ -20,7 +20,7 @@ from transformers import (
 import qkv
 from qkv.models.vision import VisionModel
 
-from .models import Pair, compare_saved, double, made
+from .models import Pair, compare_saved, compare_trace, double, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads, square": {
@@ -68,14 +68,7 @@ def test_vit(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
         pair.near(ours.logits, theirs.logits, "logits")
     else:
         assert ours.logits is None
-    trace = pair.ours.trace(images)
-    assert len(trace.hidden_states) == len(theirs.hidden_states)
-    for number, states in enumerate(zip(trace.hidden_states, theirs.hidden_states, strict=True)):
-        pair.near(*states, f"hidden state {number}")
-    for number, weights in enumerate(zip(trace.attentions, theirs.attentions, strict=True)):
-        pair.near(*weights, f"weights of layer {number}")
-    again = qkv.attention(**trace.attention_inputs(0), return_weights=True)[1]
-    pair.near(again, theirs.attentions[0], "the inputs of layer 0")
+    compare_trace(pair, pair.ours.trace(images), theirs)
 
 
 @pytest.mark.parametrize(
