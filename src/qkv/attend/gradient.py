@@ -11,7 +11,7 @@ from qkv.arrays import Array, as_array, is_float
 from qkv.attend import native
 from qkv.attend.call import Call, check_call
 from qkv.attend.formula import weigh
-from qkv.attend.heads import group_queries
+from qkv.attend.heads import group_queries, ungroup_queries
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
@@ -325,8 +325,7 @@ def _grouped(array: Array, call: Call) -> Array:
 
 def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
     """`(*lead, Hkv, G, n, m)` in the shape that an input had: summed where it was repeated."""
-    heads = found.shape[-4] * found.shape[-3]
-    whole = found.reshape(*found.shape[:-4], heads, *found.shape[-2:])
+    whole = ungroup_queries(found)
     own = (1,) * (whole.ndim - len(shape)) + tuple(shape)
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != whole.shape[axis])
     if axes:
