@@ -7,7 +7,7 @@ import pytest
 from qkv.backend import BACKENDS
 
 
-@pytest.fixture(params=BACKENDS, scope="session", autouse=True)
+@pytest.fixture(params=BACKENDS, scope="module", autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QKV_BACKEND", request.param)
