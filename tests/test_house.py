@@ -15,7 +15,7 @@ FLOORS = [
     {"arrays", "extras", "files"},
     {"activations"},
     {"trace", "backend"},
-    {"text", "embed", "attend"},
+    {"text", "embed", "attend", "backward"},
     {"layers"},
     {"models"},
     {"learn", "see"},

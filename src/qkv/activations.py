@@ -42,7 +42,7 @@ _CHUNK = 1 << 14  # numbers at a time, so that what lies between two steps stays
 
 
 def _gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
+    y: Array = 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
     return y
 
 
@@ -80,7 +80,8 @@ _ERF = (
 )  # fmt: skip
 
 
-def _erf(x: Array) -> Array:
+def erf(x: Array) -> Array:
+    """The error function of float32 or float64 in one piece."""
     if x.dtype == np.float64:
         return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
     x = np.clip(x, -4.2, 4.2)
