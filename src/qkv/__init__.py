@@ -14,6 +14,7 @@ from qkv.attend import (
     summarize_attention,
     trace_attention,
     varlen_attention,
+    varlen_attention_grad,
 )
 from qkv.backend import backend, get_num_threads, set_num_threads
 from qkv.check import CheckResult, check
@@ -91,6 +92,7 @@ __all__ = [
     "summarize_attention",
     "trace_attention",
     "varlen_attention",
+    "varlen_attention_grad",
     "walk",
 ]
 

@@ -2,7 +2,7 @@
 
 from qkv.attend.attention import attention, trace_attention
 from qkv.attend.cache import KVCache
-from qkv.attend.gradient import AttentionGradient, attention_grad
+from qkv.attend.gradient import AttentionGradient, attention_grad, varlen_attention_grad
 from qkv.attend.merge import merge_attention
 from qkv.attend.softmax import softmax
 from qkv.attend.summary import AttentionSummary, summarize_attention
@@ -19,4 +19,5 @@ __all__ = [
     "summarize_attention",
     "trace_attention",
     "varlen_attention",
+    "varlen_attention_grad",
 ]

@@ -15,6 +15,7 @@ from qkv.attend.heads import group_queries, ungroup_queries
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
+from qkv.attend.varlen import as_batch, attend_rows, check_packed
 from qkv.backend import body, run_all
 
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
@@ -81,13 +82,14 @@ def attention_grad(
     call = check_call(query, key, value, attn_mask, call=name, **options)
     shape = call.result(np.broadcast_to(np.zeros((), call.kind), (*call.shape, 0))).shape[:-1]
     shape = (*shape, call.value.shape[-1])
-    above = _grouped(_like(grad_out, "grad_out", shape, call), call)
+    above = _grouped(_like(grad_out, "grad_out", shape, call.dtype, name), call)
     if forward is None:
         [solved] = solve([call], lse=True)
         out, lse, exact = solved.context, solved.lse, EXACT_WIDE
     else:
-        out = _grouped(_like(forward[0], "forward[0]", shape, call), call)
-        lse = _grouped(_like(forward[1], "forward[1]", shape[:-1], call)[..., None], call)[..., 0]
+        out = _grouped(_like(forward[0], "forward[0]", shape, call.dtype, name), call)
+        sums = _like(forward[1], "forward[1]", shape[:-1], call.kind, name)
+        lse = _grouped(sums[..., None], call)[..., 0]
         exact = EXACT
     assert lse is not None
     cells = () if options.get("bias") is None else _cells(np.shape(options["bias"]), call)
@@ -109,6 +111,122 @@ def attention_grad(
         None if bias is None else _as_given(found.bias, np.shape(bias)),
         None if sinks is None else found.sinks.sum(lead).reshape(np.shape(sinks)),
         None if slopes is None else found.slopes.sum(lead).reshape(np.shape(slopes)),
+    )
+
+
+def varlen_attention_grad(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_out: Any,
+    cu_query_lengths: Any,
+    cu_key_lengths: Any,
+    *,
+    forward: tuple[Any, Any] | None = None,
+    is_causal: bool = False,
+    q_offset: Any = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    scale: float | None = None,
+) -> AttentionGradient:
+    """The gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
+
+    Args:
+        query: `(total queries, Hq, d)`, as `qkv.varlen_attention` takes it.
+        key: `(total keys, Hkv, d)`.
+        value: `(total keys, Hkv, dv)`.
+        grad_out: `(total queries, Hq, dv)`, the gradient of what comes after.
+        cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
+        cu_key_lengths: the same for key and value.
+        forward: `(out, lse)` that `qkv.varlen_attention(..., return_lse=True)` gave, which spares
+            a second forward pass.
+        is_causal: as for `qkv.varlen_attention`, and so are the next six.
+        q_offset: one number or one for each sequence; `"end"` means its own lengths.
+        window: `(left, right)`.
+        softcap: above 0.
+        alibi_slopes: `(Hq,)`.
+        sinks: `(Hq,)` or `(Hq, n)`.
+        scale: `1 / sqrt(d)` unless given.
+
+    Returns:
+        What `qkv.attention_grad` gives, of packed rows; those of sinks and slopes are summed over
+        the sequences.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: types that do not fit.
+
+    Source:
+        Dao et al. 2022, FlashAttention, appendix B.2.
+
+    >>> x = np.array([[1.0], [2.0], [5.0]])[:, None, :]  # three rows, one head of size 1
+    >>> found = varlen_attention_grad(x, x, x, np.ones((3, 1, 1)), [0, 2, 3], [0, 2, 3])
+    >>> found.value.ravel().round(2)
+    array([0.39, 1.61, 1.  ])
+    """
+    name = "varlen_attention_grad"
+    packed = check_packed(
+        query,
+        key,
+        value,
+        cu_query_lengths,
+        cu_key_lengths,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        scale=scale,
+        call=name,
+    )
+    whole, starts, key_starts = packed.whole, packed.starts, packed.key_starts
+    shape = (*packed.query.shape[:2], packed.value.shape[2])
+    above = _like(grad_out, "grad_out", shape, whole.dtype, name)
+    if forward is None:
+        out, found_lse = attend_rows(packed, lse=True)
+        assert found_lse is not None
+        lse, exact = found_lse, EXACT_WIDE
+    else:
+        out = _like(forward[0], "forward[0]", shape, whole.dtype, name)
+        lse = _like(forward[1], "forward[1]", shape[:-1], whole.kind, name)
+        exact = EXACT
+
+    texts, (kv_heads, group, _) = len(starts) - 1, whole.shape[-3:]
+    num_sinks = 0 if whole.sinks is None else whole.sinks.shape[-1]
+    rows = [np.zeros(x.shape, whole.kind) for x in (packed.query, packed.key, packed.value)]
+    sink_sums = np.zeros((texts, kv_heads, group, num_sinks), whole.kind)
+    slope_sums = np.zeros((texts, kv_heads, group), whole.kind)
+    for first, last in packed.runs():
+        call = packed.batch(first, last)
+
+        def grouped(x: Array, at: Array, first: int = first, last: int = last) -> Array:
+            """Packed rows in the layout of a call: a view."""
+            return group_queries(as_batch(x, at, first, last), kv_heads)
+
+        sums = _Sums(
+            grouped(rows[0], starts),
+            grouped(rows[1], key_starts),
+            grouped(rows[2], key_starts),
+            np.zeros(()),
+            sink_sums[first:last],
+            slope_sums[first:last],
+        )
+        given = (grouped(x, starts) for x in (above, out, lse[..., None]))
+        ours, theirs, base = given
+        found = _gradients(call, (), ours, theirs, base[..., 0], exact)
+        for part in ("query", "key", "value", "sinks", "slopes"):
+            getattr(sums, part)[...] = getattr(found, part)
+    q, k, v = (x.astype(whole.dtype, copy=False) for x in rows)
+    return AttentionGradient(
+        q,
+        k,
+        v,
+        None,
+        None if sinks is None else sink_sums.sum(0).reshape(np.shape(sinks)),
+        None if alibi_slopes is None else slope_sums.sum(0).reshape(np.shape(alibi_slopes)),
     )
 
 
@@ -304,15 +422,15 @@ def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _like(given: Any, name: str, shape: tuple[int, ...], call: Call) -> Array:
-    array = as_array(given, call="attention_grad", name=name)
+def _like(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str) -> Array:
+    array = as_array(given, call=call, name=name)
     if array.shape != shape:
         raise ValueError(
-            f"attention_grad: {name} has shape {array.shape} and the result of attention {shape}: "
+            f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "
             "they must be the same"
         )
     if not is_float(array.dtype):
-        raise TypeError(f"attention_grad: {name} is {array.dtype}: write {call.dtype}")
+        raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
     return array if native.stands(array) else np.ascontiguousarray(array)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, compute_type
+from qkv.arrays import Array, as_array
 from qkv.attend import native
-from qkv.attend.call import check_call, check_heads, check_types
+from qkv.attend.call import Call, check_call, check_heads, check_types
 from qkv.attend.solve import solve
 from qkv.attend.visibility import check_offset, check_per_row, check_window
 from qkv.backend import body
@@ -57,10 +59,78 @@ def varlen_attention(
     >>> varlen_attention(x, x, x, [0, 2, 3], [0, 2, 3]).ravel().round(2)
     array([1.73, 1.88, 5.  ])
     """
-    call = "varlen_attention"
+    packed = check_packed(
+        query,
+        key,
+        value,
+        cu_query_lengths,
+        cu_key_lengths,
+        is_causal=is_causal,
+        q_offset=q_offset,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        scale=scale,
+        call="varlen_attention",
+    )
+    out, lse = attend_rows(packed, lse=return_lse)
+    out = out.astype(packed.whole.dtype, copy=False)
+    return out if lse is None else (out, lse.astype(packed.whole.kind, copy=False))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Everything that a call about packed rows was asked, checked.
+
+    Arrays are `(total, heads, size)`; sequence b owns the query rows from `starts[b]` to
+    `starts[b + 1]`, and the key rows likewise.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    starts: Array  # (B + 1,)
+    key_starts: Array  # (B + 1,)
+    offsets: Array  # (B,)
+    options: Mapping[str, Any]  # all other rules
+    whole: Call  # the same rules and heads, seen as if all rows were one sequence
+    call: str  # the name that errors give
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Neighbours of the same lengths, which can be seen as one batch without copying."""
+        lengths, keys = np.diff(self.starts), np.diff(self.key_starts)
+        changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
+        return [(a, b) for a, b in pairwise(edges) if a < b]
+
+    def batch(self, first: int, last: int) -> Call:
+        """The sequences of one run as a call."""
+        arrays = (
+            as_batch(self.query, self.starts, first, last),
+            as_batch(self.key, self.key_starts, first, last),
+            as_batch(self.value, self.key_starts, first, last),
+        )
+        return check_call(
+            *arrays, q_offset=self.offsets[first:last], call=self.call, **self.options
+        )
+
+
+def check_packed(
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_query_lengths: Any,
+    cu_key_lengths: Any,
+    *,
+    q_offset: Any,
+    call: str,
+    **options: Any,
+) -> Packed:
+    """Check the arguments of `varlen_attention`; `call` is the name that errors give."""
     given = {"query": query, "key": key, "value": value}
     q, k, v = arrays = [as_array(x, call=call, name=name) for name, x in given.items()]
-    dtype = check_types(call, dict(zip(given, arrays, strict=True)))
+    check_types(call, dict(zip(given, arrays, strict=True)))
     for name, array in zip(given, arrays, strict=True):
         if array.ndim != 3:
             raise ValueError(
@@ -70,7 +140,7 @@ def varlen_attention(
         raise ValueError(
             f"{call}: key has {len(k)} rows and value has {len(v)}: each key needs its value"
         )
-    heads, _ = check_heads(call, q.shape[1], k.shape[1], v.shape[1])
+    check_heads(call, q.shape[1], k.shape[1], v.shape[1])
     starts = check_starts(call, "cu_query_lengths", cu_query_lengths, "query", len(q))
     key_starts = check_starts(call, "cu_key_lengths", cu_key_lengths, "key", len(k))
     if len(starts) != len(key_starts):
@@ -78,45 +148,46 @@ def varlen_attention(
             f"{call}: cu_query_lengths counts {len(starts) - 1} sequences and cu_key_lengths "
             f"{len(key_starts) - 1}: they must be the same sequences"
         )
+    sides = check_window(call, options["window"], options["is_causal"])
+    ranged = options["alibi_slopes"] is not None or sides != (None, None)
     lengths, key_lengths = np.diff(starts), np.diff(key_starts)
-    ranged = (
-        is_causal or alibi_slopes is not None or check_window(call, window, False) != (None, None)
-    )
     offsets = _offsets(call, q_offset, lengths, key_lengths, needed=ranged)
-
-    options: dict[str, Any] = {
-        "is_causal": is_causal,
-        "window": window,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "sinks": sinks,
-        "scale": scale,
-    }
     whole = check_call(*(np.swapaxes(x, 0, 1) for x in arrays), q_offset=0, call=call, **options)
-    chosen = body()
-    if chosen is not None and native.takes(whole):
-        out, lse = native.attend_packed(
-            chosen, whole, q, k, v, starts, key_starts, offsets, lse=return_lse
-        )
-        return out if lse is None else (out, lse.astype(whole.kind))
+    return Packed(q, k, v, starts, key_starts, offsets, options, whole, call)
 
-    calls, places = [], []
-    for first, last in _runs(lengths, key_lengths):
-        rows = slice(starts[first], starts[last])
-        keys = slice(key_starts[first], key_starts[last])
-        batch = (
-            _as_batch(array[part], last - first)
-            for array, part in ((q, rows), (k, keys), (v, keys))
+
+def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
+    """The output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp, float64."""
+    chosen = body()
+    if chosen is not None and native.takes(packed.whole):
+        return native.attend_packed(
+            chosen,
+            packed.whole,
+            packed.query,
+            packed.key,
+            packed.value,
+            packed.starts,
+            packed.key_starts,
+            packed.offsets,
+            lse=lse,
         )
-        calls.append(check_call(*batch, q_offset=offsets[first:last], call=call, **options))
-        places.append(rows)
-    out = np.empty((len(q), heads, v.shape[2]), dtype)
-    sums = np.empty((len(q), heads), compute_type(dtype))
-    for one, place, solved in zip(calls, places, solve(calls, lse=return_lse), strict=True):
-        out[place] = _as_rows(one.result(solved.context))
-        if solved.lse is not None:
-            sums[place] = _as_rows(one.result(solved.lse[..., None]))[..., 0]
-    return (out, sums) if return_lse else out
+    runs = packed.runs()
+    calls = [packed.batch(*run) for run in runs]
+    rows, heads = packed.query.shape[:2]
+    out = np.empty((rows, heads, packed.value.shape[2]), packed.whole.kind)
+    sums = np.empty((rows, heads, 1), np.float64) if lse else None
+    for run, one, solved in zip(runs, calls, solve(calls, lse=lse), strict=True):
+        as_batch(out, packed.starts, *run)[...] = one.result(solved.context)
+        if sums is not None and solved.lse is not None:
+            as_batch(sums, packed.starts, *run)[...] = one.result(solved.lse[..., None])
+    return out, None if sums is None else sums[..., 0]
+
+
+def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
+    """Sequences of one length L among packed rows `(total, H, n)`, seen as `(texts, H, L, n)`."""
+    part = rows[starts[first] : starts[last]]
+    texts = last - first
+    return np.swapaxes(part.reshape(texts, len(part) // texts, *part.shape[1:]), 1, 2)
 
 
 def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> Array:
@@ -147,21 +218,3 @@ def _offsets(
     at = unlike[0] if unlike.size else 0
     both = (int(lengths[at]), int(key_lengths[at])) if lengths.size else (0, 0)
     return check_offset(call, q_offset, *both, lengths.shape, needed=needed)
-
-
-def _runs(lengths: Array, key_lengths: Array) -> list[tuple[int, int]]:
-    """Neighbours of the same lengths, which can be seen as one batch without copying."""
-    changes = (np.diff(lengths) != 0) | (np.diff(key_lengths) != 0)
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
-    return [(a, b) for a, b in pairwise(edges) if a < b]
-
-
-def _as_batch(rows: Array, texts: int) -> Array:
-    """`(texts * L, H, d)` seen as `(texts, H, L, d)`."""
-    return np.swapaxes(rows.reshape(texts, len(rows) // texts, *rows.shape[1:]), 1, 2)
-
-
-def _as_rows(batch: Array) -> Array:
-    """`(texts, H, L, n)` back to `(texts * L, H, n)`."""
-    batch = np.swapaxes(batch, 1, 2)
-    return batch.reshape(batch.shape[0] * batch.shape[1], *batch.shape[2:])
