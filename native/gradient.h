@@ -51,22 +51,41 @@ struct GradientScratch {
 struct Differentiation {
   const Attention& a;
   const Gradient& g;
+  // (rows + 1): queries, and blocks of keys, of one head of all rows in front
+  Buffer<int64_t> queries_before, blocks_before;
   Saved saved;
-  int64_t longest;      // queries of a row
-  int64_t most_blocks;  // of a row
-  Objects<std::atomic<int64_t>> through;  // (row, key head, block): chunks that it is through with
+  Objects<std::atomic<int64_t>> through;  // (unit): chunks that it is through with
   Objects<std::atomic<bool>> unsound;     // (row, key head)
-  Objects<double> slopes;                 // (row, key head, block, group)
+  Objects<double> slopes;                 // (unit, group)
 
-  Differentiation(const Attention& a, const Gradient& g, int64_t longest, int64_t most_blocks)
-      : a(a), g(g), saved(size_t(a.rows * a.kv_heads * a.group * longest)), longest(longest),
-        most_blocks(most_blocks), through(size_t(a.rows * a.kv_heads * most_blocks)),
-        unsound(size_t(a.rows * a.kv_heads)),
-        slopes(size_t(a.rows * a.kv_heads * most_blocks * a.group)) {}
+  Differentiation(const Attention& a, const Gradient& g)
+      : a(a), g(g), queries_before(size_t(a.rows + 1)), blocks_before(size_t(a.rows + 1)),
+        saved(count_queries() * size_t(a.kv_heads * a.group)), through(size_t(units())),
+        unsound(size_t(a.rows * a.kv_heads)), slopes(size_t(units() * a.group)) {}
 
   size_t head(const Place& p) const { return size_t(p.row * a.kv_heads + p.head); }
   size_t query(const Place& p) const {
-    return (head(p) * size_t(a.group) + size_t(p.group)) * size_t(longest) + size_t(p.i);
+    return size_t(queries_before[size_t(p.row)] * a.kv_heads * a.group +
+                  (p.head * a.group + p.group) * a.length[p.row] + p.i);
+  }
+  int64_t blocks(int64_t row) const {
+    return blocks_before[size_t(row + 1)] - blocks_before[size_t(row)];
+  }
+  int64_t units() const { return blocks_before[size_t(a.rows)] * a.kv_heads; }
+  // The first block that a key head's queries see; those behind it follow.
+  size_t unit(int64_t row, int64_t kv_head) const {
+    return size_t(blocks_before[size_t(row)] * a.kv_heads + kv_head * blocks(row));
+  }
+
+ private:
+  size_t count_queries() {
+    queries_before[0] = blocks_before[0] = 0;
+    for (int64_t row = 0; row < a.rows; ++row) {
+      size_t at = size_t(row);
+      queries_before[at + 1] = queries_before[at] + a.length[row];
+      blocks_before[at + 1] = blocks_before[at] + blocks_of(keys_of_row(a, row));
+    }
+    return size_t(queries_before[size_t(a.rows)]);
   }
 };
 
@@ -396,8 +415,7 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
   clear(s.key_sums, a.size);
   clear(s.value_sums, a.value_size);
 
-  size_t head = d.head(place), unit = head * size_t(d.most_blocks) +
-                                      size_t(block - keys.begin / BLOCK);
+  size_t head = d.head(place), unit = d.unit(row, kv_head) + size_t(block - keys.begin / BLOCK);
   bool last = (block + 1) * BLOCK >= keys.end, sound = true;
   int64_t real = real_queries(a, row), chunks = chunks_of(real);
   for (int64_t group = 0; group < a.group; ++group) {
@@ -444,30 +462,33 @@ inline bool shares_bias(const Attention& a, const Cells& bias) {
 }
 
 inline void differentiate(const Attention& a, const Gradient& g, int threads) {
-  int64_t heads = a.rows * a.kv_heads, most_blocks = 0, longest = 0, first = THROUGH, end = 0;
+  int64_t heads = a.rows * a.kv_heads, first = THROUGH, end = 0;
   double work = 0;
+  Differentiation d(a, g);
   for (int64_t row = 0; row < a.rows; ++row) {
     Range keys = keys_of_row(a, row);
-    longest = at_least(longest, a.length[row]);
-    if (!blocks_of(keys)) continue;
-    most_blocks = at_least(most_blocks, blocks_of(keys));
+    if (!d.blocks(row)) continue;
     first = at_most(first, keys.begin / BLOCK);
-    end = at_least(end, keys.begin / BLOCK + blocks_of(keys));
+    end = at_least(end, keys.begin / BLOCK + d.blocks(row));
     work += double(keys.end - keys.begin) * double(a.length[row]) *
             double((a.size + a.value_size) * a.group * a.kv_heads);
   }
   if (work < double(SMALL_WORK)) threads = 1;
-  Differentiation d(a, g, longest, most_blocks);
 
-  std::atomic<int64_t> next{0};
-  auto prepare = [&](int64_t k) {  // a query head
-    prepare_head(d, {k / a.group / a.kv_heads, k / a.group % a.kv_heads, k % a.group, 0});
+  auto prepare = [&](int64_t head) {
+    for (int64_t group = 0; group < a.group; ++group)
+      prepare_head(d, {head / a.kv_heads, head % a.kv_heads, group, 0});
   };
   bool shared = g.bias && (g.bias.j == 0 || shares_bias(a, g.bias));
-  bool small = !shared && most_blocks <= 1;  // a head is one unit, prepared where it is computed
-  if (!small)
+  // a small head is one unit, prepared where it is computed
+  auto is_small = [&](int64_t head) { return !shared && d.blocks(head / a.kv_heads) <= 1; };
+  bool all_small = true;
+  for (int64_t row = 0; row < a.rows; ++row) all_small &= is_small(row * a.kv_heads);
+  std::atomic<int64_t> next{0};
+  if (!all_small)
     on_threads(threads, [&](int) {
-      for (int64_t k; (k = next++) < heads * a.group;) prepare(k);
+      for (int64_t head; (head = next++) < heads;)
+        if (!is_small(head)) prepare(head);
     });
 
   next = 0;
@@ -485,31 +506,34 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
     });
   } else {
     Objects<std::atomic<int64_t>> next_block(static_cast<size_t>(heads));
-    threads = int(at_most(threads, heads * at_least(most_blocks, 1)));
-    on_threads(threads, [&](int) {
+    on_threads(int(at_most(threads, at_least(heads, d.units()))), [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
       auto help_with = [&](int64_t head) {
         Range keys = keys_of_row(a, head / a.kv_heads);
-        for (int64_t k, blocks = blocks_of(keys); (k = next_block[size_t(head)]++) < blocks;)
+        for (int64_t k, blocks = d.blocks(head / a.kv_heads);
+             (k = next_block[size_t(head)]++) < blocks;)
           differentiate_block(d, head / a.kv_heads, head % a.kv_heads,
                               keys.begin / BLOCK + blocks - 1 - k, scratch);
       };
       for (int64_t head; (head = next++) < heads;) {
-        if (small && head + threads < heads) ask_for_small(d, head + threads);
-        for (int64_t group = 0; small && group < a.group; ++group) prepare(head * a.group + group);
+        if (head + threads < heads && is_small(head + threads)) ask_for_small(d, head + threads);
+        if (is_small(head)) prepare(head);
         help_with(head);
       }
-      for (int64_t head = 0; !small && head < heads; ++head) help_with(head);  // of others
+      for (int64_t head = 0; !all_small && head < heads; ++head)  // of others
+        if (!is_small(head)) help_with(head);
     });
   }
 
   for (int64_t head = 0; head < heads; ++head) {
     g.unsound[head] = d.unsound[size_t(head)];
+    int64_t row = head / a.kv_heads;
     for (int64_t group = 0; a.slopes && group < a.group; ++group)
-      for (int64_t block = most_blocks - 1; block >= 0; --block)
+      for (int64_t block = d.blocks(row) - 1; block >= 0; --block)
         g.slopes[head * a.group + group] +=
-            d.slopes[size_t((head * most_blocks + block) * a.group + group)];
+            d.slopes[(d.unit(row, head % a.kv_heads) + size_t(block)) * size_t(a.group) +
+                     size_t(group)];
   }
 }
 

@@ -381,16 +381,26 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  return guarded(count, 16, [&] {
-    const Body& body = body_of(args[0]);
-    const Array query(args[1]), key(args[2]), value(args[3]), out(args[4], true), lse(args[5], true);
-    const Array query_starts(args[6]), key_starts(args[7]), slopes(args[8]), sinks(args[9]);
-    int threads = number_of_threads(args[15]);
+// What is asked about packed rows, in this order, from `body` on.
+enum {
+  ROWS_BODY, ROWS_QUERY, ROWS_KEY, ROWS_VALUE, ROWS_OUT, ROWS_LSE, ROWS_STARTS, ROWS_KEY_STARTS,
+  ROWS_SLOPES, ROWS_SINKS, ROWS_OFFSET, ROWS_LEFT, ROWS_RIGHT, ROWS_SOFTCAP, ROWS_SCALE,
+  ROWS_THREADS, ROWS_COMMON
+};
+
+struct PackedRows {
+  const Array query, key, value, out, lse, query_starts, key_starts, slopes, sinks;
+  Problem problem;
+
+  // `computed`: out and lse are results, not given.
+  explicit PackedRows(PyObject* const* args, bool computed = true)
+      : query(args[ROWS_QUERY]), key(args[ROWS_KEY]), value(args[ROWS_VALUE]),
+        out(args[ROWS_OUT], computed), lse(args[ROWS_LSE], computed),
+        query_starts(args[ROWS_STARTS]), key_starts(args[ROWS_KEY_STARTS]),
+        slopes(args[ROWS_SLOPES]), sinks(args[ROWS_SINKS]) {
     need(query && key && value && out && query_starts && key_starts, "an array is missing");
     need_one_type(query, key, value, out);
     need_unit_step({&query, &key, &value, &out});
-    Problem problem;
     Attention& a = problem.a;
     int64_t heads = query.length(-2);
     a.size = query.length(-1);
@@ -404,58 +414,76 @@ PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
              value.length(-2) == a.kv_heads && value.length(-3) == key.length(-3),
          "query, key and value do not fit");
     need_size(a.size);
-    need(out.length(-3) == query.length(-3) && out.length(-2) == heads &&
-             out.length(-1) == a.value_size,
-         "out does not fit");
-    need(!lse || (lse.type() == Type::float64 && lse.length(-3) == query.length(-3) &&
-                  lse.length(-2) == heads && lse.length(-1) == 1),
+    need(like_query(out, a.value_size), "out does not fit");
+    need(!lse || (lse.type() == Type::float64 && like_query(lse, 1)),
          "lse is not float64 of (total, heads, 1)");
 
     a.rows = query_starts.count() - 1;
     need(query_starts.axes() == 1 && key_starts.axes() == 1 && a.rows >= 0 &&
              key_starts.count() == a.rows + 1,
          "starts do not fit");
-    // where sequences begin, and how long they are
-    auto cut = [&](const Array& given, int64_t total) {
-      need(given.type() == Type::integer && given.plain(), "starts are not int64");
-      auto* first = static_cast<const int64_t*>(given.data());
-      std::vector<int64_t> lengths(static_cast<size_t>(a.rows));
-      for (int64_t b = 0; b < a.rows; ++b) {
-        need(first[b] >= 0 && first[b] <= first[b + 1] && first[b + 1] <= total, "starts are wrong");
-        lengths[size_t(b)] = first[b + 1] - first[b];
-      }
-      return problem.keep(std::move(lengths));
-    };
-    a.length = a.query_length = cut(query_starts, query.length(-3));
-    a.keys = a.key_length = cut(key_starts, key.length(-3));
-    auto cells = [&](const Array& array, const Array& at, int64_t group) {
-      Cells c;
-      if (!array) return c;
-      c.data = array.data();
-      c.type = array.type();
-      std::vector<int64_t> rows(static_cast<size_t>(a.rows));
-      for (int64_t b = 0; b < a.rows; ++b)
-        rows[size_t(b)] = static_cast<const int64_t*>(at.data())[b] * array.step(-3);
-      c.rows = problem.keep(std::move(rows));
-      c.head = array.step(-2) * group;
-      c.group = group == a.group ? array.step(-2) : 0;
-      c.i = array.step(-3);
-      c.j = array.step(-1);
-      return c;
-    };
-    a.query = cells(query, query_starts, a.group);
-    a.out = cells(out, query_starts, a.group);
-    a.lse = cells(lse, query_starts, a.group);
-    a.key = cells(key, key_starts, 1);
-    a.value = cells(value, key_starts, 1);
+    a.length = a.query_length = lengths(query_starts, query.length(-3));
+    a.keys = a.key_length = lengths(key_starts, key.length(-3));
+    a.query = query_cells(query);
+    a.out = query_cells(out);
+    a.lse = query_cells(lse);
+    a.key = key_cells(key);
+    a.value = key_cells(value);
     problem.per_head(slopes, sinks);
-    a.offset = problem.per_row(args[10], -FURTHEST, FURTHEST);
-    problem.window(args[11], args[12]);
-    a.softcap = args[13] == Py_None ? 0 : real(args[13]);
-    a.scale = real(args[14]);
-    if (!problem.empty()) {
+    a.offset = problem.per_row(args[ROWS_OFFSET], -FURTHEST, FURTHEST);
+    problem.window(args[ROWS_LEFT], args[ROWS_RIGHT]);
+    a.softcap = args[ROWS_SOFTCAP] == Py_None ? 0 : real(args[ROWS_SOFTCAP]);
+    a.scale = real(args[ROWS_SCALE]);
+  }
+
+  bool like_query(const Array& array, int64_t size) const {
+    return array.axes() == 3 && array.length(-3) == query.length(-3) &&
+           array.length(-2) == query.length(-2) && array.length(-1) == size;
+  }
+  bool like_key(const Array& array, int64_t size) const {
+    return array.axes() == 3 && array.length(-3) == key.length(-3) &&
+           array.length(-2) == key.length(-2) && array.length(-1) == size;
+  }
+  Cells query_cells(const Array& array) { return cells(array, query_starts, problem.a.group); }
+  Cells key_cells(const Array& array) { return cells(array, key_starts, 1); }
+
+ private:
+  // How long the sequences are.
+  const int64_t* lengths(const Array& given, int64_t total) {
+    need(given.type() == Type::integer && given.plain(), "starts are not int64");
+    auto* first = static_cast<const int64_t*>(given.data());
+    std::vector<int64_t> found(static_cast<size_t>(problem.a.rows));
+    for (size_t b = 0; b < found.size(); ++b) {
+      need(first[b] >= 0 && first[b] <= first[b + 1] && first[b + 1] <= total, "starts are wrong");
+      found[b] = first[b + 1] - first[b];
+    }
+    return problem.keep(std::move(found));
+  }
+  Cells cells(const Array& array, const Array& at, int64_t group) {
+    Cells c;
+    if (!array) return c;
+    c.data = array.data();
+    c.type = array.type();
+    std::vector<int64_t> rows(static_cast<size_t>(problem.a.rows));
+    for (size_t b = 0; b < rows.size(); ++b)
+      rows[b] = static_cast<const int64_t*>(at.data())[b] * array.step(-3);
+    c.rows = problem.keep(std::move(rows));
+    c.head = array.step(-2) * group;
+    c.group = group == problem.a.group ? array.step(-2) : 0;
+    c.i = array.step(-3);
+    c.j = array.step(-1);
+    return c;
+  }
+};
+
+PyObject* attend_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, ROWS_COMMON, [&] {
+    const Body& body = body_of(args[ROWS_BODY]);
+    int threads = number_of_threads(args[ROWS_THREADS]);
+    PackedRows rows(args);
+    if (!rows.problem.empty()) {
       Unlocked unlocked;
-      body.attend(a, threads);
+      body.attend(rows.problem.a, threads);
     }
     return none();
   });
@@ -498,6 +526,22 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// What a gradient has for each row: `slopes (rows, heads)`, `sinks (rows, heads, n)`, and `unsound
+// (rows, key heads)`.
+void per_row_sums(Gradient& g, const Attention& a, const Array& slopes, const Array& sinks,
+                  const Array& unsound) {
+  auto numbers = [&](const Array& array, Type type, int64_t each) {
+    need(array && array.type() == type && array.plain() && array.count() == a.rows * each,
+         "numbers of the rows do not fit");
+    return array.data();
+  };
+  int64_t heads = a.kv_heads * a.group;
+  if (a.slopes) g.slopes = static_cast<double*>(numbers(slopes, Type::float64, heads));
+  if (a.num_sinks)
+    g.sinks = static_cast<double*>(numbers(sinks, Type::float64, heads * a.num_sinks));
+  g.unsound = static_cast<bool*>(numbers(unsound, Type::boolean, a.kv_heads));
+}
+
 PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, COMMON + 9, [&] {
     const Body& body = body_of(args[BODY]);
@@ -532,26 +576,46 @@ PyObject* differentiate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(!bias == !common.bias && (!bias || bias.type() == Type::float32),
          "the gradient of bias is not float32");
     if (bias) need_unit_step({&bias});
-    auto per_row = [&](const Array& array, Type type, int64_t each) {
-      need(array.type() == type && array.plain() && array.count() == a.rows * each,
-           "numbers of the rows do not fit");
-      return array.data();
-    };
-    if (a.slopes) {
-      need(bool(slopes), "an array is missing");
-      g.slopes = static_cast<double*>(per_row(slopes, Type::float64, heads));
-    }
-    if (a.num_sinks) {
-      need(bool(sinks), "an array is missing");
-      g.sinks = static_cast<double*>(per_row(sinks, Type::float64, heads * a.num_sinks));
-    }
-    g.unsound = static_cast<bool*>(per_row(unsound, Type::boolean, a.kv_heads));
+    per_row_sums(g, a, slopes, sinks, unsound);
     g.above = problem.cells(above, common.query, a.group, common.length, a.value_size);
     g.query = problem.cells(query, common.query, a.group, common.length, a.size);
     g.key = problem.cells(key, common.query, 1, common.keys, a.size);
     g.value = problem.cells(value, common.query, 1, common.keys, a.value_size);
     g.bias = problem.cells(bias, common.query, a.group, common.length, common.keys);
     if (!problem.empty()) {
+      Unlocked unlocked;
+      body.differentiate(a, g, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* differentiate_packed(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, ROWS_COMMON + 8, [&] {
+    const Body& body = body_of(args[ROWS_BODY]);
+    int threads = number_of_threads(args[ROWS_THREADS]);
+    PackedRows rows(args, false);
+    const Attention& a = rows.problem.a;
+    Gradient g;
+    PyObject* const* more = args + ROWS_COMMON;
+    g.most = real(more[0]);
+    const Array above(more[1]), query(more[2], true), key(more[3], true), value(more[4], true);
+    const Array slopes(more[5], true), sinks(more[6], true), unsound(more[7], true);
+    need(rows.lse && above && query && key && value && unsound, "an array is missing");
+    need(a.value_size <= qkv::MAX_SIZE, "value must have a size of at most MAX_SIZE");
+    need(is_working_float(above.type()), "the gradient of out is of no working type");
+    need_unit_step({&above, &query, &key, &value});
+    need(rows.like_query(above, a.value_size) && rows.like_query(query, a.size) &&
+             rows.like_key(key, a.size) && rows.like_key(value, a.value_size),
+         "gradients do not fit");
+    for (const Array* array : {&query, &key, &value})
+      need(array->type() == Type::float32, "gradients are not float32");
+    per_row_sums(g, a, slopes, sinks, unsound);
+    g.above = rows.query_cells(above);
+    g.query = rows.query_cells(query);
+    g.key = rows.key_cells(key);
+    g.value = rows.key_cells(value);
+    if (!rows.problem.empty()) {
       Unlocked unlocked;
       body.differentiate(a, g, threads);
     }
@@ -699,6 +763,171 @@ PyObject* narrow(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
+// ---- learning -----------------------------------------------------------------------------------
+
+// A matrix of float32 whose rows stand together, (rows, columns) of any size where -1 is asked for.
+void need_matrix(const Array& array, int64_t rows, int64_t columns) {
+  need(array && array.type() == Type::float32 && array.axes() == 2 &&
+           (rows < 0 || array.length(-2) == rows) && (columns < 0 || array.length(-1) == columns),
+       "an array is not a matrix of float32 that fits");
+  need_unit_step({&array});
+}
+
+// `count` numbers of float32 in one piece; nullptr where nothing is given.
+float* numbers(const Array& array, int64_t count) {
+  if (!array) return nullptr;
+  need(array.type() == Type::float32 && array.plain() && array.count() == count,
+       "an array is not so many float32 in one piece");
+  return static_cast<float*>(array.data());
+}
+float* wanted(const Array& array, int64_t count) {
+  need(bool(array), "an array is missing");
+  return numbers(array, count);
+}
+
+PyObject* outer(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 7, [&] {
+    const Body& body = body_of(args[0]);
+    Array left(args[1]), right(args[2]), y(args[3], true);
+    Array left_sums(args[4], true), right_sums(args[5], true);
+    int threads = number_of_threads(args[6]);
+    qkv::Outer p;
+    need_matrix(left, -1, -1);
+    p.depth = left.length(-2);
+    p.rows = left.length(-1);
+    need_matrix(right, p.depth, -1);
+    p.columns = right.length(-1);
+    need_matrix(y, p.rows, p.columns);
+    p.left_sums = numbers(left_sums, p.rows);
+    p.right_sums = numbers(right_sums, p.columns);
+    p.left = static_cast<const float*>(left.data());
+    p.left_step = left.step(-2);
+    p.right = static_cast<const float*>(right.data());
+    p.right_step = right.step(-2);
+    p.y = static_cast<float*>(y.data());
+    p.y_step = y.step(-2);
+    if (p.rows && p.columns) {
+      Unlocked unlocked;
+      body.outer(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* map(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 6, [&] {
+    const Body& body = body_of(args[0]);
+    int64_t activation = whole(args[1]);
+    Array x(args[2]), grad(args[3]), y(args[4], true);
+    int threads = number_of_threads(args[5]);
+    need(activation > 0 && activation <= int64_t(qkv::Activation::relu), "no such activation");
+    const int64_t size = x.count();
+    const float *from = wanted(x, size), *above = numbers(grad, size);
+    float* to = wanted(y, size);
+    if (size) {
+      Unlocked unlocked;
+      body.map(qkv::Activation(activation), from, above, to, size, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* norm_grad(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 10, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), weight(args[2]), scale(args[3]), above(args[4]);
+    Array y(args[6], true), weight_sums(args[7], true), bias_sums(args[8], true);
+    qkv::NormGrad p;
+    p.centred = whole(args[5]) != 0;
+    int threads = number_of_threads(args[9]);
+    need_matrix(x, -1, -1);
+    p.rows = x.length(-2);
+    p.size = x.length(-1);
+    need(p.size > 0, "vectors have no numbers");
+    need_matrix(above, p.rows, p.size);
+    p.x = static_cast<const float*>(x.data());
+    p.x_step = x.step(-2);
+    p.above = static_cast<const float*>(above.data());
+    p.above_step = above.step(-2);
+    p.weight = wanted(weight, p.size);
+    p.scale = wanted(scale, p.rows);
+    p.y = wanted(y, p.rows * p.size);
+    p.weight_sums = wanted(weight_sums, p.size);
+    p.bias_sums = numbers(bias_sums, p.size);
+    {
+      Unlocked unlocked;
+      body.norm_grad(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* cross_entropy(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 7, [&] {
+    const Body& body = body_of(args[0]);
+    Array logits(args[1]), targets(args[2]), weights(args[3]);
+    Array losses(args[4], true), grad(args[5], true);
+    int threads = number_of_threads(args[6]);
+    qkv::CrossEntropy p;
+    need_matrix(logits, -1, -1);
+    p.rows = logits.length(-2);
+    p.size = logits.length(-1);
+    need(targets && targets.type() == Type::integer && targets.plain() && targets.count() == p.rows,
+         "targets are not an int64 for each row");
+    p.logits = static_cast<const float*>(logits.data());
+    p.step = logits.step(-2);
+    p.targets = static_cast<const int64_t*>(targets.data());
+    p.weights = numbers(weights, p.rows);
+    p.losses = wanted(losses, p.rows);
+    p.grad = wanted(grad, p.rows * p.size);
+    if (p.rows) {
+      Unlocked unlocked;
+      body.cross_entropy(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* adamw(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 17, [&] {
+    const Body& body = body_of(args[0]);
+    Array parameters(args[1], true), gradient(args[2]), mean(args[3], true), square(args[4], true);
+    Array decays(args[5]);
+    qkv::AdamW p;
+    p.count = parameters.count();
+    p.parameters = wanted(parameters, p.count);
+    p.gradient = wanted(gradient, p.count);
+    p.mean = wanted(mean, p.count);
+    p.square = wanted(square, p.count);
+    p.decays = numbers(decays, p.count);
+    float* settings[] = {&p.decay,    &p.rate,        &p.factor,     &p.eps,  &p.keep_mean,
+                         &p.add_mean, &p.keep_square, &p.add_square, &p.size, &p.root};
+    for (size_t k = 0; k < 10; ++k) *settings[k] = float(real(args[6 + k]));
+    int threads = number_of_threads(args[16]);
+    if (p.count) {
+      Unlocked unlocked;
+      body.adamw(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 3, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]);
+    int threads = number_of_threads(args[2]);
+    const int64_t size = x.count();
+    const float* from = wanted(x, size);
+    double total;
+    {
+      Unlocked unlocked;
+      total = body.squares(from, size, threads);
+    }
+    return PyFloat_FromDouble(total);
+  });
+}
+
 // ---- what the machine gives ---------------------------------------------------------------------
 
 PyObject* multiply_adds(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -756,11 +985,19 @@ PyMethodDef methods[] = {
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
     {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
     {"differentiate", function(differentiate), METH_FASTCALL, "The gradient of attention."},
+    {"differentiate_packed", function(differentiate_packed), METH_FASTCALL,
+     "The gradient of attention of packed sequences."},
     {"packed_size", function(packed_size), METH_FASTCALL, "Floats that packed weights take."},
     {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
     {"narrow", function(narrow), METH_FASTCALL, "float32 to bfloat16."},
+    {"outer", function(outer), METH_FASTCALL, "left.T @ right, and sums of columns."},
+    {"map", function(map), METH_FASTCALL, "An activation, or the gradient of one."},
+    {"norm_grad", function(norm_grad), METH_FASTCALL, "The gradient of norm."},
+    {"cross_entropy", function(cross_entropy), METH_FASTCALL, "Losses and their gradient."},
+    {"adamw", function(adamw), METH_FASTCALL, "One step of AdamW."},
+    {"squares", function(squares), METH_FASTCALL, "The sum of all squares."},
     {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
     {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
     {nullptr, nullptr, 0, nullptr},

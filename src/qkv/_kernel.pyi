@@ -111,6 +111,33 @@ def attend_packed(
     threads: int,
     /,
 ) -> None: ...
+def differentiate_packed(
+    body: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,  # what attend_packed gave
+    lse: Array,
+    query_starts: Array,
+    key_starts: Array,
+    slopes: Array | None,
+    sinks: Array | None,
+    offset: int | Array,
+    left: int | None,
+    right: int | None,
+    softcap: float | None,
+    scale: float,
+    threads: int,
+    most: float,  # as for differentiate
+    grad_out: Array,  # (total, Hq, dv) of any working type
+    grad_query: Array,  # (total, Hq, d) float32
+    grad_key: Array,  # (total, Hkv, d) float32
+    grad_value: Array,  # (total, Hkv, dv) float32
+    grad_slopes: Array | None,  # (B, Hq) float64, is added to
+    grad_sinks: Array | None,  # (B, Hq, n) float64, is added to
+    unsound: Array,  # (B, Hkv) bool: what stands there is wrong
+    /,
+) -> None: ...
 def packed_size(body: int, rows: int, columns: int, like: Array, /) -> int:
     """How many float32 the packed weights (in, out) = (rows, columns) of `like`'s type take."""
 
@@ -152,6 +179,74 @@ def narrow(
     threads: int,
     /,
 ) -> None: ...
+def outer(
+    body: int,
+    left: Array,  # (depth, rows) float32
+    right: Array,  # (depth, columns) float32
+    y: Array,  # (rows, columns) float32: left.T @ right
+    left_sums: Array | None,  # (rows,) float32: the sums of the columns of left
+    right_sums: Array | None,  # (columns,)
+    threads: int,
+    /,
+) -> None: ...
+def map(
+    body: int,
+    activation: int,  # as in linear, not 0
+    x: Array,  # float32, in one piece
+    grad: Array | None,  # the same: y is grad times the derivative at x
+    y: Array,
+    threads: int,
+    /,
+) -> None: ...
+def norm_grad(
+    body: int,
+    x: Array,  # (rows, size) float32
+    weight: Array,  # (size,) float32
+    scale: Array,  # (rows,) float32: what norm divided by
+    grad: Array,  # (rows, size) float32
+    centred: bool,
+    grad_x: Array,  # (rows, size) float32, in one piece
+    grad_weight: Array,  # (size,) float32
+    grad_bias: Array | None,
+    threads: int,
+    /,
+) -> None: ...
+def cross_entropy(
+    body: int,
+    logits: Array,  # (rows, size) float32
+    targets: Array,  # (rows,) int64
+    weights: Array | None,  # (rows,) float32
+    losses: Array,  # (rows,) float32
+    grad: Array,  # (rows, size) float32, in one piece
+    threads: int,
+    /,
+) -> None: ...
+def adamw(
+    body: int,
+    parameters: Array,  # (n,) float32, as are the others
+    gradient: Array,
+    mean: Array,
+    square: Array,
+    decays: Array | None,
+    decay: float,  # where there are no decays
+    rate: float,
+    factor: float,
+    eps: float,
+    keep_mean: float,
+    add_mean: float,
+    keep_square: float,
+    add_square: float,
+    size: float,  # rate / (1 - beta1**step)
+    root: float,  # 1 / sqrt(1 - beta2**step)
+    threads: int,
+    /,
+) -> None: ...
+def squares(
+    body: int,
+    x: Array,  # float32, in one piece
+    threads: int,
+    /,
+) -> float: ...
 def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
     """Floating-point operations a second in registers at most, measured: see native/rates.h."""
 

@@ -15,7 +15,7 @@ from qkv.attend.heads import group_queries, ungroup_queries
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
-from qkv.attend.varlen import as_batch, attend_rows, check_packed
+from qkv.attend.varlen import Packed, as_batch, attend_rows, check_packed
 from qkv.backend import body, run_all
 
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
@@ -182,7 +182,7 @@ def varlen_attention_grad(
         scale=scale,
         call=name,
     )
-    whole, starts, key_starts = packed.whole, packed.starts, packed.key_starts
+    whole = packed.whole
     shape = (*packed.query.shape[:2], packed.value.shape[2])
     above = _like(grad_out, "grad_out", shape, whole.dtype, name)
     if forward is None:
@@ -194,32 +194,8 @@ def varlen_attention_grad(
         lse = _like(forward[1], "forward[1]", shape[:-1], whole.kind, name)
         exact = EXACT
 
-    texts, (kv_heads, group, _) = len(starts) - 1, whole.shape[-3:]
-    num_sinks = 0 if whole.sinks is None else whole.sinks.shape[-1]
-    rows = [np.zeros(x.shape, whole.kind) for x in (packed.query, packed.key, packed.value)]
-    sink_sums = np.zeros((texts, kv_heads, group, num_sinks), whole.kind)
-    slope_sums = np.zeros((texts, kv_heads, group), whole.kind)
-    for first, last in packed.runs():
-        call = packed.batch(first, last)
-
-        def grouped(x: Array, at: Array, first: int = first, last: int = last) -> Array:
-            """Packed rows in the layout of a call: a view."""
-            return group_queries(as_batch(x, at, first, last), kv_heads)
-
-        sums = _Sums(
-            grouped(rows[0], starts),
-            grouped(rows[1], key_starts),
-            grouped(rows[2], key_starts),
-            np.zeros(()),
-            sink_sums[first:last],
-            slope_sums[first:last],
-        )
-        given = (grouped(x, starts) for x in (above, out, lse[..., None]))
-        ours, theirs, base = given
-        found = _gradients(call, (), ours, theirs, base[..., 0], exact)
-        for part in ("query", "key", "value", "sinks", "slopes"):
-            getattr(sums, part)[...] = getattr(found, part)
-    q, k, v = (x.astype(whole.dtype, copy=False) for x in rows)
+    grads, sink_sums, slope_sums = _packed_gradients(packed, above, out, lse, exact)
+    q, k, v = (x.astype(whole.dtype, copy=False) for x in grads)
     return AttentionGradient(
         q,
         k,
@@ -245,82 +221,152 @@ class _Sums:
 def _gradients(
     call: Call, cells: tuple[int, ...], above: Array, out: Array, lse: Array, exact: float
 ) -> _Sums:
-    """By the kernel, and by NumPy what that does not take.
+    """By the kernel, and by NumPy the heads that it does not take.
 
-    `cells` is the shape of the bias in the layout of a `Call`; for `exact` see `_by_kernel`.
+    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN. `cells` is the
+    shape of the bias in the layout of a `Call`.
     """
-    *lead, kv_heads, group, length = call.shape
+    *lead, kv_heads, group, _ = call.shape
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
-    chosen = body() if call.query.size and native.takes_gradient(call) else None
-    room = np.zeros if chosen is None else np.empty
     sums = _Sums(
-        room((*call.shape, call.query.shape[-1]), call.kind),
-        room((*lead, kv_heads, 1, call.keys, call.key.shape[-1]), call.kind),
-        room((*lead, kv_heads, 1, call.keys, call.value.shape[-1]), call.kind),
+        np.empty((*call.shape, call.query.shape[-1]), call.kind),
+        np.empty((*lead, kv_heads, 1, call.keys, call.key.shape[-1]), call.kind),
+        np.empty((*lead, kv_heads, 1, call.keys, call.value.shape[-1]), call.kind),
         np.zeros(cells, call.kind),
         np.zeros((*lead, kv_heads, group, sinks), call.kind),
         np.zeros((*lead, kv_heads, group), call.kind),
     )
-    cases = []
-    for text in np.ndindex(*lead):
-        rows = tuple(slice(t, t + 1) for t in text)
-        cases += [((*rows, slice(head, head + 1)), rows) for head in range(kv_heads)]
-    if chosen is not None:
-        cases = _by_kernel(chosen, call, above, out, lse, exact, sums, cases)
-    if not cases:
-        return sums
-    call = call.widened()
-    above, out, lse = (x.astype(call.kind, copy=False) for x in (above, out, lse))
-
-    def one(index: tuple[Any, ...], rows: tuple[Any, ...]) -> None:
-        """All of one key head: its blocks one after the other, so that sums have one order."""
-        step = max(1, QUERIES // max(group, 1))
-        for start in range(0, length, step):
-            part = Part(rows, index, slice(start, min(length, start + step)))
-            here = (*index, slice(None), part.queries)
-            with np.errstate(all="ignore"):
-                _block(call, part, above[here], out[here], lse[here], sums)
-
-    def in_order() -> None:
-        for case in cases:
-            one(*case)
-
+    wrong = np.ones((*lead, kv_heads), bool)
+    if (chosen := _kernel_for(call)) is not None:
+        saved = _as_saved(call, above, out, lse)
+        wrong = native.differentiate(
+            chosen,
+            call,
+            *saved,
+            exact,
+            sums.query,
+            sums.key,
+            sums.value,
+            sums.bias,
+            sums.sinks,
+            sums.slopes,
+        )
+        if call.bias is not None and wrong.any():  # its gradient has sums over heads
+            wrong[...] = True
+            sums.bias[...] = 0
+    heads = _heads(call, wrong, above, out, lse, sums)
     if call.bias is None:
-        run_all(one, cases)
+        run_all(_head, heads)
     else:  # several heads may add to one number of a bias
+
+        def in_order() -> None:
+            for head in heads:
+                _head(*head)
+
         run_all(in_order, [()])
     return sums
 
 
-def _by_kernel(
-    chosen: int,
+def _packed_gradients(
+    packed: Packed, above: Array, out: Array, lse: Array, exact: float
+) -> tuple[tuple[Array, Array, Array], Array, Array]:
+    """The same of packed rows: of query, key and value, and of each sequence's sinks and slopes."""
+    whole, starts, key_starts = packed.whole, packed.starts, packed.key_starts
+    texts, (kv_heads, group, _) = len(starts) - 1, whole.shape[-3:]
+    num_sinks = 0 if whole.sinks is None else whole.sinks.shape[-1]
+    arrays = packed.query, packed.key, packed.value
+    query, key, value = (np.empty(x.shape, whole.kind) for x in arrays)
+    sinks = np.zeros((texts, kv_heads, group, num_sinks), whole.kind)
+    slopes = np.zeros((texts, kv_heads, group), whole.kind)
+    wrong = np.ones((texts, kv_heads), bool)
+    if (chosen := _kernel_for(whole)) is not None:
+        saved = _as_saved(whole, above, out, lse)
+        wrong = native.differentiate_packed(
+            chosen,
+            whole,
+            *arrays,
+            starts,
+            key_starts,
+            packed.offsets,
+            *saved,
+            exact,
+            query,
+            key,
+            value,
+            sinks,
+            slopes,
+        )
+    heads = []
+    for first, last in packed.runs() if wrong.any() else ():
+        if not wrong[first:last].any():
+            continue
+        own = (
+            group_queries(as_batch(x, starts, first, last), kv_heads)
+            for x in (above, out, lse[..., None], query)
+        )
+        given, results, base, queries = own
+        sums = _Sums(
+            queries,
+            as_batch(key, key_starts, first, last)[..., None, :, :],
+            as_batch(value, key_starts, first, last)[..., None, :, :],
+            np.zeros(()),
+            sinks[first:last],
+            slopes[first:last],
+        )
+        call = packed.batch(first, last)
+        heads += _heads(call, wrong[first:last], given, results, base[..., 0], sums)
+    run_all(_head, heads)
+    return (query, key, value), sinks, slopes
+
+
+def _kernel_for(call: Call) -> int | None:
+    """The body of the kernel that computes the gradient of a call, None where NumPy does."""
+    chosen = body()
+    return chosen if call.query.size and native.takes_gradient(call) else None
+
+
+def _as_saved(call: Call, above: Array, out: Array, lse: Array) -> tuple[Array, Array, Array]:
+    """The gradient of the output, and what was saved, in types that the kernel takes."""
+    if native.handed_as(above.dtype) is None:
+        above = above.astype(call.kind)
+    return above, out.astype(call.dtype, copy=False), lse.astype(np.float64, copy=False)
+
+
+def _heads(
+    call: Call, wrong: Array, above: Array, out: Array, lse: Array, sums: _Sums
+) -> list[tuple[Any, ...]]:
+    """The key heads `wrong (*lead, Hkv)` for `_head`, with 0 where they are to be summed."""
+    if not wrong.any():
+        return []
+    call = call.widened()
+    above, out, lse = (x.astype(call.kind, copy=False) for x in (above, out, lse))
+    heads = []
+    for *text, head in np.argwhere(wrong).tolist():
+        rows = tuple(slice(t, t + 1) for t in text)
+        index = (*rows, slice(head, head + 1))
+        for array in (sums.query, sums.key, sums.value, sums.sinks, sums.slopes):
+            array[index] = 0
+        heads.append((call, index, rows, above, out, lse, sums))
+    return heads
+
+
+def _head(
     call: Call,
+    index: tuple[Any, ...],
+    rows: tuple[Any, ...],
     above: Array,
     out: Array,
     lse: Array,
-    exact: float,
     sums: _Sums,
-    cases: list[tuple[Any, ...]],
-) -> list[tuple[Any, ...]]:
-    """Fill the sums of all heads but those that are returned.
-
-    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN.
-    """
-    if native.handed_as(above.dtype) is None:
-        above = above.astype(call.kind)
-    out, lse = out.astype(call.dtype, copy=False), lse.astype(np.float64, copy=False)
-    per_head = (sums.query, sums.key, sums.value, sums.sinks, sums.slopes)
-    wrong = native.differentiate(
-        chosen, call, above, out, lse, exact, *per_head[:3], sums.bias, *per_head[3:]
-    )
-    left = [case for case in cases if wrong[case[0]].any()]
-    if left and call.bias is not None:  # whose gradient has sums over heads
-        left = cases
-        sums.bias[...] = 0
-    for index, _ in left:
-        for array in per_head:
-            array[index] = 0
-    return left
+) -> None:
+    """All of one key head: its blocks one after the other, so that sums have one order."""
+    *_, group, length = call.shape
+    step = max(1, QUERIES // max(group, 1))
+    for start in range(0, length, step):
+        part = Part(rows, index, slice(start, min(length, start + step)))
+        here = (*index, slice(None), part.queries)
+        with np.errstate(all="ignore"):
+            _block(call, part, above[here], out[here], lse[here], sums)
 
 
 def _block(
@@ -448,4 +494,5 @@ def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != whole.shape[axis])
     if axes:
         whole = whole.sum(axes, keepdims=True)
-    return np.broadcast_to(whole, own).reshape(shape)
+    # of what is seen repeated nothing can be written to
+    return (whole if whole.shape == own else np.broadcast_to(whole, own)).reshape(shape)

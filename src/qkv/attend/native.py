@@ -133,28 +133,60 @@ def attend_packed(
     `call` is any call with the same rules and heads; arrays are `(total, heads, size)`.
     """
     out = np.empty((*query.shape[:2], value.shape[2]), call.dtype)
-    found = np.empty((*query.shape[:2], 1), np.float64) if lse else None
-    seen = call.visibility
-    slopes, sinks = _per_head(call)
-    kernel.attend_packed(
-        chosen,
-        _handed(_standing(query)),
-        _handed(_standing(key)),
-        _handed(_standing(value)),
-        _handed(out),
-        found,
-        np.ascontiguousarray(starts),
-        np.ascontiguousarray(key_starts),
-        slopes,
-        sinks,
-        np.ascontiguousarray(offsets),
-        seen.left,
-        seen.right,
-        call.softcap,
-        call.scale,
-        get_num_threads(),
+    found = np.empty(query.shape[:2], np.float64) if lse else None
+    rows = (query, key, value, out, found, starts, key_starts, offsets)
+    kernel.attend_packed(*_asked_packed(chosen, call, *rows))
+    return out, found
+
+
+def differentiate_packed(
+    chosen: int,
+    call: Call,
+    query: Array,
+    key: Array,
+    value: Array,
+    starts: Array,
+    key_starts: Array,
+    offsets: Array,
+    above: Array,
+    out: Array,
+    lse: Array,
+    most: float,
+    grad_query: Array,
+    grad_key: Array,
+    grad_value: Array,
+    sinks: Array,
+    slopes: Array,
+) -> Array:
+    """Compute the gradients of what `attend_packed` computes into arrays of float32.
+
+    `out (total, Hq, dv)` and `lse (total, Hq)` float64 are what it gave, `above` the gradient of
+    `out`. The arrays: those of query, key and value of their shapes, `sinks (B, Hkv, G, n)`,
+    `slopes (B, Hkv, G)`.
+
+    Returns:
+        `(B, Hkv)`: True where the numbers are wrong, as `differentiate` says it.
+    """
+    unsound = np.zeros(slopes.shape[:2], bool)
+    slope_sums = None if call.slopes is None else np.zeros(slopes.shape)
+    sink_sums = None if call.sinks is None else np.zeros(sinks.shape)
+    rows = (query, key, value, out, lse, starts, key_starts, offsets)
+    more = (
+        most,
+        _handed(_standing(above)),
+        grad_query,
+        grad_key,
+        grad_value,
+        slope_sums,
+        sink_sums,
+        unsound,
     )
-    return out, None if found is None else found[..., 0]
+    kernel.differentiate_packed(*_asked_packed(chosen, call, *rows, *more))
+    if slope_sums is not None:
+        slopes[...] = slope_sums
+    if sink_sums is not None:
+        sinks[...] = sink_sums
+    return unsound
 
 
 def attend_plain(
@@ -256,6 +288,39 @@ def _asked(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -
         *(x if x is None or x.dtype.name != "bfloat16" else x.view(np.uint16) for x in cells),
         *_per_head(call),
         *rows,
+        seen.left,
+        seen.right,
+        call.softcap,
+        call.scale,
+        get_num_threads(),
+        *more,
+    )
+
+
+def _asked_packed(
+    chosen: int,
+    call: Call,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    lse: Array | None,
+    starts: Array,
+    key_starts: Array,
+    offsets: Array,
+    *more: Any,
+) -> Any:
+    """The arguments of the kernel's functions for packed rows, in their order."""
+    seen = call.visibility
+    return (
+        chosen,
+        *(_handed(_standing(x)) for x in (query, key, value)),
+        _handed(out),
+        None if lse is None else lse[..., None],
+        np.ascontiguousarray(starts),
+        np.ascontiguousarray(key_starts),
+        *_per_head(call),
+        np.ascontiguousarray(offsets),
         seen.left,
         seen.right,
         call.softcap,
