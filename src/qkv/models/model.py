@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -114,6 +115,40 @@ class Model:
         They are read-only: to change the model, put another array in the place of one.
         """
         return Parameters(self._weights.parameters, self._build)
+
+    @property
+    def design(self) -> AnyDesign:
+        """Its sizes and options, from which the same is built on other parameters."""
+        return self._design
+
+    def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
+        """The same model with other arrays, which are copied.
+
+        Args:
+            parameters: an array for each name in `parameters`, of its shape.
+            dtype: the type to have; that of each array by default.
+
+        Raises:
+            ValueError: a name is missing or unknown, or an array has another shape.
+        """
+        old = self._weights.parameters
+        if set(parameters) != set(old):
+            odd = min(set(parameters) ^ set(old))
+            raise ValueError(
+                f"with_parameters: {odd} is {'missing' if odd in old else 'not a parameter'}"
+            )
+        arrays = {}
+        for name, array in old.items():
+            copied = np.array(parameters[name], dtype=dtype)
+            if copied.shape != array.shape:
+                raise ValueError(
+                    f"with_parameters: {name} has shape {copied.shape} and must have {array.shape}"
+                )
+            arrays[name] = frozen(copied)
+        found = copy(self)
+        found._weights = replace(self._weights, parameters=arrays)
+        found._build()
+        return found
 
     @property
     def dim(self) -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import as_array
 from qkv.files import replacing
@@ -80,6 +80,18 @@ class Tokenizer:
         batch = check_texts(texts, call="tokenize_batch")
         with _said("tokenize_batch"):
             return [_tokenized(encoding) for encoding in self._inner.encode_batch(batch)]
+
+    def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
+        """The ids of each of several texts and nothing else, no special tokens either.
+
+        Raises:
+            TypeError: as for `tokenize_batch`.
+            ValueError: the same.
+        """
+        batch = check_texts(texts, call="ids_batch")
+        with _said("ids_batch"):
+            found = self._inner.encode_batch(batch, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in found]
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of token ids `(T,)`.

@@ -1,0 +1,46 @@
+"""How W_Q, W_K and W_V come to mean something: objectives, AdamW, and the loop around them."""
+
+from qkv.backward import adamw, cross_entropy
+from qkv.learn.checkpoints import Checkpoint, last_checkpoint
+from qkv.learn.corpus import Corpus, Files, paragraphs, running
+from qkv.learn.curves import plot_curves, write_curves
+from qkv.learn.loop import Trained, train
+from qkv.learn.metrics import read_metrics
+from qkv.learn.network import Network
+from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
+from qkv.learn.optimizer import AdamW
+from qkv.learn.schedule import Schedule
+from qkv.learn.sources import Sequences, Source
+from qkv.learn.tokens import train_tokenizer
+from qkv.learn.watch import Diverged
+from qkv.models.fresh import fresh_model
+
+__all__ = [
+    "AdamW",
+    "Causal",
+    "Checkpoint",
+    "Corpus",
+    "Diverged",
+    "Files",
+    "Masked",
+    "Network",
+    "Objective",
+    "Part",
+    "Schedule",
+    "Sequences",
+    "Source",
+    "Trained",
+    "Words",
+    "adamw",
+    "cross_entropy",
+    "fresh_model",
+    "last_checkpoint",
+    "paragraphs",
+    "plot_curves",
+    "read_metrics",
+    "running",
+    "train",
+    "train_tokenizer",
+    "words_loss",
+    "write_curves",
+]

@@ -1,0 +1,286 @@
+"""Text files of any size as sequences of token ids, read some megabytes at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.text import Tokenizer
+
+BLOCK = 1 << 22  # bytes that are read, cut and shuffled at once
+_LONGEST_LINE = 1 << 20  # bytes of a line that are read at once
+_TEXTS_AT_ONCE = 1000
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the files the next line begins."""
+
+    file: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line with its end, or a piece of a very long one; `last` for the last one of a file."""
+
+    text: str
+    last: bool
+
+
+class Files:
+    """UTF-8 text files that are read one after the other, never as a whole.
+
+    Raises:
+        ValueError: there is none, or nothing in them.
+        OSError: one is a folder, is not there or cannot be read.
+    """
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self.paths = [Path(path).absolute() for path in paths]
+        if not self.paths:
+            raise ValueError("corpus: there is no file: name at least one")
+        self.sizes = [_size(path) for path in self.paths]
+        if not sum(self.sizes):
+            raise ValueError(f"corpus: {_named(self.paths)} is empty: give a text")
+
+    def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
+        """The lines from a place on, about `size` bytes of them, and where the next begins.
+
+        Raises:
+            ValueError: they are not UTF-8, or not text; the message has the file and the line.
+        """
+        lines: list[Line] = []
+        file, offset, number = place.file, place.offset, place.line
+        while size > 0 and file < len(self.paths):
+            with self.paths[file].open("rb") as stream:
+                stream.seek(offset)
+                while size > 0 and (raw := _piece(stream)):
+                    text = self._text(raw, file, offset, number)
+                    offset += len(raw)
+                    size -= len(raw)
+                    number += raw.endswith(b"\n")
+                    lines.append(Line(text, offset >= self.sizes[file]))
+                    if lines[-1].last:
+                        break
+                if offset >= self.sizes[file] or not raw:
+                    file, offset, number = file + 1, 0, 1
+        return lines, Place(file, offset, number)
+
+    def lines(self, most: int | None = None) -> Iterator[str]:
+        """All lines; if the files are larger than `most` bytes, stretches from all over them."""
+        total = sum(self.sizes)
+        if most is None or total <= most:
+            place = Place()
+            while place.file < len(self.paths):
+                lines, place = self.block(place)
+                yield from (line.text for line in lines)
+            return
+        for file, size in enumerate(self.sizes):
+            share = size * most // total
+            stretches = max(1, share // _LONGEST_LINE)
+            for number in range(stretches):
+                with self.paths[file].open("rb") as stream:
+                    stream.seek(size * number // stretches)
+                    raw = stream.read(share // stretches)
+                # its first and its last line are in pieces; what is not text shows when it is read
+                yield from raw.decode("utf-8", "ignore").splitlines(keepends=True)[1:-1]
+
+    def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
+        where = f"corpus: {self.paths[file]}"
+        nul = raw.find(b"\0")
+        if nul >= 0:
+            raise ValueError(f"{where} is not text: byte {nul + 1} of line {number} is NUL")
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{where} is not UTF-8: line {number} holds the byte 0x{raw[error.start]:02x}, "
+                f"byte {offset + error.start + 1} of the file"
+            ) from None
+        return text.removeprefix("\ufeff") if offset == 0 else text
+
+
+def need_two_words(files: Files) -> None:
+    """An error unless there are two different words, without which nothing can be learned.
+
+    Raises:
+        ValueError: there are not.
+    """
+    found: set[str] = set()
+    for line in files.lines():
+        found.update(line.split()[:1000])
+        if len(found) > 1:
+            return
+    what = f"but the word {next(iter(found))!r:.40}" if found else "but blanks"
+    raise ValueError(f"corpus: {_named(files.paths)} holds nothing {what}: give more text")
+
+
+Cut = Callable[[Sequence[Line]], list[Array]]  # lines that follow each other -> sequences of ids
+
+
+class Corpus:
+    """Sequences of token ids out of text files, shuffled block by block.
+
+    A block is some megabytes of text: it is cut, its sequences come in a random order, then the
+    next one is read; after the last one comes the first again, in another order.
+
+    Args:
+        files: the text.
+        cut: makes sequences of the lines of a block.
+        seed: of the orders.
+        block: how many bytes a block has.
+    """
+
+    def __init__(self, files: Files, cut: Cut, *, seed: int = 0, block: int = BLOCK) -> None:
+        self._files, self._cut, self._seed, self._block = files, cut, seed, block
+        self._begin, self._number, self._epoch, self._next = Place(), 0, 0, 0
+        self._sequences: list[Array] | None = None
+        self._end = Place()
+
+    def take(self) -> Array:
+        """The next sequence.
+
+        Raises:
+            ValueError: there is none in all of the files, or they are not text.
+        """
+        first = self._epoch
+        while self._sequences is None or self._next >= len(self._sequences):
+            if self._sequences is not None:
+                self._turn()
+            if self._epoch > first + 1:
+                raise ValueError(f"corpus: {_named(self._files.paths)} gives no token at all")
+            self._sequences = self._read()
+        self._next += 1
+        return self._sequences[self._next - 1]
+
+    def _turn(self) -> None:
+        """Go on to the next block, or to the first one of a new round."""
+        self._begin, self._number, self._next = self._end, self._number + 1, 0
+        if self._begin.file >= len(self._files.paths):
+            self._begin, self._number, self._epoch = Place(), 0, self._epoch + 1
+
+    def _read(self) -> list[Array]:
+        lines, self._end = self._files.block(self._begin, self._block)
+        found = self._cut(lines)
+        rng = np.random.default_rng([self._seed, self._epoch, self._number])
+        return [found[k] for k in rng.permutation(len(found))]
+
+    def state(self) -> dict[str, Any]:
+        """The block it is in, and where in there."""
+        return {
+            "sizes": self._files.sizes,
+            "block": self._block,
+            "begin": asdict(self._begin),
+            "number": self._number,
+            "epoch": self._epoch,
+            "next": self._next,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            ValueError: the files have changed.
+        """
+        if state["sizes"] != self._files.sizes:
+            raise ValueError(
+                f"corpus: {_named(self._files.paths)} has {sum(self._files.sizes)} bytes and had "
+                f"{sum(state['sizes'])} when the checkpoint was written: give the same text"
+            )
+        self._begin, self._number = Place(**state["begin"]), state["number"]
+        self._epoch, self._next, self._block = state["epoch"], state["next"], state["block"]
+        self._sequences = None
+
+
+def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
+    """Cut text into its paragraphs, those that are too long into pieces of `length` tokens.
+
+    A blank line ends a paragraph, and the end of a file; other line ends are blanks. The special
+    tokens that the tokenizer puts around a text are around each piece.
+    """
+    about = tokenizer.tokenize("a")
+    real = [k for k, special in enumerate(about.special) if not special] or [len(about)]
+    before, after = about.ids[: real[0]], about.ids[real[-1] + 1 :]
+    most = length - len(before) - len(after)
+
+    def cut(lines: Sequence[Line]) -> list[Array]:
+        texts, now = [], []
+        for line in lines:
+            now.append(line.text.strip())
+            if line.last or not now[-1]:
+                texts.append(" ".join(now).strip())
+                now = []
+        texts.append(" ".join(now))
+        found = []
+        for ids in _ids(tokenizer, [text for text in texts if text]):
+            for begin in range(0, len(ids), most):
+                piece = [before, ids[begin : begin + most], after]
+                found.append(np.concatenate(piece).astype(np.int32))
+        return found
+
+    return cut
+
+
+def running(tokenizer: Tokenizer, length: int) -> Cut:
+    """Cut text as it runs into pieces of `length` + 1 tokens, line ends included.
+
+    The last token of a piece is the first of the next, so that each is seen and each is named. At
+    the end of a file stands the token that ends texts, if the tokenizer has one.
+    """
+    ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
+    end = np.array(ends[:1], np.int32)
+
+    def cut(lines: Sequence[Line]) -> list[Array]:
+        parts: list[Array] = []
+        for line, ids in zip(lines, _ids(tokenizer, [line.text for line in lines]), strict=True):
+            parts.append(ids)
+            if line.last:
+                parts.append(end)
+        ids = np.concatenate(parts) if parts else end
+        pieces = (ids[begin : begin + length + 1] for begin in range(0, len(ids), length))
+        return [piece for piece in pieces if len(piece) > 1]
+
+    return cut
+
+
+def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
+    for begin in range(0, len(texts), _TEXTS_AT_ONCE):
+        yield from tokenizer.ids_batch(texts[begin : begin + _TEXTS_AT_ONCE])
+
+
+def _piece(stream: BinaryIO) -> bytes:
+    """The next line, or as much of a very long one as ends on a whole character."""
+    raw = stream.readline(_LONGEST_LINE)
+    if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
+        return raw
+    end = raw.rfind(b" ") + 1
+    if not end:  # no blank: cut before the last character, which may be in pieces
+        end = len(raw) - 1
+        while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
+            end -= 1
+    stream.seek(end - len(raw), os.SEEK_CUR)
+    return raw[:end]
+
+
+def _size(path: Path) -> int:
+    about = path.stat()  # a FileNotFoundError says enough
+    if stat.S_ISDIR(about.st_mode):
+        raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(f"corpus: {path} is not a file that can be read again: save it first")
+    with path.open("rb"):  # so that a PermissionError comes before any work
+        return about.st_size
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"what the {len(paths)} files hold"

@@ -1,0 +1,374 @@
+"""The loop: a batch, its loss and gradient, a step; and all that keeps a long run safe."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.learn.checkpoints import (
+    Checkpoint,
+    last_checkpoint,
+    need_same,
+    saving,
+    write_checkpoint,
+)
+from qkv.learn.metrics import Metrics
+from qkv.learn.network import Network
+from qkv.learn.objectives import Objective, Part
+from qkv.learn.optimizer import AdamW
+from qkv.learn.progress import training_progress
+from qkv.learn.schedule import Schedule
+from qkv.learn.watch import Diverged, Watch
+
+SNAPSHOTS = "snapshots"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to.
+
+    Attributes:
+        folder: where everything is.
+        steps: how many were made, skipped ones included.
+        tokens: how many were read.
+        seconds: how long it took, in all sittings.
+        loss: the running mean of the last steps.
+        skipped: steps whose gradient was not finite.
+    """
+
+    folder: Path
+    steps: int
+    tokens: int
+    seconds: float
+    loss: float
+    skipped: int
+
+
+def train(
+    network: Network,
+    objectives: Objective | Iterable[Objective | Part],
+    *,
+    folder: str | os.PathLike[str],
+    steps: int | None = None,
+    minutes: float | None = None,
+    schedule: Schedule | float = 1e-3,
+    optimizer: AdamW | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    checkpoint_steps: int | None = None,
+    checkpoint_seconds: float = 120.0,
+    snapshots: Sequence[int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    show_progress_bar: bool | None = None,
+) -> Trained:
+    """Let a network learn, and write what it has learned to a folder.
+
+    The folder gets the model, which `qkv.load` reads, metrics.jsonl with a line for each step,
+    checkpoints/ with the last two, and snapshots/, models of float16 from along the way. A run that
+    was killed goes on from its last checkpoint with `resume=True` and ends as it would have: bit by
+    bit where only `steps` limits it. Ctrl-C ends the step, then saves checkpoint and model.
+
+    A step whose gradient is not finite is skipped, with a warning.
+
+    Args:
+        network: what learns.
+        objectives: what it learns from; several are added up, with their weights.
+        folder: where to; made if it is not there.
+        steps: how many there are to be.
+        minutes: how long it may take; at least one of the two is needed.
+        schedule: of the learning rate; a number is the highest of the usual one.
+        optimizer: of this network.
+        seed: of what is drawn in each step.
+        resume: go on from the last checkpoint in the folder.
+        checkpoint_steps: how many steps lie between two checkpoints.
+        checkpoint_seconds: how many seconds do, at most.
+        snapshots: after which steps; about twelve, ever farther apart, by default.
+        settings: what else a checkpoint should hold, and must be the same when a run goes on.
+        show_progress_bar: None for one on a terminal.
+
+    Raises:
+        ValueError: the folder holds another run, or nothing to resume from.
+        Diverged: the loss rises and rises, or ten steps in a row were skipped; the folder then
+            holds the model of the last good checkpoint.
+        OSError: something cannot be written; the checkpoints that are there are whole.
+        KeyboardInterrupt: after Ctrl-C, when all is saved.
+    """
+    if steps is None and minutes is None:
+        raise ValueError("train: give steps, or minutes, or both")
+    if not isinstance(schedule, Schedule):
+        schedule = Schedule(schedule)
+    given = objectives if isinstance(objectives, Iterable) else [objectives]
+    parts = [one if isinstance(one, Part) else Part(one) for one in given]
+    run = Run(network, parts, schedule, optimizer or AdamW(network), seed, steps, minutes)
+    home = Path(folder)
+    begin_in(home, run, resume, {**run.settings(), **(settings or {})})
+    wanted = set(spread(steps) if snapshots is None else snapshots)
+    saved_at = time.monotonic()
+    try:
+        with (
+            closing(Metrics(home, run.step)) as metrics,
+            training_progress(show_progress_bar) as show,
+            asked_to_stop() as stop,
+        ):
+            if run.step in wanted:
+                run.snapshot(home)
+            while run.share < 1 and not stop:
+                row = run.advance()
+                with saving("metrics.jsonl", home):
+                    metrics.write(row)
+                show(run.share, in_words(row, steps, run.watch.loss()))
+                if run.step in wanted:
+                    run.snapshot(home)
+                due = checkpoint_steps is not None and run.step % checkpoint_steps == 0
+                late = time.monotonic() - saved_at > checkpoint_seconds
+                if (due or late) and run.watch.well:
+                    run.save(home)
+                    saved_at = time.monotonic()
+    except Diverged as error:
+        raise Diverged(run.back_to_good(home, error)) from None
+    if run.watch.well:
+        run.save(home)
+    run.save_model(home)
+    if stop:
+        raise KeyboardInterrupt
+    return run.result(home)
+
+
+class Run:
+    """A run between two steps."""
+
+    def __init__(
+        self,
+        network: Network,
+        parts: Sequence[Part],
+        schedule: Schedule,
+        optimizer: AdamW,
+        seed: int,
+        steps: int | None,
+        minutes: float | None,
+    ) -> None:
+        names = [part.objective.name for part in parts]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"train: the objectives are {names}: give one or more of unlike names")
+        self.network, self.parts, self.schedule = network, parts, schedule
+        self.optimizer, self.seed, self.steps, self.minutes = optimizer, seed, steps, minutes
+        self.step = self.tokens = 0
+        self.seconds = 0.0
+        self.watch = Watch()
+        self.about: dict[str, Any] = {}
+
+    @property
+    def share(self) -> float:
+        """How much of the run is over."""
+        by_steps = 0.0 if self.steps is None else self.step / self.steps
+        by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
+        return max(by_steps, by_time)
+
+    def advance(self) -> dict[str, Any]:
+        """Make one step, and give its line of the metrics."""
+        began, tokens = time.perf_counter(), 0
+        middle = self.share + (0.5 / self.steps if self.steps else 0.0)
+        rate = self.schedule(middle)
+        self.network.gradient[:] = 0
+        losses: dict[str, float] = {}
+        total = 0.0
+        with np.errstate(all="ignore"):  # what is not finite is looked for below
+            for number, part in enumerate(self.parts):
+                weight = part.at(middle)
+                if weight == 0:
+                    continue
+                rng = np.random.default_rng([self.seed, self.step, number])
+                batch = part.objective.batch(self.step, rng)
+                with self.network.weighted(weight):
+                    loss, count = part.objective(self.network, batch)
+                losses[part.objective.name] = float(loss)
+                total, tokens = total + weight * float(loss), tokens + count
+            length = self.optimizer.length()
+            skipped = not (math.isfinite(total) and math.isfinite(length))
+            if not skipped:
+                self.optimizer.step(rate, length)
+        self.step, self.tokens = self.step + 1, self.tokens + tokens
+        taken = time.perf_counter() - began
+        self.seconds += taken
+        if skipped:
+            warnings.warn(
+                f"train: step {self.step} was skipped: its loss is {total:.4g} and the length of "
+                f"its gradient {length:.4g}",
+                UserWarning,
+                stacklevel=3,
+            )
+            self.watch.skip()
+        else:
+            self.watch.note(losses)
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "loss": total,
+            "losses": losses,
+            "rate": rate,
+            "grad_norm": length,
+            "tokens_per_second": round(tokens / taken, 1),
+            "seconds": round(self.seconds, 3),
+            **({"skipped": True} if skipped else {}),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What makes this run another than one that is like it."""
+        optimizer = self.optimizer
+        return {
+            "model": self.network.source.config,
+            "dtype": self.network.flat.dtype.name,
+            "objectives": {
+                part.objective.name: {
+                    "weight": "a function" if callable(part.weight) else part.weight,
+                    "begin": part.begin,
+                    **getattr(part.objective, "settings", {}),
+                }
+                for part in self.parts
+            },
+            "schedule": asdict(self.schedule),
+            "betas": list(optimizer.betas),
+            **{name: getattr(optimizer, name) for name in ("eps", "decay", "clip")},
+            **{"seed": self.seed, "steps": self.steps, "minutes": self.minutes},
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        about = {
+            **self.about,
+            **{"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
+            **{"updates": self.optimizer.count, "watch": self.watch.state()},
+            "objectives": {part.objective.name: part.objective.state() for part in self.parts},
+        }
+        arrays = {
+            "parameters": self.network.flat,
+            "mean": self.optimizer.mean,
+            "square": self.optimizer.square,
+        }
+        with saving(f"the checkpoint of step {self.step}", folder):
+            write_checkpoint(folder, self.step, arrays, about)
+
+    def restore(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        about = found.about
+        self.network.flat[:] = found.arrays["parameters"]
+        self.optimizer.mean[:] = found.arrays["mean"]
+        self.optimizer.square[:] = found.arrays["square"]
+        self.optimizer.count = about["updates"]
+        self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
+        self.watch.restore(about["watch"])
+        for part in self.parts:
+            part.objective.restore(about["objectives"][part.objective.name])
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model as it is now."""
+        with saving(f"the model of step {self.step}", folder):
+            self.network.model().save(folder)
+
+    def snapshot(self, folder: Path) -> None:
+        """Write the model in float16 to a folder of its own."""
+        place = folder / SNAPSHOTS / f"step-{self.step:08d}"
+        part = place.with_name(f".{place.name}.part")
+        with saving(f"the snapshot of step {self.step}", folder):
+            try:
+                place.parent.mkdir(exist_ok=True)
+                self.network.model(np.float16).save(part)
+                shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this step
+                part.replace(place)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def back_to_good(self, folder: Path, error: Diverged) -> str:
+        """Write the model of the last good checkpoint, and say what happened."""
+        there = self.step
+        found = last_checkpoint(folder)
+        if found is not None:
+            self.restore(found)
+            self.save_model(folder)
+        return (
+            f"train: at step {there} {error}: the run stops, and {folder} holds the model of its "
+            f"last good checkpoint, step {self.step}: take a lower rate than {self.schedule.rate:g}"
+        )
+
+    def result(self, folder: Path) -> Trained:
+        """What it came to."""
+        skipped, loss = self.watch.skipped, self.watch.loss()
+        return Trained(folder, self.step, self.tokens, self.seconds, loss, skipped)
+
+
+def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> None:
+    """Bring a run to where its folder says it is: at the beginning, or at the last checkpoint."""
+    run.about = {"settings": settings}
+    found = last_checkpoint(folder)
+    if found is None and resume:
+        raise ValueError(f"train: {folder} holds no checkpoint to go on from")
+    if found is not None and not resume:
+        raise ValueError(
+            f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
+            "resume, or name another folder"
+        )
+    if found is not None:
+        need_same(found.about["settings"], settings, found.path)
+        run.restore(found)
+        return
+    with saving("the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    run.save(folder)
+
+
+def spread(steps: int | None, count: int = 12) -> list[int]:
+    """Steps ever farther apart, with the first and the last; without an end, powers of two.
+
+    >>> spread(1000, 7)
+    [0, 1, 4, 16, 63, 251, 1000]
+    """
+    if steps is None:
+        return [0, *(2**power for power in range(40))]
+    return sorted({0, *np.geomspace(1, max(steps, 1), count - 1).round().astype(int).tolist()})
+
+
+def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
+    """A line of the metrics for a reader."""
+    of = f"/{steps}" if steps else ""
+    return f"step {row['step']}{of}, loss {loss:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+
+
+class Stop:
+    """Whether somebody has asked for the end."""
+
+    asked = False
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Stop]:
+    """Ctrl-C asks for the end, which comes after the step; a second one ends it at once."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals are the main thread's
+        return
+
+    def ask(*_: Any) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)

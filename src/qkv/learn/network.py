@@ -1,0 +1,89 @@
+"""A model while it learns: all of its numbers in one array, and their gradient in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.design import Design
+from qkv.models.model import Model
+
+_OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
+
+
+class Network:
+    """A copy of a model's parameters that can be written to, and what computes with them.
+
+    Attributes:
+        flat: (n,) all parameters, those that are matrices first.
+        gradient: (n,) in the same order.
+        matrices: how many numbers of `flat` belong to matrices.
+        parameters: by name, each where it stands in `flat`.
+        gradients: by name, each where it stands in `gradient`.
+        transformer: built on `parameters`, with its head.
+
+    >>> from qkv.models.fresh import fresh_model
+    >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50}
+    >>> network = Network(fresh_model(config | {"n_embd": 16, "n_layer": 2, "n_head": 4}))
+    >>> network.parameters["embed.weight"][3] = 1  # in place
+    >>> network.model().parameters["embed.weight"][3].sum()
+    np.float32(16.0)
+    """
+
+    def __init__(self, model: Model, *, dtype: Any = None) -> None:
+        design = model.design
+        if not isinstance(design, Design):
+            raise TypeError(f"Network: {model.name} is not a single stack of blocks")
+        self.source = model
+        self.design = design
+        arrays = model.parameters
+        kind = np.dtype(dtype or arrays[_TABLE].dtype)
+        if kind not in (np.float32, np.float64):
+            raise TypeError(f"Network: {model.name} is {kind}: load it as float32 or float64")
+        order = sorted(arrays, key=lambda name: arrays[name].ndim < 2)  # keeps their order else
+        self.flat = np.empty(sum(array.size for array in arrays.values()), kind)
+        self.gradient = np.zeros_like(self.flat)
+        self.matrices = sum(array.size for array in arrays.values() if array.ndim >= 2)
+        self.parameters: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
+        self.weight = 1.0
+        end = 0
+        for name in order:
+            array = arrays[name]
+            begin, end = end, end + array.size
+            for views, whole in ((self.parameters, self.flat), (self.gradients, self.gradient)):
+                views[name] = whole[begin:end].reshape(array.shape)
+            self.parameters[name][...] = array
+        self.transformer = design.build(self.parameters)
+
+    def __repr__(self) -> str:
+        return f"<Network of {self.source!r}, {self.flat.size} numbers>"
+
+    def add(self, gradients: Mapping[str, Array], weight: float = 1.0) -> None:
+        """Add gradients, by the names of the parameters, to the whole one.
+
+        That of a projection that is the token table goes to the table.
+        """
+        weight *= self.weight
+        for name, gradient in gradients.items():
+            place, found = name, gradient
+            if name == _OUTPUT and name not in self.gradients:
+                place, found = _TABLE, gradient.T
+            self.gradients[place] += found if weight == 1 else found * found.dtype.type(weight)
+
+    @contextmanager
+    def weighted(self, weight: float) -> Iterator[None]:
+        """Within it, what is added to the gradient counts so many times."""
+        before, self.weight = self.weight, self.weight * weight
+        try:
+            yield
+        finally:
+            self.weight = before
+
+    def model(self, dtype: Any = None) -> Model:
+        """A model with a copy of the present weights, in this type."""
+        return self.source.with_parameters(self.parameters, dtype)

@@ -1,0 +1,230 @@
+"""What a model learns to do: a batch, how wrong the model is about it, and the gradient of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array, whole_number
+from qkv.backward import cross_entropy
+from qkv.learn.network import Network
+from qkv.learn.sources import Source
+from qkv.text import Tokenizer
+
+MASKS = ("[MASK]", "<mask>")
+_LOGITS_AT_ONCE = 1 << 23
+_MOST_BARREN = 100_000
+
+
+class Objective(Protocol):
+    """What a step learns from; several can be mixed."""
+
+    @property
+    def name(self) -> str:
+        """What its loss is called in the metrics."""
+
+    def batch(self, step: int, rng: np.random.Generator) -> Any:
+        """What one step needs, from the generator and its own state alone."""
+
+    def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, as JSON can hold it."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several objectives.
+
+    Attributes:
+        objective: it.
+        weight: how often its loss counts; a function gives it by the share of the run that is over.
+        begin: the share of the run at which it begins.
+    """
+
+    objective: Objective
+    weight: float | Callable[[float], float] = 1.0
+    begin: float = 0.0
+
+    def at(self, share: float) -> float:
+        """The weight when this share of the run is over."""
+        if share < self.begin:
+            return 0.0
+        return self.weight(share) if callable(self.weight) else self.weight
+
+
+@dataclass(frozen=True)
+class Words:
+    """Texts laid end to end, and the words that a model is to name at some of their places.
+
+    Attributes:
+        ids: (total,) tokens.
+        cu_lengths: (B + 1,) where each text begins and the last one ends.
+        at: (n,) the rows of the tokens whose vectors go into the head.
+        targets: (n,) what it should say there.
+    """
+
+    ids: Array
+    cu_lengths: Array
+    at: Array
+    targets: Array
+
+
+def words_loss(network: Network, batch: Words) -> float:
+    """The mean cross-entropy over the targets; its gradient is added to the network's.
+
+    Only the rows that have a target go through the head, some thousand at a time.
+    """
+    head = network.transformer.head
+    if head is None or not head.predicts:
+        raise ValueError(f"{network.source.name} has no head over words: there is nothing to learn")
+    lengths = np.diff(batch.cu_lengths)
+    places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
+    saved: dict[str, Any] = {}
+    rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
+    grad, total, count = np.zeros_like(rows), 0.0, len(batch.at)
+    together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
+    for begin in range(0, count, together):
+        at = batch.at[begin : begin + together]
+        kept: dict[str, Any] = {}
+        logits = head(rows[at], np.array([0, len(at)]), kept)  # (n, V)
+        losses, back = cross_entropy(logits, batch.targets[begin : begin + together])
+        total += float(losses.sum(dtype=np.float64))
+        back *= back.dtype.type(1 / count)
+        found = head.backward(back, kept)
+        grad[at] = found.x
+        network.add(found.parameters)
+    network.add(network.transformer.backward(grad, saved))
+    return total / count
+
+
+class _Filled:
+    """What `Masked` and `Causal` share: batches of as many sequences as make so many tokens."""
+
+    name = ""
+
+    def __init__(self, source: Source, *, tokens_per_step: int) -> None:
+        call = type(self).__name__
+        self.source = source
+        self.tokens_per_step = whole_number(
+            tokens_per_step, call=call, name="tokens_per_step", least=1
+        )
+
+    def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        return words_loss(network, batch), len(batch.ids)
+
+    def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
+        found: list[Array] = []
+        count = barren = 0
+        while count < self.tokens_per_step:
+            one = self.source.take()
+            if usable(one):
+                found.append(one)
+                count += len(one)
+            elif (barren := barren + 1) == _MOST_BARREN:
+                raise ValueError(f"{type(self).__name__}: no sequence has a token to be named")
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Where its source is."""
+        return self.source.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.source.restore(state)
+
+
+class Causal(_Filled):
+    """Name the next token at each place.
+
+    Args:
+        source: of sequences: all tokens but the last are seen, all but the first are named.
+        tokens_per_step: at least so many a step.
+
+    >>> from qkv.learn import Sequences
+    >>> batch = Causal(Sequences([[5, 6, 7]]), tokens_per_step=3).batch(0, np.random.default_rng(0))
+    >>> batch.ids.tolist(), batch.targets.tolist()
+    ([5, 6], [6, 7])
+    """
+
+    name = "causal"
+
+    def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
+        super().__init__(source, tokens_per_step=tokens_per_step)
+
+    def batch(self, step: int, rng: np.random.Generator) -> Words:
+        """Sequences without their last tokens, and what follows each token."""
+        found = self._sequences(lambda one: len(one) > 1)
+        ids = np.concatenate([one[:-1] for one in found]).astype(np.int64)
+        targets = np.concatenate([one[1:] for one in found]).astype(np.int64)
+        return Words(ids, _ends(len(one) - 1 for one in found), np.arange(len(ids)), targets)
+
+
+class Masked(_Filled):
+    """Name the words that were hidden.
+
+    Of the tokens that are no special ones a share is chosen; of these 80% become the mask, 10% any
+    other token and 10% stay as they are, and all of them are to be named.
+
+    Args:
+        source: of sequences, special tokens included.
+        tokenizer: says which tokens are special, and which is the mask.
+        share: of the tokens that are chosen.
+        tokens_per_step: at least so many a step.
+
+    Raises:
+        ValueError: the tokenizer has no mask, or the share is not between 0 and 1.
+
+    Source:
+        Devlin et al. 2019, "BERT", section 3.1.
+    """
+
+    name = "masked"
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: Tokenizer,
+        *,
+        share: float = 0.2,
+        tokens_per_step: int = 8192,
+    ) -> None:
+        super().__init__(source, tokens_per_step=tokens_per_step)
+        if not 0 < share < 1:
+            raise ValueError(f"Masked: share is {share}: it must be between 0 and 1")
+        vocabulary = tokenizer.vocabulary
+        masks = [vocabulary[mask] for mask in MASKS if mask in vocabulary]
+        if not masks:
+            raise ValueError(
+                f"Masked: the tokenizer has no mask, {' or '.join(MASKS)}: take one that has, or "
+                "train one"
+            )
+        self.mask, self.share = masks[0], share
+        self._special = np.array([tokenizer.is_special(one) for one in range(len(tokenizer))])
+        self._special[self.mask] = True
+        self._others = np.flatnonzero(~self._special)
+
+    def batch(self, step: int, rng: np.random.Generator) -> Words:
+        """Sequences with some of their tokens hidden, and what those were."""
+        found = self._sequences(lambda one: not self._special[one].all())
+        ids = np.concatenate(found).astype(np.int64)
+        free = np.flatnonzero(~self._special[ids])
+        count = max(1, round(self.share * free.size))
+        at = np.sort(rng.choice(free, count, replace=False))
+        targets = ids[at]
+        luck, others = rng.random(count), rng.choice(self._others, count)
+        ids[at] = np.where(luck < 0.8, self.mask, np.where(luck < 0.9, others, targets))
+        return Words(ids, _ends(map(len, found)), at, targets)
+
+
+def _ends(lengths: Any) -> Array:
+    """Where each text of these lengths begins and the last one ends."""
+    return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)

@@ -1,0 +1,100 @@
+"""A model before any training: the sizes of a config, and random weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.config import Config
+from qkv.models.design import Design
+from qkv.models.family import Family, Names, Weights
+from qkv.models.files import ModelError
+from qkv.models.loading import FAMILIES
+from qkv.models.model import Model
+from qkv.text import Tokenizer
+
+SPREAD = 0.02  # the standard deviation of the first weights, as BERT and GPT-2 have it
+_INTO_THE_STREAM = ("attn.out_proj.weight", "mlp.down_proj.weight")
+
+
+def fresh_model(
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer | None = None,
+    *,
+    seed: int = 0,
+    name: str = "fresh",
+    dtype: Any = np.float32,
+) -> Model:
+    """A model with the sizes of a config and random weights, the same for the same seed.
+
+    Weights are normal with a standard deviation of 0.02, norms 1, biases and sinks 0. Where the
+    norms of a block stand before its parts, what these add to the vectors is divided by the root of
+    how many there are, so that the sum does not grow with the layers.
+
+    Args:
+        config: what a config.json says, with `model_type` and `architectures`.
+        tokenizer: what cuts texts for it.
+        seed: of the weights.
+        name: what the model is called.
+        dtype: float32 or float64.
+
+    Raises:
+        ModelError: the family is not known, or the config makes no sense.
+
+    Source:
+        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
+
+    >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50}
+    >>> fresh_model({**config, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32})
+    <Model fresh: gpt2, 2 layers, 4 heads, vectors of 16>
+    """
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise ModelError(
+            f"fresh_model: model_type is {config.get('model_type')!r:.80}, a family that qkv does "
+            f"not know: it knows {', '.join(FAMILIES)}"
+        )
+    values = Config(config, "fresh_model")
+    design = family.design(values)
+    if not isinstance(design, Design):
+        raise ModelError(f"fresh_model: {family.model_type} is not a single stack of blocks")
+    names = Names.of(family, values)
+    values.finish(family.harmless)
+    parameters = first_weights(design, seed, np.dtype(dtype))
+    return Model(
+        name=name,
+        names=names,
+        config=dict(config),
+        design=design,
+        weights=Weights(parameters, places={one: _place(names, design, one) for one in parameters}),
+        tokenizer=tokenizer,
+    )
+
+
+def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The parameters that training begins with, by their names."""
+    rng = np.random.default_rng(seed)
+    quieter = 1 if design.norms == "after" else 1 / math.sqrt(2 * len(design.layers))
+    found = {}
+    for name, shape in design.shapes():
+        if len(shape) > 1 and not name.endswith("_bias"):
+            spread = SPREAD * (quieter if name.endswith(_INTO_THE_STREAM) else 1)
+            found[name] = (rng.standard_normal(shape) * spread).astype(dtype)
+        else:
+            norm = name.endswith("norm.weight") or "norm1." in name or "norm2." in name
+            first = 1 - design.norm_offset if norm and name.endswith(".weight") else 0
+            found[name] = np.full(shape, first, dtype)
+    return found
+
+
+def _place(names: Names, design: Design, name: str) -> str:
+    """The tensor of a parameter in the files, as transformers writes it."""
+    family: Family = names.family
+    theirs, _ = names.place(name)
+    theirs = family.instead.get(theirs, theirs)
+    inside = design.head is not None and theirs.startswith(family.body)
+    return f"{family.prefix}{theirs}" if inside else theirs
