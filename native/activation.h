@@ -15,15 +15,15 @@ QKV_INLINE Floats smaller(Floats a, Floats b) {
 #endif
 }
 
-// x * Phi(x), Phi the normal distribution's (1 + erf(x / sqrt(2))) / 2, within 1.1e-7 of it (1.6e-7
-// without fused multiply-adds).
+// Phi(x), the normal distribution's (1 + erf(x / sqrt(2))) / 2, within 1.1e-7 of it (1.6e-7 without
+// fused multiply-adds).
 //
 // Phi(x) = 1/2 + x * R(x * x), R a polynomial around the middle of 0 ... LAST**2, fitted so that x *
 // R is nearest (least squares, reweighted; each coefficient rounded before the next was fitted).
 // Beyond LAST Phi is 0 or 1 within half a unit, and exactly so: there x * R rounds to 1/2, which is
 // how LAST was chosen.
 template <int N>
-QKV_INLINE void gelu(Floats (&x)[N]) {
+QKV_INLINE void normal(const Floats (&x)[N], Floats (&phi)[N]) {
   constexpr float LAST = 0x1.580002p+2f, MIDDLE = 0x1.ce4p+3f;
   constexpr float R[15] = {
       0x1.8dd678p-66f, -0x1.d83cb4p-61f, 0x1.75d5ecp-57f, -0x1.d97e80p-53f, 0x1.4139bcp-47f,
@@ -38,7 +38,14 @@ QKV_INLINE void gelu(Floats (&x)[N]) {
   QKV_UNROLL for (int k = 2; k < 15; ++k) {
     QKV_UNROLL for (int n = 0; n < N; ++n) r[n] = r[n] * u[n] + R[k];
   }
-  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] *= larger(splat(0), near[n] * r[n] + 0.5f);
+  QKV_UNROLL for (int n = 0; n < N; ++n) phi[n] = larger(splat(0), near[n] * r[n] + 0.5f);
+}
+
+template <int N>
+QKV_INLINE void gelu(Floats (&x)[N]) {
+  Floats phi[N];
+  normal(x, phi);
+  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] *= phi[n];
 }
 
 // x / (1 + 2**(-rate * x)).
@@ -72,6 +79,65 @@ QKV_INLINE void activate(Floats (&x)[N]) {
   if constexpr (A == Activation::gelu_tanh) gelu_tanh(x);
   if constexpr (A == Activation::silu) silu(x);
   if constexpr (A == Activation::relu) relu(x);
+}
+
+// ---- derivatives: what is in x becomes the derivative there -------------------------------------
+//
+// x is bounded to where the derivative has become that at infinity, so that no infinity meets a 0.
+
+QKV_INLINE Floats bounded(Floats x, float by) { return smaller(splat(by), larger(splat(-by), x)); }
+
+// Phi(x) + x * exp(-x**2 / 2) / sqrt(2 pi)
+template <int N>
+QKV_INLINE void gelu_slope(Floats (&x)[N]) {
+  constexpr float DENSITY = 0.39894228040143267794f;  // 1 / sqrt(2 pi)
+  Floats phi[N];
+  normal(x, phi);
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    Floats near = bounded(x[n], 20);
+    x[n] = phi[n] + near * DENSITY * exp2(near * near * (-0.5f * LOG2_E));
+  }
+}
+
+// The derivative of v * sigmoid(u) is s + v * s * (1 - s) * u', where 1 - s = e * s, e = exp(-u).
+QKV_INLINE Floats times_sigmoid_slope(Floats x, Floats exponent, Floats slope) {
+  Floats e = exp2(smaller(splat(126), exponent));
+  Floats s = 1.0f / (e + 1);
+  return s + x * slope * (e * s * s);
+}
+
+template <int N>
+QKV_INLINE void silu_slope(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    Floats near = bounded(x[n], 120);
+    x[n] = times_sigmoid_slope(near, near * -LOG2_E, splat(1));
+  }
+}
+
+template <int N>
+QKV_INLINE void gelu_tanh_slope(Floats (&x)[N]) {
+  constexpr float ROOT = 0.79788456080286535588f;  // sqrt(2 / pi)
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    Floats near = bounded(x[n], 12), square = near * near;
+    Floats t = near * (square * (ROOT * 0.044715f) + ROOT);
+    Floats slope = square * (6 * ROOT * 0.044715f) + 2 * ROOT;
+    x[n] = times_sigmoid_slope(near, t * (-2 * LOG2_E), slope);
+  }
+}
+
+// 1 for NaN, as torch has it: the forward pass has made NaN of it already.
+template <int N>
+QKV_INLINE void relu_slope(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n)
+    x[n] = select((Ints)(x[n] <= Floats{}), splat(0), splat(1));
+}
+
+template <Activation A, int N>
+QKV_INLINE void slope(Floats (&x)[N]) {
+  if constexpr (A == Activation::gelu) gelu_slope(x);
+  if constexpr (A == Activation::gelu_tanh) gelu_tanh_slope(x);
+  if constexpr (A == Activation::silu) silu_slope(x);
+  if constexpr (A == Activation::relu) relu_slope(x);
 }
 
 }  // namespace QKV_BODY

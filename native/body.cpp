@@ -8,7 +8,9 @@
 #include "linear.h"
 #include "narrow.h"
 #include "norm.h"
+#include "outer.h"
 #include "rates.h"
+#include "train.h"
 
 namespace qkv {
 namespace QKV_BODY {
@@ -44,7 +46,7 @@ constexpr bool BFLOAT16 = false;
 extern const Body body;
 const Body body = {
     NAME, BFLOAT16, attend, summarize, differentiate, packed_bytes, pack, linear, norm, narrow,
-    multiply_adds, read_rate,
+    outer, map, norm_grad, cross_entropy, adamw, squares, multiply_adds, read_rate,
 };
 
 }  // namespace QKV_BODY

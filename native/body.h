@@ -26,6 +26,14 @@ struct Body {
   void (*norm)(const Norm&, int threads);
   void (*narrow)(const float* x, int64_t count, void* y, int threads);  // to bfloat16
 
+  void (*outer)(const Outer&, int threads);
+  // y = activation(x), or grad * activation'(x) where grad is given
+  void (*map)(Activation, const float* x, const float* grad, float* y, int64_t count, int threads);
+  void (*norm_grad)(const NormGrad&, int threads);
+  void (*cross_entropy)(const CrossEntropy&, int threads);
+  void (*adamw)(const AdamW&, int threads);
+  double (*squares)(const float* x, int64_t count, int threads);  // their sum
+
   double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
   double (*read_rate)(int threads);                 // bytes a second, measured
 };

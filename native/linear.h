@@ -11,6 +11,7 @@
 
 #include "activation.h"
 #include "buffer.h"
+#include "columns.h"
 #include "problem.h"
 #include "threads.h"
 #include "tile.h"
@@ -321,6 +322,16 @@ void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, in
       const int64_t columns = out - column < PANEL ? out - column : PANEL;
       const T* from = weight + column * out_step;
       T* to = packed + panel * units * depth * PANEL;
+      if constexpr (std::is_same_v<T, float>) {
+        if (out_step == 1 || out == 1) {
+          copy_columns<PANEL>(from, in_step, in, columns, to, nullptr);
+          continue;
+        }
+        if (in_step == 1) {
+          copy_transposed(from, out_step, in, columns, to);
+          continue;
+        }
+      }
       for (int64_t unit = 0; unit < units; ++unit, to += depth * PANEL) {
         for (int d = 0; d < depth; ++d) {
           const int64_t k = unit * depth + d;

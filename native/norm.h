@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "buffer.h"
 #include "linear.h"
 #include "problem.h"
 #include "simd.h"
@@ -64,6 +65,59 @@ inline void norm_rows(const Norm& p, int threads) {
 inline void norm(const Norm& p, int threads) {
   if (p.type == Type::bfloat16) return norm_rows<Bfloat16>(p, threads);
   norm_rows<float>(p, threads);
+}
+
+// The way back, one row: the gradient of x; and what the row adds to those of weight and bias.
+inline void norm_grad_row(const NormGrad& p, const float* x, const float* above, float scale, float* y,
+                          float* weight_sums, float* bias_sums) {
+  const float size = float(p.size), factor = 1 / scale;
+  float mean = 0, rest = 0;
+  if (p.centred) {
+    mean = sum_over(x, p.size, [](Floats v) { return v; }) / size;
+    rest = sum_over(x, p.size, [&](Floats v) { return v - mean; }) / size;
+  }
+  Floats plain{}, along{};  // sums of the gradient of what was normalised, and of it times that
+  for (int64_t k = 0; k < p.size; k += WIDTH) {
+    const int64_t count = p.size - k;
+    Floats normal = (take_some(x + k, count) - mean - rest) * factor;
+    Floats g = take_some(above + k, count), inner = g * take_some(p.weight + k, count);
+    plain += inner;
+    along += inner * normal;
+    put_some(weight_sums + k, take_some(weight_sums + k, count) + g * normal, count);
+    if (p.bias_sums) put_some(bias_sums + k, take_some(bias_sums + k, count) + g, count);
+    put_some(y + k, inner, count);
+  }
+  const float shift = p.centred ? sum(plain) / size : 0, tilt = sum(along) / size;
+  for (int64_t k = 0; k < p.size; k += WIDTH) {
+    const int64_t count = p.size - k;
+    Floats normal = (take_some(x + k, count) - mean - rest) * factor;
+    put_some(y + k, (take_some(y + k, count) - shift - normal * tilt) * factor, count);
+  }
+}
+
+// Columns are summed over pieces of rows that depend on the shape alone, and then over the pieces.
+inline void norm_grad(const NormGrad& p, int threads) {
+  constexpr int64_t PIECE = 8192, MOST = 128;  // numbers that are worth a thread's while, pieces
+  int64_t rows = p.size < PIECE ? PIECE / p.size : 1;
+  if (rows * MOST < p.rows) rows = (p.rows + MOST - 1) / MOST;
+  const int64_t pieces = (p.rows + rows - 1) / rows;
+  Buffer<float> sums(size_t(2 * (pieces + 1) * p.size));
+  std::memset(sums.data(), 0, size_t(2 * pieces * p.size) * sizeof(float));
+  std::atomic<int64_t> next{0};
+  on_threads(pieces < 2 ? 1 : threads, [&](int) {
+    for (int64_t piece; (piece = next++) < pieces;)
+      for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r)
+        norm_grad_row(p, p.x + r * p.x_step, p.above + r * p.above_step, p.scale[r],
+                      p.y + r * p.size, sums.data() + 2 * piece * p.size,
+                      sums.data() + (2 * piece + 1) * p.size);
+  });
+  for (float* to : {p.weight_sums, p.bias_sums}) {
+    if (!to) continue;
+    const float* from = sums.data() + (to == p.bias_sums ? p.size : 0);
+    for (int64_t c = 0; c < p.size; ++c) to[c] = 0;
+    for (int64_t piece = 0; piece < pieces; ++piece)
+      for (int64_t c = 0; c < p.size; ++c) to[c] += from[2 * piece * p.size + c];
+  }
 }
 
 }  // namespace QKV_BODY

@@ -102,4 +102,55 @@ struct Norm {
   int64_t y_step = 0;
 };
 
+// left.T @ right; all float32, columns stand together and steps are between rows.
+struct Outer {
+  int64_t depth = 0, rows = 0, columns = 0;
+  const float* left = nullptr;  // (depth, rows)
+  int64_t left_step = 0;
+  const float* right = nullptr;  // (depth, columns)
+  int64_t right_step = 0;
+  float* y = nullptr;  // (rows, columns)
+  int64_t y_step = 0;
+  float* left_sums = nullptr;   // (rows): of the columns of left, where wanted
+  float* right_sums = nullptr;  // (columns)
+};
+
+// The way back through Norm, all float32.
+struct NormGrad {
+  int64_t rows = 0, size = 0;
+  const float* x = nullptr;  // (rows, size)
+  int64_t x_step = 0;
+  const float* above = nullptr;  // (rows, size): the gradient of the result
+  int64_t above_step = 0;
+  const float* weight = nullptr;  // (size)
+  const float* scale = nullptr;   // (rows): what was divided by
+  bool centred = true;
+  float* y = nullptr;            // (rows, size), in one piece: the gradient of x
+  float* weight_sums = nullptr;  // (size): that of the weight
+  float* bias_sums = nullptr;    // (size), where wanted
+};
+
+// The loss of each row and its gradient.
+struct CrossEntropy {
+  int64_t rows = 0, size = 0;
+  const float* logits = nullptr;  // (rows, size)
+  int64_t step = 0;
+  const int64_t* targets = nullptr;  // (rows): a loss is NaN where one is no column
+  const float* weights = nullptr;    // (rows), or nullptr: 1
+  float* losses = nullptr;           // (rows)
+  float* grad = nullptr;             // (rows, size), in one piece
+};
+
+// One step of AdamW over `count` numbers; see qkv.backward.adamw.
+struct AdamW {
+  int64_t count = 0;
+  float *parameters = nullptr, *mean = nullptr, *square = nullptr;
+  const float* gradient = nullptr;
+  const float* decays = nullptr;  // one for each; nullptr: `decay` for all
+  float decay = 0, rate = 0, factor = 1, eps = 0;
+  float keep_mean = 0, add_mean = 0, keep_square = 0, add_square = 0;
+  float size = 0;  // of a step: rate / (1 - beta1**step)
+  float root = 0;  // 1 / sqrt(1 - beta2**step)
+};
+
 }  // namespace qkv

@@ -185,7 +185,7 @@ def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | No
 
 _FLOAT32 = np.dtype(np.float32)
 # native/problem.h, where a rounded constant makes no difference
-_CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "gelu_bloom": 2}
+ACTIVATION_CODES = {None: 0, "gelu": 1, "gelu_tanh": 2, "silu": 3, "relu": 4, "gelu_bloom": 2}
 
 
 def _kernel_linear(
@@ -212,7 +212,7 @@ def _kernel_linear(
     if residual is not None:
         residual = _rows(_as_wide(residual, shape), rows, width, result)
     x = _rows(x, rows, depth, kind)
-    code = _CODES[activation]
+    code = ACTIVATION_CODES[activation]
     kernel.linear(here, x, packed, bias, code, gate, residual, _bits(y), threads)
     return y.reshape(shape)
 
@@ -296,7 +296,7 @@ class Prepared:
     def _product(
         self, packed: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
-        bits, threads, here, code = self.bits, self.threads, self.body, _CODES[activation]
+        bits, threads, here, code = self.bits, self.threads, self.body, ACTIVATION_CODES[activation]
         addend = None if bias is None else _rows(bias, 1, width, _FLOAT32)
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
@@ -378,13 +378,26 @@ def _packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Arra
     if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
     _kept.pop(key, None)  # it was thawed
-    depth, width = weight.shape
-    size = kernel.packed_size(here, depth, width, _bits(np.empty((0, 0), kind)))
-    packed = _lasting_room(size) if frozen else _aligned(np.empty(size + 16, np.float32), 64)[:size]
+    if not frozen:
+        return packed_once(weight, here, threads, kind)
+    packed = _lasting_room(_packed_size(weight, here, kind))
     _pack_into(packed, weight, here, kind, threads)
-    if frozen:
-        _keep(weight, here, kind, packed)
+    _keep(weight, here, kind, packed)
     return packed
+
+
+def packed_once(weight: Array, here: int, threads: int, kind: np.dtype[Any] = _FLOAT32) -> Array:
+    """The weight (in, out) as the kernel's body `here` multiplies by it, for one product."""
+    size = _packed_size(weight, here, kind)
+    packed = _aligned(np.empty(size + 16, np.float32), 64)[:size]
+    _pack_into(packed, weight, here, kind, threads)
+    return packed
+
+
+def _packed_size(weight: Array, here: int, kind: np.dtype[Any]) -> int:
+    """How many float32 that takes."""
+    depth, width = weight.shape
+    return kernel.packed_size(here, depth, width, _bits(np.empty((0, 0), kind)))
 
 
 def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv.activations import activate as activate
+from qkv import activations
 from qkv.activations import check_activation, erf
 from qkv.arrays import Array, compute_type
+from qkv.backend import ACTIVATION_CODES, body, get_num_threads, kernel, packed_once
 
 
 def linear_grad(
@@ -25,6 +26,7 @@ def linear_grad(
 
     Returns:
         The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
+        That of a transposed weight is transposed too: it stands in memory as the weight does.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
     >>> for found in linear_grad(x, weight, grad, bias=True):
@@ -36,8 +38,44 @@ def linear_grad(
     x, weight, grad = _working(x, weight, grad)
     depth, width = weight.shape
     rows, above = x.reshape(-1, depth), grad.reshape(-1, width)
-    grad_x = (above @ weight.T).reshape(x.shape)
-    return grad_x, rows.T @ above, above.sum(0) if bias else None
+    turned = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    here = _kernel_for(x)
+    if here is None:
+        grad_weight = (above.T @ rows).T if turned else rows.T @ above
+        grad_x = above @ weight.T
+        return grad_x.reshape(x.shape), grad_weight, above.sum(0) if bias else None
+    rows, above = _whole_rows(rows), _whole_rows(above)
+    grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()
+    packed = packed_once(weight.T, here, threads)
+    kernel.linear(here, above, packed, None, 0, None, None, grad_x, threads)
+    grad_bias = np.empty(width, x.dtype) if bias else None
+    if turned:
+        other = np.empty((width, depth), x.dtype)
+        kernel.outer(here, above, rows, other, grad_bias, None, threads)
+        return grad_x.reshape(x.shape), other.T, grad_bias
+    grad_weight = np.empty((depth, width), x.dtype)
+    kernel.outer(here, rows, above, grad_weight, None, grad_bias, threads)
+    return grad_x.reshape(x.shape), grad_weight, grad_bias
+
+
+def activate(x: Array, name: str) -> Array:
+    """The activation `name` of each number of `x`, float32 or float64; see `qkv.activations`.
+
+    >>> activate(np.array([-1.0, 2.0]), "relu")
+    array([0., 2.])
+    """
+    check_activation(name, call="activate")
+    here = _kernel_for(x)
+    return activations.activate(x, name) if here is None else _mapped(here, name, x, None)
+
+
+def _mapped(here: int, name: str, x: Array, grad: Array | None) -> Array:
+    x = np.require(x, None, ["C", "A"])
+    if grad is not None:
+        grad = np.require(grad, None, ["C", "A"])
+    y = np.empty_like(x)
+    kernel.map(here, ACTIVATION_CODES[name], x, grad, y, get_num_threads())
+    return y
 
 
 def activation_grad(x: Array, grad: Array, name: str) -> Array:
@@ -48,6 +86,8 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
     """
     check_activation(name, call="activation_grad")
     x, grad = _working(x, grad)
+    if (here := _kernel_for(x)) is not None:
+        return _mapped(here, name, x, grad)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return _DERIVATIVES[name](x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
@@ -73,6 +113,16 @@ def norm_grad(
     (array([[ 1., -1.]]), array([6., 0.]), None)
     """
     x, weight, scale, grad = _working(x, weight, scale, grad)
+    size = x.shape[-1]
+    if (here := _kernel_for(x)) is not None and size:
+        rows, above = (_whole_rows(each.reshape(-1, size)) for each in (x, grad))
+        grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
+        grad_bias = np.empty(size, x.dtype) if bias else None
+        kernel.norm_grad(
+            here, rows, _plain(weight), _plain(scale), above, centred,
+            grad_x, grad_weight, grad_bias, get_num_threads(),
+        )  # fmt: skip
+        return grad_x, grad_weight, grad_bias
     if centred:
         x = x - x.mean(-1, keepdims=True)
     normal = x / scale
@@ -81,7 +131,6 @@ def norm_grad(
     if centred:
         grad_x -= grad_x.mean(-1, keepdims=True)
     grad_x /= scale
-    size = x.shape[-1]
     grad_weight = (grad * normal).reshape(-1, size).sum(0)
     return grad_x, grad_weight, grad.reshape(-1, size).sum(0) if bias else None
 
@@ -105,6 +154,18 @@ def cross_entropy(
     """
     _check_targets(logits, targets)
     (logits,) = _working(logits)
+    factor = None if weights is None else weights.astype(logits.dtype, copy=False)
+    if (here := _kernel_for(logits)) is not None:
+        logits, targets = _whole_rows(logits), _plain(targets.astype(np.int64, copy=False))
+        losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)
+        factor = None if factor is None else _plain(factor)
+        kernel.cross_entropy(here, logits, targets, factor, losses, grad, get_num_threads())
+        return losses, grad
+    with np.errstate(invalid="ignore"):
+        return _cross_entropy(logits, targets, factor)
+
+
+def _cross_entropy(logits: Array, targets: Array, factor: Array | None) -> tuple[Array, Array]:
     at = np.arange(len(targets)), targets
     grad = logits - logits.max(-1, keepdims=True, initial=-math.inf)
     losses = -grad[at]
@@ -113,8 +174,7 @@ def cross_entropy(
     losses += np.log(total)
     grad /= total[:, None]
     grad[at] -= 1
-    if weights is not None:
-        factor = weights.astype(logits.dtype, copy=False)
+    if factor is not None:
         losses *= factor
         grad *= factor[:, None]
     return losses, grad
@@ -157,20 +217,28 @@ def adamw(
     array([0.85])
     """
     first, second = betas
-    root = math.sqrt(1 - second**step)
-    size = rate / (1 - first**step)
-    shrink = 1 - rate * np.asarray(decay, parameters.dtype)
+    size, root = rate / (1 - first**step), 1 / math.sqrt(1 - second**step)
+    arrays = [parameters, gradient, mean, square]
+    decays, same = (decay, 0.0) if isinstance(decay, np.ndarray) else (None, decay)
+    if decays is not None:
+        arrays.append(decays)
+    if (here := _kernel_for(*arrays)) is not None and all(_is_plain(it) for it in arrays):
+        kernel.adamw(
+            here, parameters, gradient, mean, square, decays, same,
+            rate, factor, eps, first, 1 - first, second, 1 - second, size, root, get_num_threads(),
+        )  # fmt: skip
+        return
+    kind = parameters.dtype.type
     for start in range(0, len(parameters), _CHUNK):
         part = slice(start, start + _CHUNK)
         p, m, s = parameters[part], mean[part], square[part]
-        g = gradient[part] * parameters.dtype.type(factor)
-        p *= shrink[part] if shrink.ndim else shrink
+        g = gradient[part] * kind(factor)
         m *= first
         m += (1 - first) * g
         s *= second
-        g *= g
-        s += (1 - second) * g
-        p -= size * m / (np.sqrt(s) / root + eps)
+        s += (1 - second) * g * g
+        p -= p * (kind(rate) * (kind(same) if decays is None else decays[part]))
+        p -= size * m / (np.sqrt(s) * root + eps)
 
 
 def norm(x: Array) -> float:
@@ -180,6 +248,8 @@ def norm(x: Array) -> float:
     5.0
     """
     flat = x.reshape(-1)
+    if (here := _kernel_for(x)) is not None:
+        return math.sqrt(kernel.squares(here, _plain(flat), get_num_threads()))
     parts = (flat[k : k + _CHUNK].astype(np.float64) for k in range(0, flat.size, _CHUNK))
     return math.sqrt(math.fsum(np.square(part).sum() for part in parts))
 
@@ -191,6 +261,27 @@ def _working(*arrays: Array) -> tuple[Array, ...]:
     """All in the one type that they are computed in: float32 or float64."""
     kind = compute_type(np.result_type(*arrays))
     return tuple(array.astype(kind, copy=False) for array in arrays)
+
+
+def _kernel_for(*arrays: Array) -> int | None:
+    """The kernel's body where it computes these: all are float32."""
+    plain = all(array.dtype == np.float32 and array.dtype.isnative for array in arrays)
+    return body() if plain else None
+
+
+def _is_plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
+
+
+def _plain(array: Array) -> Array:
+    """In one piece."""
+    return np.require(array, None, ["C", "A"])
+
+
+def _whole_rows(array: Array) -> Array:
+    """Rows (n, size) whose numbers stand together each."""
+    together = array.strides[1] == array.itemsize and array.flags.aligned
+    return array if together else _plain(array)
 
 
 def _check_targets(logits: Array, targets: Array) -> None:
