@@ -21,9 +21,11 @@ from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import check_starts
 from qkv.attend.visibility import check_offset
 from qkv.embed.rotary import turn_pairs, turns_at
+from qkv.layers.attention_gradient import attention_backward
+from qkv.layers.gradient import Gradient, Saved, need_wide
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.options import PACKED, PADDED, check_options
-from qkv.layers.packed import keep, padded, places
+from qkv.layers.packed import keep, padded_heads, places
 from qkv.layers.parameters import (
     checked,
     first_parameters,
@@ -70,12 +72,21 @@ class Rotary:
 
     def turn(self, x: Array, positions: Array, length: int) -> Array:
         """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
+        turns = self._turns(x, positions, length)
+        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
+
+    def turn_back(self, grad: Array, positions: Array, length: int) -> Array:
+        """From the gradient of what `turn` gave to that of `x`: turned the other way."""
+        turns = self._turns(grad, positions, length)
+        return turn_pairs(grad, turns.cos, -turns.sin, interleaved=self.interleaved)
+
+    def _turns(self, x: Array, positions: Array, length: int) -> _Turns:
         wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
         turns = self._last[0] if self._last else None
         if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
             turns = _Turns(wanted, positions, *self.turns(x, positions, length))
             self._last[:] = [turns]
-        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
+        return turns
 
     def turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
         """What `turn_pairs` multiplies arrays of the shape and type of `x` by."""
@@ -299,6 +310,7 @@ class MultiHeadAttention:
         residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        saved: Saved | None = None,
         **options: Any,
     ) -> Any:
         """From word vectors to context.
@@ -319,6 +331,7 @@ class MultiHeadAttention:
                 float32, so is the result.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
+            saved: an empty dict, for what `backward` needs of it; it goes without a cache.
             options: those of `qkv.attention`, all with its meaning. `out` is for the result of
                 the layer.
 
@@ -342,6 +355,8 @@ class MultiHeadAttention:
             raise ValueError(
                 f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
             )
+        if cache is not None and saved is not None:
+            raise ValueError(f"{call}: there is no way back through a cache: leave out saved")
         cu = None
         if cu_lengths is not None:
             if context is not None:
@@ -354,6 +369,7 @@ class MultiHeadAttention:
                 )
             cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
         dtype = result_type([words, others], self.parameters, call=call)
+        need_wide(dtype, saved, call=call)
         lead = _lead(words, others, call=call)
         target = options.pop("out", None)
         if target is not None:
@@ -370,15 +386,19 @@ class MultiHeadAttention:
         value = split_heads(project(others, self.parameters, "v_proj"), self.num_kv_heads)
         for name, part in (("hook_q", query), ("hook_k", key), ("hook_v", value)):
             keep(record, name, np.swapaxes(part, -3, -2), cu)  # (B, T, H, d)
+        if saved is not None:
+            saved |= {"words": words, "others": others, "is_self": context is None, "dtype": dtype}
+            saved |= {"q": query, "k": key, "v": value, "cu": cu, "options": dict(options)}
+            saved |= {"q_norm": {}, "k_norm": {}}
         if self.q_norm is not None:
-            query = self.q_norm(query)
+            query = self.q_norm(query, saved=None if saved is None else saved["q_norm"])
         if self.k_norm is not None:
-            key = self.k_norm(key)
+            key = self.k_norm(key, saved=None if saved is None else saved["k_norm"])
         if self.rotary is not None and cache is not None:
             at = cache.lengths[..., None, None] + np.arange(words.shape[-2])  # (B, 1, L)
             query, key = self._turn(query, at), self._turn(key, at)
         elif self.rotary is not None:
-            query, key = self._turn_both(query, key, options.get("q_offset"), lead, cu)
+            query, key = self._turn_both(query, key, options.get("q_offset"), lead, cu, saved)
         if self.rotary is not None or self.q_norm is not None or self.k_norm is not None:
             for name, part in (("hook_rot_q", query), ("hook_rot_k", key)):
                 keep(record, name, np.swapaxes(part, -3, -2), cu)
@@ -388,7 +408,11 @@ class MultiHeadAttention:
             key, value = given.pop("key"), given.pop("value")
             checked = check_call(query, key, value, **given, **kept, call=call)
         assert checked is not None
-        z, extra = _attend(checked, (query, key, value), options, cu, record, top_k)
+        asked = options if saved is None else {**options, "return_lse": True}
+        z, extra = _attend(checked, (query, key, value), asked, cu, record, top_k)
+        if saved is not None:
+            saved |= {"query": query, "key": key, "value": value, "z": z, "lse": extra[-1]}
+            extra = extra if options.get("return_lse") else extra[:-1]
         keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
         out = join_heads(z)  # (..., L, Hq * dv)
         if "out_proj.weight" in self.parameters:
@@ -403,6 +427,26 @@ class MultiHeadAttention:
         if plain and cu is None:
             extra = [array[0] for array in extra]
         return (out, *extra) if extra else out
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back: the gradients of `sum(grad * layer(x, ...))`.
+
+        Args:
+            grad: (..., L, D), the gradient of what the layer gave; that of a residual is the same.
+            saved: what `layer(x, ..., saved=saved)` kept.
+
+        Returns:
+            `.x`, `.context` where there was one, `.parameters` by their names (those of norms of
+            queries and keys as "q_norm.weight" and so on), and `.options`: "bias", "sinks" and
+            "alibi_slopes" where they were given.
+
+        >>> layer, saved = MultiHeadAttention(8, 2, seed=0), {}
+        >>> out = layer(np.ones((5, 8)), is_causal=True, saved=saved)
+        >>> layer.backward(np.ones((5, 8)), saved).parameters["q_proj.weight"].shape
+        (8, 8)
+        """
+        return attention_backward(self, grad, saved)
 
     def forward(self, x: ArrayLike, context: ArrayLike | None = None, **options: Any) -> Any:
         """The same as calling the layer."""
@@ -491,10 +535,16 @@ class MultiHeadAttention:
 
     def _turn(self, x: Array, positions: Array) -> Array:
         assert self.rotary is not None
-        return self.rotary.turn(x, positions, 1 + int(np.max(positions, initial=0)))
+        return self.rotary.turn(x, positions, _reach(positions))
 
     def _turn_both(
-        self, query: Array, key: Array, q_offset: Any, lead: tuple[int, ...], cu: Array | None
+        self,
+        query: Array,
+        key: Array,
+        q_offset: Any,
+        lead: tuple[int, ...],
+        cu: Array | None,
+        saved: Saved | None,
     ) -> tuple[Array, Array]:
         """Queries and keys, (..., H, T, d), turned by their positions."""
         length, keys = query.shape[-2], key.shape[-2]
@@ -503,10 +553,14 @@ class MultiHeadAttention:
             if offset.ndim:
                 query = np.broadcast_to(query, (*lead, *query.shape[-3:]))
             at = offset[..., None, None] + np.arange(length)  # (..., 1, L)
-            return self._turn(query, at), self._turn(key, np.arange(keys))
-        text, place = places(cu)  # (total,)
-        offset = check_offset(self._weights.call, q_offset, 0, 0, (len(cu) - 1,), needed=False)
-        return self._turn(query, offset[text] + place), self._turn(key, place)
+            there = np.arange(keys)
+        else:
+            text, there = places(cu)  # (total,)
+            offset = check_offset(self._weights.call, q_offset, 0, 0, (len(cu) - 1,), needed=False)
+            at = offset[text] + there
+        if saved is not None:
+            saved |= {"q_turned": (at, _reach(at)), "k_turned": (there, _reach(there))}
+        return self._turn(query, at), self._turn(key, there)
 
 
 class SelfAttention(MultiHeadAttention):
@@ -596,13 +650,13 @@ def _attend(
     """
     weights, lse = bool(options.get("return_weights")), bool(options.get("return_lse"))
     if record is not None:
-        whole = checked.of(*(parts if cu is None else _padded_heads(parts, cu)))
+        whole = checked.of(*(parts if cu is None else padded_heads(parts, cu)))
         _record(whole, record, top_k)
     if cu is None:
         out, *extra = answer(checked.of(*parts), weights=weights, lse=lse)
         return out, extra
     if any(options.get(name) is not None for name in PADDED):
-        out, *extra = answer(checked.of(*_padded_heads(parts, cu)), weights=weights, lse=lse)
+        out, *extra = answer(checked.of(*padded_heads(parts, cu)), weights=weights, lse=lse)
         text, place = places(cu)
         return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
     packed = {n: v for n, v in options.items() if n in PACKED and n not in (*PADDED, *RETURNS)}
@@ -612,9 +666,9 @@ def _attend(
     return np.swapaxes(out, 0, 1), extra
 
 
-def _padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
-    """Each of packed `(H, total, d)` as `(B, H, T, d)`."""
-    return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
+def _reach(positions: Array) -> int:
+    """The length of the shortest text that has these positions."""
+    return 1 + int(np.max(positions, initial=0))
 
 
 def _lengths(cu: Array) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
+from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide
 from qkv.layers.options import settings
 from qkv.layers.packed import keep
 from qkv.layers.parameters import handed, quiet, result_type, word_vectors
@@ -26,8 +27,13 @@ class Feed(Protocol):
     def dim(self) -> int:
         """D, the size of the vectors."""
 
-    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
+    def __call__(
+        self, x: ArrayLike, *, residual: Array | None = None, saved: Saved | None = None
+    ) -> Array:
         """From (..., T, D) to the same."""
+
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back."""
 
 
 class Block:
@@ -118,6 +124,7 @@ class Block:
         lengths: ArrayLike | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        saved: Saved | None = None,
         **options: Any,
     ) -> Array:
         """From `x` (..., T, D) to the same shape.
@@ -129,6 +136,7 @@ class Block:
             lengths: (B,), with `cache` how many words of each row are real.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
+            saved: an empty dict, for what `backward` needs of it; it goes without a cache.
             options: those of the formula, for the attention.
 
         Returns:
@@ -150,19 +158,24 @@ class Block:
             else check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
         )
         dtype = result_type([array], self.parameters, call=call)
+        need_wide(dtype, saved, call=call)
         x = array.astype(compute_type(dtype), copy=False)
+        kept: dict[str, Any] = dict.fromkeys(self._parts)  # nothing
+        if saved is not None:
+            saved |= {name: {} for name in self._parts} | {"dtype": dtype, "shape": x.shape}
+            kept = saved
         inside = None if record is None else record.under("attn.")
 
         keep(record, "hook_resid_pre", x, cu)
-        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
+        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x, saved=kept["norm1"])
         attn_in = handed(attn_in, self.attn.parameters)
         options |= {"cu_lengths": cu, "cache": cache, "lengths": lengths}
-        options |= {"record": inside, "top_k": top_k}
+        options |= {"record": inside, "top_k": top_k, "saved": kept["attn"]}
         wanted = record is not None and record.wants("hook_attn_out")
         if wanted or self.out_norm1 is not None:
             attn_out = self.attn(attn_in, **options)
             if self.out_norm1 is not None:
-                attn_out = self.out_norm1(attn_out)
+                attn_out = self.out_norm1(attn_out, saved=kept["out_norm1"])
             keep(record, "hook_attn_out", attn_out, cu)
             mid = x + attn_out
         else:
@@ -170,25 +183,70 @@ class Block:
         keep(record, "hook_resid_mid", mid, cu)
         if self.post_norm:
             assert self.norm1 is not None
-            mid = mlp_in = self.norm1(mid)
+            mid = mlp_in = self.norm1(mid, saved=kept["norm1"])
         else:
-            mlp_in = self.norm2(mid)
+            mlp_in = self.norm2(mid, saved=kept["norm2"])
         mlp_in = handed(mlp_in, self.mlp.parameters)
         wanted = record is not None and record.wants("hook_mlp_out")
         if wanted or self.out_norm2 is not None:
-            mlp_out = self.mlp(mlp_in)
+            mlp_out = self.mlp(mlp_in, saved=kept["mlp"])
             if self.out_norm2 is not None:
-                mlp_out = self.out_norm2(mlp_out)
+                mlp_out = self.out_norm2(mlp_out, saved=kept["out_norm2"])
             keep(record, "hook_mlp_out", mlp_out, cu)
             out = mid + mlp_out
         else:
-            out = self.mlp(mlp_in, residual=mid)
+            out = self.mlp(mlp_in, residual=mid, saved=kept["mlp"])
         keep(record, "hook_resid_post", out, cu)
         if self.post_norm:
-            out = self.norm2(out)
+            out = self.norm2(out, saved=kept["norm2"])
             keep(record, "hook_normalized_resid_post", out, cu)
         result: Array = out.astype(dtype, copy=False)
         return result
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back: the gradients of `sum(grad * block(x, ...))`.
+
+        What goes past a part adds its gradient to that of what went through it.
+
+        Args:
+            grad: (..., T, D), the gradient of what the block gave.
+            saved: what `block(x, ..., saved=saved)` kept.
+
+        Returns:
+            `.x`, `.parameters` by their names, and `.options` as the attention gives them.
+
+        >>> import numpy as np
+        >>> from qkv.layers import MLP, LayerNorm
+        >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
+        ...               LayerNorm(8), post_norm=True)
+        >>> saved = {}
+        >>> y = block(np.ones((3, 5, 8)), saved=saved)
+        >>> found = block.backward(np.ones((3, 5, 8)), saved)
+        >>> found.x.shape, found.parameters.keys() == block.parameters.keys()
+        ((3, 5, 8), True)
+        """
+        found: dict[str, Array] = {}
+        options: dict[str, Array] = {}
+        past = gradient_of(grad, saved.get("shape", ()), saved, call=type(self).__name__)
+
+        def through(part: str, above: Array) -> Array:
+            if part not in self._parts:
+                return above
+            back: Gradient = self._parts[part].backward(above, saved[part])
+            found.update({f"{part}.{name}": array for name, array in back.parameters.items()})
+            options.update(back.options)
+            return back.x
+
+        if self.post_norm:
+            past = through("norm2", past)
+            past = past + through("mlp", past)
+            past = through("norm1", past)
+            past = past + through("attn", past)
+        else:
+            past = past + through("norm2", through("mlp", through("out_norm2", past)))
+            past = past + through("norm1", through("attn", through("out_norm1", past)))
+        return Gradient(past, found, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
         """The same as calling the block."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import is_
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.backend import linear
+from qkv.backward import linear_grad
+from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide, project_back
 from qkv.layers.parameters import (
     checked,
     is_wide,
@@ -85,13 +88,16 @@ class Experts:
         self._experts: list[tuple[Array, ...]] = []
 
     @quiet
-    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
+    def __call__(
+        self, x: ArrayLike, *, residual: Array | None = None, saved: Saved | None = None
+    ) -> Array:
         """From `x` (..., T, D) to the same shape.
 
         Args:
             x: word vectors.
             residual: (..., T, D), added to the result before that is rounded to a half; if it is
                 float32, so is the result.
+            saved: an empty dict, for what `backward` needs of it.
         """
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x")
@@ -100,8 +106,12 @@ class Experts:
                 f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
             )
         dtype = result_type([array], self.parameters, call=call)
+        need_wide(dtype, saved, call=call)
         rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
         chosen, weights = self._route(rows)
+        if saved is not None:
+            saved |= {"rows": rows, "chosen": chosen, "weights": weights}
+            saved |= {"shape": array.shape, "dtype": dtype}
         experts = self._each()
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
@@ -111,6 +121,44 @@ class Experts:
         if residual is not None:
             out = out + residual
         return out if is_wide(residual) else out.astype(dtype, copy=False)
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back: the gradients of `sum(grad * layer(x))`.
+
+        Which experts were chosen has no gradient, what each of them counts has.
+
+        Args:
+            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
+            saved: what `layer(x, saved=saved)` kept.
+
+        Returns:
+            `.x` (..., T, D) and `.parameters` by their names.
+        """
+        shape = saved.get("shape", ())
+        above = gradient_of(grad, shape, saved, call=type(self).__name__).reshape(-1, self.dim)
+        rows, chosen, weights = (saved[name] for name in ("rows", "chosen", "weights"))
+        found = {
+            name: np.zeros_like(array)
+            for name, array in self.parameters.items()
+            if name.startswith("experts.")
+        }
+        grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)  # of what each counts
+        experts = self._each()
+        for number in np.unique(chosen):
+            row, rank = np.nonzero(chosen == number)
+            grads = self._expert_back(
+                rows[row], experts[number], above[row], weights[row, rank, None]
+            )
+            grad_rows[row] += grads[0]
+            counts[row, rank] = grads[1]
+            for name, array in zip(_EXPERT, grads[2:], strict=True):
+                found[f"experts.{name}"][number] = array
+        change = weights * (counts - (weights * counts).sum(-1, keepdims=True))  # of the softmax
+        scores = np.zeros((len(rows), self.count), rows.dtype)
+        np.put_along_axis(scores, chosen, change, -1)
+        grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
+        return Gradient(grad_rows.reshape(shape), found)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""
@@ -125,8 +173,7 @@ class Experts:
 
     def _each(self) -> list[tuple[Array, ...]]:
         """The arrays of each expert: the same ones each time, which stay laid out for products."""
-        names = ("gate_up", "gate_up_bias", "down", "down_bias")
-        whole = [self.parameters[f"experts.{name}"] for name in names]
+        whole = [self.parameters[f"experts.{name}"] for name in _EXPERT]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
         return self._experts
@@ -138,6 +185,28 @@ class Experts:
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         hidden = (up + 1) * gate / (1 + np.exp(-both.dtype.type(self.alpha) * gate))  # (rows, F)
         return linear(hidden.astype(rows.dtype, copy=False), down, down_bias, wide=True)
+
+    def _expert_back(
+        self, rows: Array, expert: tuple[Array, ...], grad: Array, weight: Array
+    ) -> tuple[Any, ...]:
+        """The gradients of its rows, of what its result counts, and of its arrays, in order."""
+        gate_up, gate_up_bias, down, down_bias = expert
+        both = linear(rows, gate_up, gate_up_bias)  # (rows, 2 * F)
+        limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
+        gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
+        open_ = 1 / (1 + np.exp(-alpha * gate))
+        hidden = (up + 1) * gate * open_
+        counts = (grad * linear(hidden, down, down_bias)).sum(-1)
+        change, *of_down = linear_grad(hidden, down, weight * grad, bias=True)
+        change_both = np.empty_like(both)
+        slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
+        change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
+        change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
+        grad_rows, *of_gate_up = linear_grad(rows, gate_up, change_both, bias=True)
+        return grad_rows, counts, *of_gate_up, *of_down
+
+
+_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
 
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from qkv.activations import ACTIVATIONS
 from qkv.arrays import Array, whole_number
+from qkv.backward import activate, activation_grad
+from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide, project_back
 from qkv.layers.parameters import (
     checked,
     first_parameters,
@@ -105,7 +107,12 @@ class MLP:
 
     @quiet
     def __call__(
-        self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
+        self,
+        x: ArrayLike,
+        *,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        saved: Saved | None = None,
     ) -> Array:
         """From `x` (..., T, D) to the same shape.
 
@@ -114,6 +121,7 @@ class MLP:
             residual: (..., T, D), added to the result before that is rounded to a half; if it is
                 float32, so is the result.
             record: collects what is computed on the way.
+            saved: an empty dict, for what `backward` needs of it.
         """
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x")
@@ -126,15 +134,58 @@ class MLP:
         first = "gate_proj" if self.gated else "up_proj"
         if record is not None and record.wants("hook_pre"):
             record("hook_pre", project(x, self.parameters, first))
-        hidden = project(x, self.parameters, first, activation=self.activation)  # (..., T, F)
+        need_wide(dtype, saved, call=call)
+        if saved is None:
+            hidden = project(x, self.parameters, first, activation=self.activation)  # (..., T, F)
+        else:
+            pre = project(x, self.parameters, first)
+            hidden = activate(pre, self.activation)
+            saved |= {"x": x, "pre": pre, "dtype": dtype}
         if self.gated:
             if record is not None and record.wants("hook_pre_linear"):
                 record("hook_pre_linear", project(x, self.parameters, "up_proj"))
-            hidden = project(x, self.parameters, "up_proj", gate=hidden)
+            if saved is None:
+                hidden = project(x, self.parameters, "up_proj", gate=hidden)
+            else:
+                up = project(x, self.parameters, "up_proj")
+                saved |= {"gate": hidden, "up": up}
+                hidden = hidden * up
         if record is not None:
             record("hook_post", hidden)
+        if saved is not None:
+            saved["hidden"] = hidden
         out = project(hidden, self.parameters, "down_proj", residual=residual)
         return out if is_wide(residual) else out.astype(dtype, copy=False)
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back: the gradients of `sum(grad * mlp(x))`.
+
+        Args:
+            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
+            saved: what `mlp(x, saved=saved)` kept.
+
+        Returns:
+            `.x` (..., T, D) and `.parameters` by their names.
+
+        >>> mlp, saved = MLP(4, 16, seed=0), {}
+        >>> y = mlp(np.ones((3, 4)), saved=saved)
+        >>> mlp.backward(np.ones((3, 4)), saved).parameters["up_proj.weight"].shape
+        (4, 16)
+        """
+        found: dict[str, Array] = {}
+        shape = np.shape(saved.get("x", ()))
+        above = gradient_of(grad, shape, saved, call=type(self).__name__)
+        x = saved["x"]
+        change = project_back(saved["hidden"], self.parameters, "down_proj", above, found)
+        first, back = "up_proj", None
+        if self.gated:
+            first = "gate_proj"
+            back = project_back(x, self.parameters, "up_proj", change * saved["gate"], found)
+            change = change * saved["up"]
+        change = activation_grad(saved["pre"], change, self.activation)
+        grad_x = project_back(x, self.parameters, first, change, found)
+        return Gradient(grad_x if back is None else grad_x + back, found)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""

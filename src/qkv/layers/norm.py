@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, compute_type, is_float, whole_number
 from qkv.backend import normalize
+from qkv.backward import norm_grad
+from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide
 from qkv.layers.parameters import (
     checked,
     float_type,
@@ -38,16 +40,53 @@ class _Norm:
         self.offset = offset
 
     @quiet
-    def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
-        """Normalise `x` (..., D); `record` collects what is computed on the way."""
+    def __call__(
+        self, x: ArrayLike, *, record: Recorder | None = None, saved: Saved | None = None
+    ) -> Array:
+        """Normalise `x` (..., D).
+
+        `record` collects what is computed on the way, and `saved`, an empty dict, what `backward`
+        needs of it.
+        """
         array, dtype = _vectors_in(x, self.dim, self.parameters, call=type(self).__name__)
+        need_wide(dtype, saved, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         x = working(array, dtype)
         found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:
             record("hook_scale", scale)
+        if saved is not None:
+            saved |= {"x": x, "scale": scale, "dtype": dtype}
         return out.astype(dtype, copy=False)
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
+        """The way back: the gradients of `sum(grad * norm(x))`.
+
+        Args:
+            grad: (..., D), the gradient of what the norm gave.
+            saved: what `norm(x, saved=saved)` kept.
+
+        Returns:
+            `.x` (..., D) and `.parameters` "weight" and "bias".
+
+        >>> norm, saved = LayerNorm(2, eps=0.0), {}
+        >>> y = norm(np.array([[1.0, 5.0]]), saved=saved)
+        >>> norm.backward([[1.0, 0.0]], saved).parameters["weight"]
+        array([-1.,  0.])
+        """
+        call = type(self).__name__
+        above = gradient_of(grad, np.shape(saved.get("x", ())), saved, call=call)
+        grad_x, weight, bias = norm_grad(
+            saved["x"],
+            self.scaled(),
+            saved["scale"],
+            above,
+            centred=self._is_centred,
+            bias="bias" in self.parameters,
+        )
+        return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def scaled(self) -> Array:
         """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from qkv.arrays import Array
@@ -21,6 +23,11 @@ def padded(rows: Array, cu: Array) -> Array:
     out = np.zeros((len(lengths), lengths.max(initial=0), *rows.shape[1:]), rows.dtype)
     out[places(cu)] = rows
     return out
+
+
+def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
+    """Each of packed `(H, total, d)` as `(B, H, T, d)`."""
+    return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
 
 
 def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> None:

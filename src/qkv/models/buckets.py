@@ -71,3 +71,16 @@ class RelativeBias:
         distance = np.arange(1 - length, keys) - q_offset
         biases = np.ascontiguousarray(self.table[self.buckets.of(distance)].T)  # (Hq, L + S - 1)
         return sliding_window_view(biases, keys, axis=-1)[None, :, ::-1]
+
+    def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
+        """From the gradient (..., Hq, L, S) of what it gave to that of the table (count, Hq).
+
+        >>> bias = Buckets(4, 8).with_table(np.zeros((4, 1)))
+        >>> bias.backward(np.ones((1, 1, 2, 4)), 2, 4).ravel()
+        array([2., 1., 0., 5.])
+        """
+        distance = np.arange(keys) - np.arange(length)[:, None] - q_offset  # (L, S)
+        places = self.buckets.of(distance).ravel()
+        heads = grad.sum(tuple(range(grad.ndim - 3))).reshape(grad.shape[-3], -1)  # (Hq, L * S)
+        sums = [np.bincount(places, head, len(self.table)) for head in heads]
+        return np.stack(sums, -1).astype(grad.dtype)

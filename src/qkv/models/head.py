@@ -11,7 +11,9 @@ import numpy as np
 from qkv.activations import activate
 from qkv.arrays import Array, compute_type
 from qkv.backend import linear, narrowed
+from qkv.backward import activation_grad
 from qkv.layers.attention import Norm
+from qkv.layers.gradient import Gradient, Saved, need_wide, project_back
 
 
 @dataclass(frozen=True)
@@ -90,26 +92,63 @@ class BuiltHead:
         """Whether its logits are over words, for each token."""
         return not self.pools and not self.steps.classes
 
-    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
-        """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
-        steps = self.steps
+    def __call__(self, rows: Array, cu_lengths: Array, saved: Saved | None = None) -> Array:
+        """Rows (total, D) of texts laid end to end, and where each begins, to logits.
+
+        `saved`, an empty dict, is for what `backward` needs.
+        """
+        steps, kept = self.steps, {} if saved is None else saved
+        need_wide(self.parameters["head.out_proj.weight"].dtype, saved, call="head")
+        kept |= {"cu": cu_lengths, "shape": rows.shape, "norm": {}}
         if steps.pool is not None:
             rows = _pooled(rows, cu_lengths, steps.pool)
         if steps.dense:
+            kept["dense_in"] = rows
             rows = self._linear("head.dense_proj", rows)
         if steps.activation is not None:
+            kept["pre"] = rows
             rows = np.tanh(rows) if steps.activation == "tanh" else _on(rows, steps.activation)
         if self.norm is not None:
-            rows = self.norm(rows)
+            rows = self.norm(rows, saved=None if saved is None else kept["norm"])
         if steps.scale != 1:
             rows = rows * rows.dtype.type(steps.scale)
+        kept["out_in"] = rows
         out = self._linear("head.out_proj", rows)
         if steps.softcap is not None:
             cap = out.dtype.type(steps.softcap)
             out = np.tanh(out / cap) * cap
+            kept["out"] = out
         if steps.pool is not None:
             out[np.diff(cu_lengths) == 0] = 0
         return out
+
+    def backward(self, grad: Array, saved: Saved) -> Gradient:
+        """The way back, from the gradient of the logits to those of the rows and the parameters.
+
+        That of a tied projection is "head.out_proj.weight" (D, V): the token table gets its
+        transpose added.
+        """
+        steps, found = self.steps, dict[str, Array]()
+        if steps.pool is not None:
+            grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
+        if steps.softcap is not None:
+            grad = grad * (1 - np.square(saved["out"] / grad.dtype.type(steps.softcap)))
+        grad = project_back(saved["out_in"], self.parameters, "head.out_proj", grad, found)
+        if steps.scale != 1:
+            grad = grad * grad.dtype.type(steps.scale)
+        if self.norm is not None:
+            back = self.norm.backward(grad, saved["norm"])
+            grad = back.x
+            found |= {f"head.norm.{name}": array for name, array in back.parameters.items()}
+        if steps.activation == "tanh":
+            grad = grad * (1 - np.square(np.tanh(saved["pre"])))
+        elif steps.activation is not None:
+            grad = activation_grad(saved["pre"], grad, steps.activation)
+        if steps.dense:
+            grad = project_back(saved["dense_in"], self.parameters, "head.dense_proj", grad, found)
+        if steps.pool is not None:
+            grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
+        return Gradient(grad, found)
 
     def _linear(self, name: str, rows: Array) -> Array:
         weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
@@ -125,6 +164,18 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
             found[text] = rows[cu[text] : cu[text + 1]].mean(0, dtype=compute_type(rows.dtype))
     else:
         found[texts] = rows[(cu[:-1] if how == "first" else cu[1:] - 1)[texts]]
+    return found
+
+
+def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
+    """The way back through `_pooled`, to rows (total, D)."""
+    lengths = np.diff(cu)
+    found = np.zeros(shape, grad.dtype)
+    texts = lengths > 0
+    if how == "mean":
+        found[...] = np.repeat(grad / np.maximum(lengths, 1)[:, None], lengths, 0)
+    else:
+        found[(cu[:-1] if how == "first" else cu[1:] - 1)[texts]] = grad[texts]
     return found
 
 

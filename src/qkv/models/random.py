@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from qkv.arrays import Array
 from qkv.attend import KVCache
 from qkv.embed import TokenEmbedding, sinusoidal_positions
 from qkv.layers import SelfAttention
+from qkv.layers.gradient import Gradient, Saved
 from qkv.layers.packed import keep
 from qkv.models.config import Config
 from qkv.models.family import Family, Names, Weights
@@ -52,6 +53,7 @@ class AttentionOnly:
         lengths: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        saved: Saved | None = None,
         **options: Any,
     ) -> Array:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
@@ -64,11 +66,18 @@ class AttentionOnly:
             lengths=lengths,
             record=inside,
             top_k=top_k,
+            saved=saved,
             **options,
         )
         keep(record, "hook_attn_out", out, cu_lengths)
         keep(record, "hook_resid_post", out, cu_lengths)
         return out
+
+    def backward(self, grad: Array, saved: Saved) -> Gradient:
+        """The way back, as that of its attention."""
+        back = self.attn.backward(grad, saved)
+        named = {f"attn.{name}": array for name, array in back.parameters.items()}
+        return replace(back, parameters=named)
 
 
 @dataclass(frozen=True)

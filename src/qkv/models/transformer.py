@@ -12,6 +12,7 @@ from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.backend import body, get_num_threads
 from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
+from qkv.layers.gradient import Gradient, Saved, need_wide
 from qkv.layers.packed import keep
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.trace import Recorder
@@ -44,9 +45,13 @@ class Layer(Protocol):
         lengths: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        saved: Saved | None = None,
         **options: Any,
     ) -> Array:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
+
+    def backward(self, grad: Array, saved: Saved) -> Gradient:
+        """The way back."""
 
 
 class Bias(Protocol):
@@ -54,6 +59,9 @@ class Bias(Protocol):
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
         """For queries from place `q_offset` on and keys from 0 on, (1, Hq, L, S)."""
+
+    def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
+        """The way back, to its table."""
 
 
 class Predict(Protocol):
@@ -67,8 +75,11 @@ class Predict(Protocol):
     def predicts(self) -> bool:
         """Whether its logits are over words, for each token."""
 
-    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
+    def __call__(self, rows: Array, cu_lengths: Array, saved: Saved | None = None) -> Array:
         """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
+
+    def backward(self, grad: Array, saved: Saved) -> Gradient:
+        """The way back."""
 
 
 class Embedding:
@@ -105,8 +116,12 @@ class Embedding:
         places: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
+        saved: Saved | None = None,
     ) -> Array:
         """Vectors (..., D) of ids (...) at these places; of halves in float32."""
+        need_wide(self.table.dtype, saved, call=type(self).__name__)
+        if saved is not None:
+            saved |= {"ids": ids, "places": places, "dtype": self.table.dtype, "norm": {}}
         x = self.table[ids]
         keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
@@ -121,9 +136,31 @@ class Embedding:
             keep(record, "hook_pos_embed", where, cu_lengths)
             x += where
         if self.norm is not None:
-            x = self.norm(x)
+            x = self.norm(x, saved=None if saved is None else saved["norm"])
         keep(record, "hook_full_embed", x, cu_lengths)
         return x
+
+    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
+        """The way back: from the gradient (..., D) of the vectors to those of the tables.
+
+        They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
+        """
+        found: dict[str, Array] = {}
+        if self.norm is not None:
+            back = self.norm.backward(grad, saved["norm"])
+            grad = back.x
+            found |= {f"embed_norm.{name}": array for name, array in back.parameters.items()}
+        rows = grad.reshape(-1, grad.shape[-1])
+        if self.positions is not None:
+            where = np.broadcast_to(saved["places"], grad.shape[:-1]) + self.first_position
+            found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
+        if self.token_types is not None:
+            kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
+            kinds[0] = rows.sum(0)
+        table = rows_back(rows, saved["ids"].ravel(), self.table.shape)
+        if self.scale != 1:
+            table *= table.dtype.type(self.scale)
+        return found | {"embed.weight": table}
 
     @property
     def room(self) -> int | None:
@@ -199,6 +236,7 @@ class Transformer:
         record: Recorder | None = None,
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
+        saved: Saved | None = None,
     ) -> Array:
         """Run texts that are laid end to end.
 
@@ -210,19 +248,55 @@ class Transformer:
             top_k: with `record`, keep the largest weights of each query in place of all.
             masks: for layers that have one, which key each head sees: broadcasts to
                 (B, Hq, T, T), T the length of the longest text.
+            saved: an empty dict, for what `backward` needs of it.
 
         Returns:
             (total, D)
         """
-        x = self.embedding(ids, places, cu_lengths, record)  # (total, D)
         longest = int(np.diff(cu_lengths).max(initial=0))
+        kept: dict[str, Any] = {}
+        if saved is not None:
+            parts = ("embedding", "final_norm", *map(str, range(len(self.layers))))
+            saved |= {part: {} for part in parts} | {"longest": longest}
+            kept = saved
+        x = self.embedding(ids, places, cu_lengths, record, kept.get("embedding"))  # (total, D)
         for number, options in self.settings(longest).items():
             if masks is not None and number in masks:
                 options["attn_mask"] = masks[number]
             inside = None if record is None else record.under(f"blocks.{number}.")
             layer = self.layers[number]
+            options |= {"saved": kept[str(number)]} if saved is not None else {}
             x = layer(x, cu_lengths=cu_lengths, record=inside, top_k=top_k, **options)
-        return self._last(x, cu_lengths, record)
+        return self._last(x, cu_lengths, record, kept.get("final_norm"))
+
+    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
+        """The way back: the gradients of `sum(grad * transformer(ids, ...))`.
+
+        Args:
+            grad: (total, D), the gradient of the last vectors.
+            saved: what `transformer(ids, places, cu_lengths, saved=saved)` kept; it is used up.
+
+        Returns:
+            The gradient of every parameter by the name that its design gives it
+            ("blocks.0.attn.q_proj.weight"), but for those of the head.
+        """
+        found: dict[str, Array] = {}
+        if self.final_norm is not None:
+            back = self.final_norm.backward(grad, saved["final_norm"])
+            grad = back.x
+            found |= {f"final_norm.{name}": array for name, array in back.parameters.items()}
+        for number in reversed(range(len(self.layers))):
+            back = self.layers[number].backward(grad, saved.pop(str(number)))  # and free it
+            grad = back.x
+            found |= {f"blocks.{number}.{name}": array for name, array in back.parameters.items()}
+            if "sinks" in back.options:
+                found[f"blocks.{number}.attn.sinks"] = back.options["sinks"]
+            if self.bias is not None:
+                length = saved["longest"]
+                table = self.bias.backward(back.options["bias"], length, length)
+                name = "relative_bias.weight"
+                found[name] = found[name] + table if name in found else table
+        return found | self.embedding.backward(grad, saved["embedding"])
 
     @property
     def generates(self) -> bool:
@@ -290,8 +364,27 @@ class Transformer:
             self._steps = last = wanted, made, parts
         return last[1]
 
-    def _last(self, x: Array, cu_lengths: Array | None, record: Recorder | None) -> Array:
+    def _last(
+        self,
+        x: Array,
+        cu_lengths: Array | None,
+        record: Recorder | None,
+        saved: Saved | None = None,
+    ) -> Array:
         if self.final_norm is not None:
-            x = self.final_norm(x)
+            x = self.final_norm(x, saved=saved)
             keep(record, LAST_HOOKS[0], x, cu_lengths)
         return x
+
+
+def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
+    """From the gradient (n, D) of chosen rows of a table to that of the table.
+
+    A row that was chosen several times gets their sum, in their order.
+    """
+    found = np.zeros(shape, grad.dtype)
+    order = np.argsort(rows, kind="stable")
+    chosen, starts = np.unique(rows[order], return_index=True)
+    if chosen.size:
+        found[chosen] = np.add.reduceat(grad[order], starts)
+    return found

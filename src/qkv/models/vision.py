@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +15,16 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, compute_type, is_float
 from qkv.backend import linear
+from qkv.backward import linear_grad
 from qkv.extras import need
 from qkv.files import replacing
+from qkv.layers.gradient import Saved, need_wide
 from qkv.layers.packed import keep
 from qkv.models.config import Config
 from qkv.models.design import Design, Shape
 from qkv.models.files import PREPROCESSOR, ModelError, read_json
 from qkv.models.model import Model, ModelOutput
-from qkv.models.transformer import Embedding, Transformer
+from qkv.models.transformer import Embedding, Transformer, rows_back
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
 
@@ -102,10 +105,15 @@ class PatchEmbedding(Embedding):
         places: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
+        saved: Saved | None = None,
     ) -> Array:
         """Vectors (B * (N + 1), D) of images (B, C, H, W)."""
+        need_wide(self.table.dtype, saved, call=type(self).__name__)
         patches = unfolded(ids, self.patch)  # (B, N, C * h * w)
-        rows = linear(patches.astype(compute_type(self.table.dtype)), self.weight, self.bias)
+        patches = patches.astype(compute_type(self.table.dtype))
+        if saved is not None:
+            saved |= {"patches": patches, "places": places}
+        rows = linear(patches, self.weight, self.bias)
         first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
         x = np.concatenate([first.astype(rows.dtype), rows], axis=1)  # (B, N + 1, D)
         x = x.reshape(-1, x.shape[-1])
@@ -116,6 +124,22 @@ class PatchEmbedding(Embedding):
         x = x + where
         keep(record, "hook_full_embed", x, cu_lengths)
         return x
+
+    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
+        """The way back: the gradients of the first token, the patches' weight and the places."""
+        assert self.positions is not None
+        patches = saved["patches"]
+        where = rows_back(grad, saved["places"], self.positions.shape)
+        rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
+        _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
+        assert bias is not None
+        channels = patches.shape[-1] // math.prod(self.patch)
+        return {
+            "embed.weight": rows[:, 0].sum(0)[None, None],
+            "patch_embed.weight": weight.T.reshape(-1, channels, *self.patch),
+            "patch_embed.bias": bias,
+            "pos_embed.weight": where[None],
+        }
 
 
 def unfolded(images: Array, patch: tuple[int, ...]) -> Array:

@@ -1,0 +1,274 @@
+"""The way back through each layer, against central differences of its forward pass in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.attend import KVCache
+from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, SelfAttention
+from qkv.models.buckets import Buckets
+from qkv.models.head import Head
+from qkv.models.transformer import Embedding
+
+STEP = 1e-5
+CU = np.array([0, 3, 3, 7, 8])
+
+
+def slope(function: Any, array: Any, rng: Any) -> tuple[float, Any]:
+    """The change of a sum for a step of `array` in a random direction, and the direction."""
+    way = rng.standard_normal(array.shape)
+    before = array.copy()
+    sums = []
+    for sign in (1, -1):
+        array[...] = before + sign * STEP * way
+        sums.append(function())
+    array[...] = before
+    return (sums[0] - sums[1]) / (2 * STEP), way
+
+
+def check(layer: Any, call: Any, inputs: dict[str, Any], seed: int = 0) -> Any:
+    """Every gradient that `layer.backward` gives; `inputs` by where `Gradient` has them."""
+    rng = np.random.default_rng(seed)
+    saved: dict[str, Any] = {}
+    out = call(saved)
+    np.testing.assert_array_equal(out, call(None))
+    up = rng.standard_normal(out.shape)
+
+    def total() -> float:
+        return float((up * call(None)).sum())
+
+    found = layer.backward(up, saved)
+    grads = {"x": found.x, "context": found.context, **found.options, **found.parameters}
+    grads = {name: grad for name, grad in grads.items() if grad is not None}
+    assert grads.keys() == inputs.keys()
+    for name, array in inputs.items():
+        expected, way = slope(total, array, rng)
+        assert grads[name].shape == array.shape, name
+        assert (grads[name] * way).sum() == pytest.approx(expected, rel=1e-6, abs=1e-7), name
+    return found
+
+
+def numbers(*shape: int, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def scattered(layer: Any) -> Any:
+    """A float64 layer with biases and norms that are not their first values."""
+    for number, array in enumerate(layer.parameters.values()):
+        if array.ndim == 1:
+            array += 0.3 * numbers(*array.shape, seed=number)
+    return layer
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 0, 6), (2, 3, 6)])
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_norms(kind: Any, shape: tuple[int, ...]) -> None:
+    norm = scattered(kind(6, dtype=np.float64))
+    x = numbers(*shape)
+    check(norm, lambda saved: norm(x, saved=saved), {"x": x, **norm.parameters})
+
+
+def test_a_norm_with_an_offset() -> None:
+    norm = RMSNorm.from_parameters({"weight": numbers(6)}, offset=1.0)
+    x = numbers(4, 6, seed=2)
+    check(norm, lambda saved: norm(x, saved=saved), {"x": x, **norm.parameters})
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp(gated: bool, activation: str, bias: bool) -> None:
+    mlp = MLP(4, 10, activation=activation, gated=gated, bias=bias, seed=0, dtype=np.float64)
+    scattered(mlp)
+    x = numbers(2, 3, 4)
+    check(mlp, lambda saved: mlp(x, saved=saved), {"x": x, **mlp.parameters})
+
+
+def test_experts() -> None:
+    shapes = {"gate_up": (4, 6, 10), "gate_up_bias": (4, 10), "down": (4, 5, 6)}
+    shapes["down_bias"] = (4, 6)
+    parameters = {f"experts.{name}": numbers(*shape) for name, shape in shapes.items()}
+    parameters |= {"router_proj.weight": numbers(6, 4), "router_proj.bias": numbers(4)}
+    layer = Experts(parameters, top_k=2, limit=1.0)  # some numbers are beyond the limit
+    x = numbers(2, 5, 6)
+    check(layer, lambda saved: layer(x, saved=saved), {"x": x, **layer.parameters})
+
+
+BIAS = numbers(1, 4, 5, 5, seed=5)
+MASK = np.tril(np.ones((5, 5), bool))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "window and softcap": {"window": (2, 1), "softcap": 1.5},
+    "scale and slopes": {"scale": 0.3, "alibi_slopes": np.array([0.1, 0.2, 0.4, 0.8])},
+    "bias": {"bias": BIAS},
+    "mask": {"attn_mask": MASK},
+    "sinks": {"sinks": np.array([0.5, -0.5, 1.0, 0.0])},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_attention(options: dict[str, Any], packed: bool, kv_heads: int) -> None:
+    layer = MultiHeadAttention(
+        8, 4, num_kv_heads=kv_heads, d_query=6, d_value=3, bias=True, seed=0, dtype=np.float64
+    )
+    scattered(layer)
+    options = dict(options)
+    x = numbers(8, 8) if packed else numbers(2, 5, 8)
+    if packed:
+        options |= {"cu_lengths": CU}
+        if "bias" in options:
+            options["bias"] = BIAS[..., :4, :4].copy()
+        if "attn_mask" in options:
+            options["attn_mask"] = MASK[:4, :4]
+    learned = {n: options[n] for n in ("bias", "sinks", "alibi_slopes") if n in options}
+    check(
+        layer,
+        lambda saved: layer(x, saved=saved, **options),
+        {"x": x, **learned, **layer.parameters},
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_attention_with_turned_and_normalised_heads(packed: bool, interleaved: bool) -> None:
+    plain = MultiHeadAttention(8, 2, d_query=6, seed=0, d_value=4, dtype=np.float64)
+    norms = {
+        name: scattered(kind(6, dtype=np.float64))
+        for name, kind in (("q_norm", RMSNorm), ("k_norm", LayerNorm))
+    }
+    layer = MultiHeadAttention.from_parameters(
+        plain.parameters,
+        num_heads=2,
+        rotary={"base": 50.0, "dims": 4, "interleaved": interleaved},
+        **norms,
+    )
+    x = numbers(8, 8) if packed else numbers(2, 4, 8)
+    offset = np.array([0, 1, 2, 5]) if packed else np.array([1, 3])
+    options = {"cu_lengths": CU, "q_offset": offset} if packed else {"q_offset": offset}
+    own = {f"{n}.{name}": a for n, norm in norms.items() for name, a in norm.parameters.items()}
+    check(
+        layer,
+        lambda saved: layer(x, is_causal=True, saved=saved, **options),
+        {"x": x, **own, **layer.parameters},
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention_to_another_text(shared: bool) -> None:
+    """A context without the batch axis is that of every row: its gradient is their sum."""
+    layer = MultiHeadAttention(6, 2, seed=0, dtype=np.float64, out_proj=False)
+    x, context = numbers(3, 4, 6), numbers(*(() if shared else (3,)), 5, 6, seed=2)
+    check(
+        layer,
+        lambda saved: layer(x, context, saved=saved, key_lengths=4),
+        {"x": x, "context": context, **layer.parameters},
+    )
+
+
+def test_one_head_of_plain_rows_with_everything_asked_back() -> None:
+    layer = SelfAttention(4, seed=0, dtype=np.float64)
+    x = numbers(5, 4)
+    saved: dict[str, Any] = {}
+    out, weights, lse = layer(x, return_weights=True, return_lse=True, saved=saved)
+    assert weights.shape == (5, 5)
+    assert lse.shape == (5,)
+    assert layer.backward(out, saved).x.shape == (5, 4)
+    check(layer, lambda saved: layer(x, saved=saved), {"x": x, **layer.parameters})
+
+
+@pytest.mark.parametrize("norms", ["after", "before", "both", "no first"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_block(norms: str, packed: bool) -> None:
+    parts = [scattered(LayerNorm(8, dtype=np.float64)) for _ in range(4)]
+    out_norms = {"out_norm1": parts[2], "out_norm2": parts[3]} if norms == "both" else {}
+    block = Block(
+        MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
+        None if norms == "no first" else parts[0],
+        MLP(8, 12, seed=1, dtype=np.float64),
+        parts[1],
+        post_norm=norms == "after",
+        **out_norms,
+    )
+    x = numbers(8, 8) if packed else numbers(2, 4, 8)
+    options = {"cu_lengths": CU} if packed else {}
+    check(
+        block,
+        lambda saved: block(x, is_causal=True, saved=saved, **options),
+        {"x": x, **block.parameters},
+    )
+
+
+def test_buckets() -> None:
+    bias = Buckets(8, 6).with_table(numbers(8, 3))
+    up, way = numbers(2, 3, 4, 7, seed=2), numbers(8, 3, seed=3)
+    expected = (up * Buckets(8, 6).with_table(way)(4, 7, 2)).sum()  # it is linear in its table
+    assert (bias.backward(up, 4, 7, 2) * way).sum() == pytest.approx(expected, rel=1e-12)
+
+
+def test_embedding() -> None:
+    norm = scattered(LayerNorm(6, dtype=np.float64))
+    tables = {"embed.weight": numbers(5, 6), "pos_embed.weight": numbers(7, 6, seed=2)}
+    tables["token_type_embed.weight"] = numbers(2, 6, seed=3)
+    table, positions, kinds = tables.values()
+    embedding = Embedding(
+        table, positions=positions, token_types=kinds, norm=norm, scale=3.0, first_position=2
+    )
+    ids, places = np.array([4, 1, 4, 0]), np.array([0, 1, 2, 0])
+    up = numbers(4, 6, seed=4)
+    saved: dict[str, Any] = {}
+    embedding(ids, places, saved=saved)
+    found = embedding.backward(up, saved)
+    rng = np.random.default_rng(0)
+    tables |= {f"embed_norm.{name}": array for name, array in norm.parameters.items()}
+    assert found.keys() == tables.keys()
+    for name, array in tables.items():
+        expected, way = slope(lambda: (up * embedding(ids, places)).sum(), array, rng)
+        assert (found[name] * way).sum() == pytest.approx(expected, rel=1e-6), name
+    assert not found["embed.weight"][2:4].any()  # of tokens that are not there
+
+
+@pytest.mark.parametrize("pool", [None, "first", "last", "mean"])
+@pytest.mark.parametrize("activation", ["tanh", "gelu", None])
+def test_head(pool: Any, activation: str | None) -> None:
+    head = Head(
+        5,
+        bias=True,
+        pool=pool,
+        dense=True,
+        activation=activation,
+        norm=True,
+        scale=2.0,
+        softcap=3.0,
+    )
+    parameters = {name: numbers(*shape, seed=7) for name, shape in head.shapes(6)}
+    built = head.build(
+        parameters,
+        norm=lambda own, name: LayerNorm.from_parameters(
+            {part: own[f"{name}.{part}"] for part in ("weight", "bias")}
+        ),
+    )
+    x = numbers(8, 6)
+    check(built, lambda saved: built(x, CU, saved), {"x": x, **parameters})
+
+
+def test_what_cannot_be_gone_back_through_is_refused() -> None:
+    layer = MultiHeadAttention(4, seed=0)
+    x = np.ones((1, 3, 4), np.float32)
+    with pytest.raises(ValueError, match="no way back through a cache"):
+        layer(x, cache=KVCache(), saved={})
+    with pytest.raises(ValueError, match=r"saved is empty: .* layer\(x, saved=saved\)"):
+        layer.backward(x, {})
+    saved: dict[str, Any] = {}
+    layer(x, saved=saved)
+    with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the layer gave \(1, 3, 4\)"):
+        layer.backward(x[0], saved)
+    for layer in (LayerNorm(4, dtype="bfloat16"), MLP(4, 8, dtype="bfloat16")):
+        half = next(iter(layer.parameters.values())).dtype
+        with pytest.raises(TypeError, match="bfloat16: train in float32"):
+            layer(np.ones((3, 4), half), saved={})

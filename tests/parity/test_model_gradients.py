@@ -1,0 +1,124 @@
+"""The gradient of whole models against torch's autograd, for random models of each family."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qkv
+from qkv.layers.packed import places
+
+from .models import double, scatter
+from .test_configs import DECODER, ENCODER, SMALL
+
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest value
+LENGTHS = (12, 5, 1, 9)
+
+CASES = {
+    f"{name} {kind}": (kind, sizes)
+    for name, (sizes, kinds) in SMALL.items()
+    if name not in ("t5", "mt5", "gemma3")
+    for kind in kinds
+}
+ROPE = {"rope_theta": 500.0}
+CASES |= {
+    "bert of one head": ("BertForMaskedLM", {**ENCODER, "num_attention_heads": 1}),
+    "bert of relu": ("BertForMaskedLM", {**ENCODER, "hidden_act": "relu"}),
+    "bert with its own output": ("BertForMaskedLM", {**ENCODER, "tie_word_embeddings": False}),
+    "gpt2 scaled by layer": (
+        "GPT2LMHeadModel",
+        {**SMALL["gpt2"][0], "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "llama tied": ("LlamaForCausalLM", {**DECODER, "tie_word_embeddings": True}),
+    "llama with biases": (
+        "LlamaForCausalLM",
+        {**DECODER, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+    ),
+    "llama stretched": (
+        "LlamaForCausalLM",
+        {**DECODER, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, **ROPE}},
+    ),
+    "gemma2 with low caps": (
+        "Gemma2ForCausalLM",
+        {
+            **{**SMALL["gemma2"][0], "attn_logit_softcapping": 2.0},
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+}
+
+
+def autograd(model: Any, given: dict[str, Any], real: Any, up: Any) -> Any:
+    """A model whose weights are the gradients of `sum(up * logits)` where there is a token."""
+    logits = model(**given).logits
+    (logits * up)[real].sum().backward()
+    found = copy.deepcopy(model)
+    with torch.no_grad():
+        for one, gradient in zip(found.parameters(), model.parameters(), strict=True):
+            one.copy_(torch.zeros(()) if gradient.grad is None else gradient.grad)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_every_parameter_is_that_of_autograd(
+    tmp_path: Path, case: str, dtype: torch.dtype
+) -> None:
+    kind, sizes = CASES[case]
+    number = list(CASES).index(case) + 1
+    rng = np.random.default_rng(number)
+    of_kind = getattr(transformers, kind)
+    with double(dtype == torch.float64):
+        config = of_kind.config_class(**sizes)
+        config._attn_implementation = "eager"
+        model = of_kind(config).to(dtype).eval()
+        if config.model_type == "gpt_oss":
+            model.set_experts_implementation("eager")
+        scatter(model, number)
+        model.save_pretrained(tmp_path / "weights")
+    with double(True):  # theirs in float64 judges ours in both
+        model = model.double()
+        ours = qkv.load(tmp_path / "weights")
+        cu = np.cumsum([0, *LENGTHS])
+        text, place = places(cu)
+        if config.model_type == "vit":
+            shape = (3, config.num_channels, config.image_size, config.image_size)
+            ids: Any = rng.standard_normal(shape).astype(np.float32).astype(np.float64)
+            given = {"pixel_values": torch.tensor(ids)}
+            cu = np.arange(4) * (ours.design.grid[0] * ours.design.grid[1] + 1)
+            place = places(cu)[1]
+        else:
+            batch = np.ones((len(LENGTHS), max(LENGTHS)), np.int64)
+            batch[text, place] = ids = rng.integers(3, 40, cu[-1])
+            mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+            given = {"input_ids": torch.tensor(batch), "attention_mask": torch.tensor(mask).long()}
+        body = ours.design.build(dict(ours.parameters))
+        saved: dict[str, Any] = {}
+        above: dict[str, Any] = {}
+        rows = body(ids, place, cu, saved=saved)
+        logits = body.head(rows, cu, saved=above)
+        up = rng.standard_normal(logits.shape)
+        whole, real = up, np.ones(len(up), bool)
+        if not body.head.pools and config.model_type != "vit":
+            whole, real = np.zeros((*mask.shape, up.shape[-1])), mask
+            whole[text, place] = up
+        theirs = autograd(model, given, torch.tensor(real), torch.tensor(whole))
+        theirs.save_pretrained(tmp_path / "gradients")
+    expected = dict(qkv.load(tmp_path / "gradients").parameters)
+    top = body.head.backward(up.astype(logits.dtype), above)
+    found = {**top.parameters, **body.backward(top.x, saved)}
+    if "head.out_proj.weight" not in expected:
+        found["embed.weight"] = found["embed.weight"] + found.pop("head.out_proj.weight").T
+    assert found.keys() == expected.keys()
+    largest = max(np.abs(array).max() for array in expected.values())
+    for name, array in expected.items():
+        assert found[name].shape == array.shape, name
+        assert found[name].dtype == ours.parameters[name].dtype, name
+        difference = np.abs(found[name].astype(np.float64) - array).max()
+        assert difference <= BOUND[dtype] * max(1, largest), f"{name}: {difference:.2e}"
