@@ -101,8 +101,8 @@ _SEEING = ("compare", "head_view", "image_view", "plot_shift", "show", "walk")
 
 def __getattr__(name: str) -> Any:
     """What draws, and what works in other libraries, loads on first use."""
-    if name == "integrations":
-        return import_module("qkv.integrations")
+    if name in ("integrations", "learn"):
+        return import_module(f"qkv.{name}")
     if name == "record":
         return import_module("qkv.integrations.record").record
     if name in _SEEING:

@@ -4,10 +4,11 @@ from qkv.backward import adamw, cross_entropy
 from qkv.learn.checkpoints import Checkpoint, last_checkpoint
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
-from qkv.learn.loop import Trained, train
+from qkv.learn.loop import Interrupted, Trained, train
 from qkv.learn.metrics import read_metrics
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
+from qkv.learn.on_text import TextRun, train_on_text
 from qkv.learn.optimizer import AdamW
 from qkv.learn.schedule import Schedule
 from qkv.learn.sources import Sequences, Source
@@ -22,6 +23,7 @@ __all__ = [
     "Corpus",
     "Diverged",
     "Files",
+    "Interrupted",
     "Masked",
     "Network",
     "Objective",
@@ -29,6 +31,7 @@ __all__ = [
     "Schedule",
     "Sequences",
     "Source",
+    "TextRun",
     "Trained",
     "Words",
     "adamw",
@@ -40,6 +43,7 @@ __all__ = [
     "read_metrics",
     "running",
     "train",
+    "train_on_text",
     "train_tokenizer",
     "words_loss",
     "write_curves",

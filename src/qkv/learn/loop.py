@@ -35,6 +35,10 @@ from qkv.learn.watch import Diverged, Watch
 SNAPSHOTS = "snapshots"
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after all was saved."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """What a run came to.
@@ -103,7 +107,7 @@ def train(
         Diverged: the loss rises and rises, or ten steps in a row were skipped; the folder then
             holds the model of the last good checkpoint.
         OSError: something cannot be written; the checkpoints that are there are whole.
-        KeyboardInterrupt: after Ctrl-C, when all is saved.
+        Interrupted: after Ctrl-C, when all is saved; it is a KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
@@ -142,7 +146,7 @@ def train(
         run.save(home)
     run.save_model(home)
     if stop:
-        raise KeyboardInterrupt
+        raise Interrupted(f"stopped at step {run.step}: checkpoint and model are in {home}")
     return run.result(home)
 
 

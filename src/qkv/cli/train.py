@@ -1,0 +1,89 @@
+"""`qkv train`: from text files to a model of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qkv.cli.common import debug_option, json_option, print_json, say
+
+
+@click.command()
+@click.argument("corpus", nargs=-1, metavar="CORPUS...")
+@click.option(
+    "--objective",
+    type=click.Choice(["causal", "masked"]),
+    help="causal: name the next token (a decoder, GPT-2). masked: name hidden ones (an encoder, "
+    "BERT).",
+)
+@click.option("-o", "--output", required=True, metavar="DIR", help="Where to: a new folder.")
+@click.option("--layers", type=int, help="How many. Default: 4.")
+@click.option("--heads", type=int, help="Of each layer. Default: 4.")
+@click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
+@click.option("--vocabulary", type=int, help="At most so many tokens. Default: 8192.")
+@click.option("--length", type=int, help="The most tokens of a text. Default: 128.")
+@click.option("--steps", type=int, help="How many. Default: 1000.")
+@click.option(
+    "--minutes", type=float, help="How long it may take; such a run is not the same twice."
+)
+@click.option("--tokens-per-step", type=int, help="At least so many. Default: 4096.")
+@click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
+@click.option("--seed", type=int, help="The same seed, the same model. Default: 0.")
+@click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="A tokenizer.json, or a folder with one. Default: one is trained on the text.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
+@json_option
+@debug_option
+def train(
+    corpus: tuple[str, ...],
+    objective: str | None,
+    output: str,
+    resume: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """A model of your own from text files: CORPUS is one or more of them, UTF-8.
+
+    DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
+    curves.png, snapshots from along the way, and checkpoints. Ctrl-C saves, and --resume goes on.
+    """
+    from qkv.learn import Interrupted, TextRun, train_on_text, write_curves
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if objective is not None:
+        given["objective"] = objective
+    if corpus:
+        given["corpus"] = corpus
+    if resume:
+        run = TextRun.of(output, given)
+    elif not corpus:
+        raise click.UsageError("name the text files to learn from")
+    elif objective is None:
+        raise click.UsageError("choose --objective causal, or --objective masked")
+    else:
+        run = TextRun(**given)
+    try:
+        done = train_on_text(run, output, resume=resume, say=say)
+    except Interrupted as error:
+        say(f"{error}: go on with: qkv train --resume -o {output}")
+        raise
+    try:
+        say(f"curves: {write_curves(output)}")
+    except ImportError as error:
+        say(f"no curves: {error}")
+    again = 'generate "The"' if run.objective == "causal" else 'show "A sentence."'
+    say(
+        f"{done.steps:,} steps, {done.tokens:,} tokens, {done.seconds:,.0f} s, "
+        f"loss {done.loss:.3f}: wrote {output}; go on with: qkv {again} --model {output}"
+    )
+    if as_json:
+        print_json({
+            "folder": str(done.folder),
+            "objective": run.objective,
+            **{name: getattr(done, name) for name in ("steps", "tokens", "loss", "skipped")},
+            "seconds": round(done.seconds, 3),
+        })  # fmt: skip

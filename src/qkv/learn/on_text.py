@@ -1,0 +1,226 @@
+"""From text files to a trained model: tokenizer, fresh model, and the loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from qkv.arrays import whole_number
+from qkv.learn.checkpoints import CHECKPOINTS, last_checkpoint, need_same, saving
+from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
+from qkv.learn.loop import Trained, train
+from qkv.learn.network import Network
+from qkv.learn.objectives import Causal, Masked, Objective
+from qkv.learn.schedule import Schedule
+from qkv.learn.tokens import SAMPLE, train_tokenizer
+from qkv.models.files import TOKENIZER
+from qkv.models.fresh import fresh_model
+from qkv.text import SubwordTokenizer, Tokenizer
+
+STEPS = 1000  # where neither steps nor minutes are given
+_LEAST = {"layers": 1, "heads": 1, "dim": 1, "vocabulary": 300, "length": 8, "tokens_per_step": 1}
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """What `train_on_text` is to do.
+
+    Attributes:
+        corpus: text files, UTF-8.
+        objective: "masked" for an encoder (BERT), "causal" for a decoder (GPT-2).
+        layers: how many.
+        heads: of each.
+        dim: D, the size of the vectors; the MLPs are four times as wide.
+        vocabulary: V, at most.
+        length: the most tokens of a text, special ones included.
+        steps: how many; without `minutes` 1000 by default.
+        minutes: how long it may take.
+        tokens_per_step: at least so many.
+        rate: the highest learning rate.
+        seed: of the first weights, and of all that is drawn.
+        tokenizer: a tokenizer.json, or a folder with one; trained on the corpus by default.
+    """
+
+    corpus: tuple[str, ...]
+    objective: Literal["masked", "causal"]
+    layers: int = 4
+    heads: int = 4
+    dim: int = 128
+    vocabulary: int = 8192
+    length: int = 128
+    steps: int | None = None
+    minutes: float | None = None
+    tokens_per_step: int = 4096
+    rate: float = 1e-3
+    seed: int = 0
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("masked", "causal"):
+            raise ValueError(f"train: objective is {self.objective!r}: choose masked or causal")
+        for name, least in _LEAST.items():
+            whole_number(getattr(self, name), call="train", name=name, least=least)
+        whole_number(self.seed, call="train", name="seed", least=0)
+        if self.dim % self.heads:
+            raise ValueError(
+                f"train: dim is {self.dim} and heads is {self.heads}: "
+                "the first must be a multiple of the second"
+            )
+        if self.steps is not None:
+            whole_number(self.steps, call="train", name="steps", least=1)
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"train: minutes is {self.minutes}: it must be above 0")
+        Schedule(self.rate)
+        paths = [str(Path(path).absolute()) for path in self.corpus]  # it may go on elsewhere
+        object.__setattr__(self, "corpus", tuple(paths))
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], given: Mapping[str, Any]) -> Self:
+        """Those of the run in a folder, which must be what is given.
+
+        Raises:
+            FileNotFoundError: there is no run.
+            ValueError: it is another one.
+        """
+        found = last_checkpoint(Path(folder))
+        if found is None:
+            raise FileNotFoundError(f"train: {folder} holds no checkpoint to go on from")
+        settings = found.about["settings"].get("text")
+        if not isinstance(settings, dict):
+            raise ValueError(f"train: {found.path} is not of a run on text")
+        known = {one.name: settings[one.name] for one in fields(cls) if one.name in settings}
+        again = cls(**known | dict(given))
+        need_same(settings, asdict(again), found.path)
+        return again
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The config.json of the model."""
+        ids = tokenizer.vocabulary
+        if self.objective == "masked":
+            return {
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "vocab_size": len(tokenizer),
+                "hidden_size": self.dim,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "intermediate_size": 4 * self.dim,
+                "max_position_embeddings": self.length,
+                "hidden_act": "gelu",
+                "layer_norm_eps": 1e-12,
+                "type_vocab_size": 2,
+                "pad_token_id": ids.get("[PAD]", 0),
+            }
+        end = next((ids[name] for name in ENDS if name in ids), None)
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": len(tokenizer),
+            "n_embd": self.dim,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            "n_positions": self.length,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+            **{"bos_token_id": end, "eos_token_id": end},
+        }
+
+
+def train_on_text(
+    run: TextRun,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    show_progress_bar: bool | None = None,
+) -> Trained:
+    """Train a model on text, and write it to a folder that `qkv.load` and transformers open.
+
+    Args:
+        run: what to do.
+        folder: where to; new, empty, or with `resume` that of the run.
+        resume: go on from the last checkpoint.
+        say: is told what is done, a line at a time.
+        show_progress_bar: as for `train`.
+
+    Raises:
+        ValueError: the corpus is empty, of one word, or not UTF-8; the folder holds other files.
+        OSError: a file cannot be read or written.
+        Diverged: as for `train`.
+        Interrupted: as for `train`.
+    """
+    home = Path(folder)
+    if not resume:
+        need_free(home)
+    files = Files(run.corpus)
+    need_two_words(files)
+    count, size = len(files.paths), sum(files.sizes)
+    say(f"corpus: {count} file{'s' * (count != 1)}, {size:,} bytes")
+    tokenizer, how = _tokenizer(run, home, files, resume)
+    say(f"tokenizer: {len(tokenizer):,} tokens, {how}")
+    model = fresh_model(run.config(tokenizer), tokenizer, seed=run.seed, name=home.name)
+    network, objective = Network(model), _objective(run, files, tokenizer)
+    say(
+        f"model: {model.config['model_type']}, {run.layers} layers, {run.heads} heads, vectors of "
+        f"{run.dim}, {network.flat.size:,} numbers"
+    )
+    with saving("the tokenizer", home):
+        (home / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        tokenizer.save(home / CHECKPOINTS / TOKENIZER)
+    return train(
+        network,
+        objective,
+        folder=home,
+        steps=STEPS if run.steps is None and run.minutes is None else run.steps,
+        minutes=run.minutes,
+        schedule=run.rate,
+        seed=run.seed,
+        resume=resume,
+        settings={"text": asdict(run)},
+        show_progress_bar=show_progress_bar,
+    )
+
+
+def need_free(folder: Path) -> None:
+    """An error unless a run may begin in a folder.
+
+    Raises:
+        ValueError: there is one, or other files.
+        NotADirectoryError: it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"train: {folder} is a file: name a folder")
+    if any((folder / CHECKPOINTS).glob("step-*.safetensors")):
+        raise ValueError(f"train: {folder} holds a run: go on with resume, or name another folder")
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
+        raise ValueError(
+            f"train: {folder} holds files that are not of a run: name a new or empty folder"
+        )
+
+
+def _tokenizer(
+    run: TextRun, home: Path, files: Files, resume: bool
+) -> tuple[SubwordTokenizer, str]:
+    """The tokenizer, and where it comes from."""
+    if resume:
+        return SubwordTokenizer.from_file(home / CHECKPOINTS / TOKENIZER), "as it was"
+    if run.tokenizer is not None:
+        path = Path(run.tokenizer)
+        path = path / TOKENIZER if path.is_dir() else path
+        return SubwordTokenizer.from_file(path), f"from {path}"
+    kind: Literal["wordpiece", "bytes"] = "wordpiece" if run.objective == "masked" else "bytes"
+    found = train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary)
+    return found, "trained on it"
+
+
+def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
+    count = run.tokens_per_step
+    if run.objective == "causal":
+        corpus = Corpus(files, running(tokenizer, run.length), seed=run.seed)
+        return Causal(corpus, tokens_per_step=count)
+    corpus = Corpus(files, paragraphs(tokenizer, run.length), seed=run.seed)
+    return Masked(corpus, tokenizer, tokens_per_step=count)
