@@ -67,7 +67,7 @@ clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf $(KERNEL) native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake
 	rm -f native/cmake_install.cmake native/build.ninja native/Makefile native/.ninja_* native/.skbuild-info.json
-	find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests docs benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What each environment holds is a stamp file in it: made once, made again when pyproject.toml changes.
 define make_venv

@@ -1,0 +1,107 @@
+"""The figures of a model, against arithmetic by hand on vectors that are known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.learn.tokens import train_tokenizer
+from qkv.models.fresh import fresh_model
+from qkv.models.model import Model
+from training import senses
+from training.senses import auc, heads, masked_words, shown, vectors
+from training.wordnet import Synset, Use, WordNet
+
+SENTENCES = ["The cat sat on the mat.", "I love you today.", "I sat on the bank of the river."]
+
+
+def bert() -> Model:
+    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 80)
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 80}
+    config |= {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {"intermediate_size": 16, "max_position_embeddings": 16}
+    model = fresh_model(config, tokenizer, seed=3)
+    for name, array in model.parameters.items():
+        model.parameters[name] = array * np.float32(5)
+    return model
+
+
+def test_auc_is_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    scores, positive = rng.integers(0, 9, 60) / 9, rng.random(60) < 0.3
+    wins = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
+    assert auc(scores, positive) == pytest.approx(np.mean(wins))
+    assert np.isnan(auc(scores, np.zeros(60, bool)))
+
+
+def test_vectors_are_means_of_rows() -> None:
+    model = bert()
+    whole, part = vectors(model, SENTENCES), vectors(model, SENTENCES, [(4, 7), (2, 10), (14, 18)])
+    for at, (sentence, tokens) in enumerate(zip(SENTENCES, ([2], [2, 3], [5]), strict=True)):
+        trace = model.trace(sentence)
+        for k, rows in enumerate((trace["embed"][0], *(state[0] for state in trace.hidden_states))):
+            np.testing.assert_allclose(whole[k, at], rows.mean(0), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(part[k, at], rows[tokens].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_heads_are_means_over_all_tokens() -> None:
+    model = bert()
+    found = heads(model, SENTENCES)
+    patterns = [model.trace(text).pattern(layer=0, head=1) for text in SENTENCES]
+    previous = np.concatenate([np.diagonal(one, -1) for one in patterns])
+    following = np.concatenate([np.diagonal(one, 1) for one in patterns])
+    bits = [-(one * np.log2(one)).sum(1) / np.log2(len(one)) for one in patterns]
+    assert (found[1]["layer"], found[1]["head"]) == (0, 1)
+    assert found[1]["previous"] == pytest.approx(previous.mean(), rel=1e-5)
+    assert found[1]["next"] == pytest.approx(following.mean(), rel=1e-5)
+    assert found[1]["first"] == pytest.approx(
+        np.concatenate([one[:, 0] for one in patterns]).mean(), rel=1e-5
+    )
+    assert found[1]["last"] == pytest.approx(
+        np.concatenate([one[:, -1] for one in patterns]).mean(), rel=1e-5
+    )
+    assert found[1]["uniform"] == pytest.approx(np.concatenate(bits).mean(), rel=1e-5)
+    cat, love, bank = (np.eye(len(one), dtype=bool) for one in patterns)
+    cat[1, 5] = cat[5, 1] = True  # "the ... the"
+    bank[4, 7] = bank[7, 4] = True
+    same = [(one * cells).sum(1) for one, cells in zip(patterns, (cat, love, bank), strict=True)]
+    assert found[1]["same"] == pytest.approx(np.concatenate(same).mean(), rel=1e-5)
+
+
+def test_the_nearest_definition_is_the_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"shore": [1.0, 0.1], "money": [0.1, 1.0], "the bank": [1.0, 0.0], "a bank": [0.9, 0.2]}
+    known["my bank"] = [0.0, 1.0]
+
+    def by_hand(_: Any, texts: list[str], spans: Any = None) -> np.ndarray:
+        return np.array([[known[t] for t in texts]] * 3)
+
+    monkeypatch.setattr(senses, "vectors", by_hand)
+    synsets = [Synset("n", ("bank",), "shore", ()), Synset("n", ("bank",), "money", ())]
+    net = WordNet(synsets, {("bank", "n"): (0, 1)}, {"n": {}}, frozenset())
+    uses = [Use("the bank", "bank", 0, 4, 8), Use("a bank", "bank", 0, 2, 6)]
+    uses += [Use("my bank", "bank", 0, 3, 7)]
+    model = bert()
+    found = senses.senses(model, net, uses)
+    assert (found["uses"], found["chance"]["sense"]) == (3, 0.5)
+    assert found["layers"]["embeddings"]["sense"] == pytest.approx(2 / 3)
+    assert found["pairs"] == found["pairs_of_one_sense"] == 3
+    uses[2] = Use("my bank", "bank", 1, 3, 7)
+    found = senses.senses(model, net, uses)
+    assert found["layers"]["embeddings"] == {"sense": 1.0, "auc": 1.0}
+    assert found["pairs_of_one_sense"] == 1
+    text = shown({"model": "x", "masked": None, "heads": heads(model, SENTENCES), **found})
+    assert "1.000" in text
+    assert "3 uses, 3 pairs, 1 of them of one sense" in text
+
+
+def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
+    model = bert()
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    bias = np.zeros(80, np.float32)
+    bias[tokenizer.vocabulary["bank"]] = 1e6  # whatever it sees, it says "bank"
+    model.parameters["head.out_proj.bias"] = bias
+    every = masked_words(model, ["bank"] * 3 + ["bank bank the bank"])
+    assert (every["top1"], every["words"]) in ((1.0, 4), (0.75, 4))
+    found = masked_words(model, ["bank"] * 2 + ["cat"])
+    assert found == {"top1": pytest.approx(2 / 3), "words": 3}

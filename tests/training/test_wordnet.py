@@ -1,0 +1,98 @@
+"""WordNet as it is read: by hand on a few lines of it."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from training import wordnet
+from training.wordnet import document, documents, is_held_out, read
+
+
+def test_a_line_is_taken_apart(folder: Path) -> None:
+    found = read(folder).synsets
+    assert [one.part for one in found] == ["n", "n", "n", "v", "a", "r"]
+    assert found[0].lemmas == ("bank", "river bank")
+    assert found[0].definition == "sloping land"
+    assert found[1].definition == "an institution: money"
+    assert found[1].examples == ("the Bank's doors", "two banks")
+    assert found[4].lemmas == ("big",)  # without its marker
+    assert found[5].examples == ()
+
+
+def test_senses_come_in_the_order_of_the_index(folder: Path) -> None:
+    all_of_it = read(folder)
+    assert all_of_it.senses("bank", "n") == (1, 0)
+    assert all_of_it.senses("bank") == (1, 0, 3)
+    assert all_of_it.senses("cow") == ()
+
+
+def test_uses_are_found_with_their_endings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: False)
+    uses = list(read(folder).uses(held_out=False))
+    assert [(use.lemma, use.synset, use.sentence[use.start : use.end]) for use in uses] == [
+        ("bank", 0, "bank"),
+        ("bank", 1, "Bank"),
+        ("bank", 1, "banks"),
+        ("ox", 2, "oxen"),
+        ("bank", 3, "banked"),
+        ("big", 4, "biggest"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "part", "base"),
+    [
+        ("ladies", "n", "lady"),
+        ("churches", "n", "church"),
+        ("firemen", "n", "fireman"),
+        ("making", "v", "make"),
+        ("tries", "v", "try"),
+        ("goes", "v", "go"),
+        ("finer", "a", "fine"),
+        ("oxen", "n", "ox"),
+        ("well", "r", "well"),
+    ],
+)
+def test_bases(folder: Path, word: str, part: str, base: str) -> None:
+    assert base in read(folder).bases(word, part)
+
+
+def test_words_of_several_words_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: False)
+    path = folder / "data.verb"
+    path.write_text(path.read_text().replace("so!", "He looked up the bank"))
+    use = [one for one in read(folder).uses(held_out=False) if one.synset == 3][-1]
+    assert (use.lemma, use.sentence[use.start : use.end]) == ("look up", "looked up")
+
+
+def test_the_split_is_the_hash_of_the_sentence() -> None:
+    texts = [f"sentence {n}" for n in range(500)]
+    expected = [int(hashlib.sha256(t.encode("utf-8")).hexdigest(), 16) % 12 == 0 for t in texts]
+    assert [is_held_out(text) for text in texts] == expected
+    assert 20 < sum(expected) < 65
+
+
+def test_nothing_held_out_is_learned_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: sentence == "the Bank's doors")
+    path = folder / "data.verb"
+    path.write_text(path.read_text().replace("so!", "see, the bank's doors are open"))
+    small = read(folder)
+    texts = list(documents(small))
+    assert texts[1] == "bank: an institution: money. two banks."
+    assert texts[3] == "bank, look up: tip. he banked the plane."  # it stands in the other example
+    assert [use.sentence for use in small.uses(held_out=True)] == ["the Bank's doors"]
+    assert {"two banks", "he banked the plane"} <= {
+        use.sentence for use in small.uses(held_out=False)
+    }
+    assert not any("doors" in use.sentence for use in small.uses(held_out=False))
+
+
+def test_a_document_ends_its_sentences(folder: Path) -> None:
+    synset = read(folder).synsets[3]
+    assert document(synset, synset.examples) == "bank, look up: tip. he banked the plane. so!"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data\.noun: apt-get install wordnet-base"):
+        read(tmp_path)

@@ -1,0 +1,302 @@
+"""How much of a word's sense a model's vectors hold, and what its heads do, on held-out examples.
+
+`python -m training.senses MODEL` prints it; MODEL is a folder, a name or nothing for the default.
+
+How it is measured. A use is a held-out example in which a word of its synset stands, as it is
+spelled there or with an ending; its vector is the mean of the rows of the word's tokens. A sense's
+vector is the mean of all rows of its definition alone, [CLS] and [SEP] included. Both are taken
+from the same place of the model: the token table, the embeddings (positions and norm included), or
+what each layer gives, counted from 0.
+
+*Sense*: of the senses that the word has as this part of speech, at least two, that with the largest
+cosine is right. *AUC*: how likely a pair of uses of one word, as one part of speech, in one sense
+has a larger cosine than a pair in two, over all pairs of held-out uses.
+
+For all-MiniLM-L6-v2, beside chance at 0.292 and 0.500, that gives sense 0.299, 0.351 and 0.374, AUC
+0.609, 0.716 and 0.627 at the embeddings, layer 4 and the last layer, from 2,723 uses and 562 pairs.
+With 72 pairs of one sense an AUC is known to about 0.03.
+
+Choices that were tried and left: all inflected forms (sense 0.294, 0.347, 0.371; AUC 0.625, 0.739,
+0.665); and with these, no special tokens in a definition's mean (sense 0.288, 0.341, 0.368), the
+senses of every part of speech (0.258, 0.296, 0.317), or "word, synonyms: definition" in the place
+of the definition, where the word finds itself (0.294, 0.347, 0.428).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from qkv.text.tokenized import is_piece
+from qkv.trace import Trace
+from training.wordnet import FOLDER, Use, WordNet, is_held_out, read
+
+LETTERS = 16_000  # of the texts that are run at once
+MASKED = 0.15  # of the words of a sentence
+HEAD_SCORES = ("previous", "next", "same", "first", "last", "uniform")
+
+
+def evaluate(model: qkv.Model, wordnet: WordNet) -> dict[str, Any]:
+    """Everything that there is to say about a model, as JSON can hold it."""
+    uses = held_out_uses(wordnet)
+    sentences = held_out_sentences(wordnet)
+    return {
+        "model": model.name,
+        **senses(model, wordnet, uses),
+        "masked": masked_words(model, sentences),
+        "heads": heads(model, sentences),
+    }
+
+
+def held_out_uses(wordnet: WordNet) -> list[Use]:
+    """Those in which the word stands as it is spelled, or with an ending."""
+    return [
+        use
+        for use in wordnet.uses(held_out=True)
+        if use.sentence[use.start : use.end].lower().startswith(use.lemma)
+    ]
+
+
+def held_out_sentences(wordnet: WordNet) -> list[str]:
+    """All of them, each once."""
+    examples = (sentence for synset in wordnet.synsets for sentence in synset.examples)
+    return list(dict.fromkeys(sentence for sentence in examples if is_held_out(sentence)))
+
+
+def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str, Any]:
+    """Both figures of each layer, and chance."""
+    choices = [wordnet.senses(use.lemma, wordnet.synsets[use.synset].part) for use in uses]
+    needed = sorted({number for found in choices if len(found) > 1 for number in found})
+    spans = [(use.start, use.end) for use in uses]
+    words = _unit(vectors(model, [use.sentence for use in uses], spans))  # (K, uses, D)
+    meanings = _unit(vectors(model, [wordnet.synsets[number].definition for number in needed]))
+    row = {number: place for place, number in enumerate(needed)}
+
+    right, tries, chance = np.zeros(len(words)), 0, 0.0
+    for at, (use, found) in enumerate(zip(uses, choices, strict=True)):
+        if len(found) > 1:
+            cosines = meanings[:, [row[number] for number in found]] @ words[:, at, :, None]
+            right += np.array(found)[cosines[..., 0].argmax(1)] == use.synset
+            tries, chance = tries + 1, chance + 1 / len(found)
+
+    first, second, same = _pairs(wordnet, uses)
+    layers = ["token table", "embeddings", *(f"layer {n}" for n in range(model.num_layers))]
+    tries = max(tries, 1)
+    return {
+        "uses": tries,
+        "pairs": len(same),
+        "pairs_of_one_sense": int(same.sum()),
+        "chance": {"sense": chance / tries, "auc": 0.5},
+        "layers": {
+            name: {
+                "sense": float(right[k] / tries),
+                "auc": auc((words[k, first] * words[k, second]).sum(-1), same),
+            }
+            for k, name in enumerate(layers)
+        },
+    }
+
+
+def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
+    """Two uses of one word in different sentences, and whether in one sense."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for at, use in enumerate(uses):
+        groups.setdefault((use.lemma, wordnet.synsets[use.synset].part), []).append(at)
+    found = [
+        (a, b)
+        for group in groups.values()
+        for a, b in combinations(group, 2)
+        if uses[a].sentence != uses[b].sentence
+    ]
+    first, second = np.array(found, np.int64).reshape(-1, 2).T
+    of = np.array([use.synset for use in uses], np.int64)
+    return first, second, of[first] == of[second]
+
+
+def auc(scores: Array, positive: Array) -> float:
+    """How likely a positive has a larger score than a negative, equal ones counted half.
+
+    Scores that differ by less than 1e-6 are equal. NaN where one of the two is missing.
+
+    >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
+    0.875
+    """
+    _, place, counts = np.unique(scores.round(6), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    n = int(positive.sum())
+    m = len(positive) - n
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
+
+
+def vectors(
+    model: qkv.Model, texts: Sequence[str], spans: Sequence[tuple[int, int]] | None = None
+) -> Array:
+    """The mean of the rows of each text, or of what stands at a span of its characters.
+
+    Returns:
+        (K, n, D): of the token table, the embeddings, and each layer.
+    """
+    names = ["embed", "blocks.0.hook_resid_pre", "resid_post", "normalized_resid_post"]
+    last = "ln_final.hook_normalized"
+    found: Array | None = None
+    for part, trace in _traces(model, texts, [*names, last]):
+        weights = np.zeros((len(part), int(trace.lengths.max())), np.float32)  # (B, T)
+        for row, text, offsets in zip(weights, part, trace.offsets, strict=True):
+            begin, end = (0, len(texts[text])) if spans is None else spans[text]
+            row[: len(offsets)] = [spans is None or (a < end and b > begin) for a, b in offsets]
+        weights /= np.maximum(weights.sum(1, keepdims=True), 1)
+        states = (trace["embed"], *trace.hidden_states)
+        means = [(weights[:, None] @ state)[:, 0] for state in states]
+        if found is None:
+            found = np.zeros((len(states), len(texts), means[0].shape[-1]), np.float32)
+        found[:, part] = means
+    assert found is not None
+    return found
+
+
+def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
+    """How many of the words that are hidden a model names, every piece of them.
+
+    In each sentence 15% of the words are hidden, at least one. None of a model without a head.
+    """
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    mask = tokenizer.vocabulary.get("[MASK]")
+    rng = np.random.default_rng(seed)
+    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the places of each word's pieces
+    for text in tokenizer.tokenize_batch(sentences):
+        real = [k for k, special in enumerate(text.special) if not special]
+        starts = [k for k in real if not is_piece(text.tokens[k])]
+        ends = [*starts[1:], real[-1] + 1]
+        count = max(1, round(MASKED * len(starts)))
+        chosen = rng.choice(len(starts), count, replace=False)
+        hidden.append((text.ids, [list(range(starts[k], ends[k])) for k in chosen]))
+    if mask is None or model(hidden[0][0][None]).logits is None:
+        return None
+    right = tries = 0
+    hidden.sort(key=lambda one: len(one[0]))
+    for begin in range(0, len(hidden), 64):
+        part = hidden[begin : begin + 64]
+        ids = np.zeros((len(part), len(part[-1][0])), np.int64)
+        for row, (true, words) in zip(ids, part, strict=True):
+            row[: len(true)] = true
+            row[[k for word in words for k in word]] = mask
+        seen = np.arange(ids.shape[1]) < np.array([[len(true)] for true, _ in part])
+        logits = model(ids, seen).logits
+        assert logits is not None
+        for row, (true, words) in zip(logits.argmax(-1), part, strict=True):
+            right += sum(bool((row[word] == true[word]).all()) for word in words)
+            tries += len(words)
+    return {"top1": right / tries, "words": tries}
+
+
+def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
+    """What each head does: the mean over all tokens of the weight it puts somewhere.
+
+    On the previous and on the next token, over those that have one; on all tokens that are the same
+    as it, itself included; on the first and the last token ([CLS] and [SEP] of a BERT). `uniform`
+    is the entropy of its weights as a share of the most it could be.
+    """
+    sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
+    counts = np.zeros(len(HEAD_SCORES))
+    for _, trace in _traces(model, sentences, ["pattern"]):
+        ids = np.full((len(trace), int(trace.lengths.max())), -1)
+        for row, text in zip(ids, trace.ids, strict=True):
+            row[: len(text)] = text
+        real = ids >= 0
+        same = (ids[:, :, None] == ids[:, None]) & real[:, None]  # (B, T, T)
+        rows, last = np.arange(len(ids)), trace.lengths - 1
+        most = np.maximum(np.log2(trace.lengths), 1)  # of a text of one token: nothing to share
+        counts += [real[:, 1:].sum()] * 2 + [real.sum()] * 4
+        for layer, weights in enumerate(trace.attentions):  # (B, H, T, T), 0 in the padding
+            behind = real[:, None, 1:]  # not the first one
+            bits = -weights * np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
+            for k, found in enumerate(
+                (
+                    np.diagonal(weights, -1, 2, 3) * behind,
+                    np.diagonal(weights, 1, 2, 3) * behind,
+                    np.einsum("bhqk,bqk->bhq", weights, same),
+                    weights[..., 0],
+                    weights[rows, :, :, last],
+                    bits.sum(-1) / most[:, None, None],
+                )
+            ):
+                sums[k, layer] += found.sum((0, 2), dtype=np.float64)
+    scores = sums / np.maximum(counts, 1)[:, None, None]
+    return [
+        {"layer": layer, "head": head}
+        | {name: float(scores[k, layer, head]) for k, name in enumerate(HEAD_SCORES)}
+        for layer in range(model.num_layers)
+        for head in range(model.num_heads)
+    ]
+
+
+def _traces(
+    model: qkv.Model, texts: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[list[int], Trace]]:
+    """Traces of texts of like length, and which texts they are."""
+    order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
+    sizes = np.cumsum([len(texts[k]) for k in order]) // LETTERS
+    cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1), len(order)]
+    for begin, end in pairwise(int(cut) for cut in cuts):
+        part = order[begin:end]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that some are cut
+            yield part, model.trace([texts[k] for k in part], names=names)
+
+
+def _unit(rows: Array) -> Array:
+    found: Array = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    return found
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The same as tables of plain text."""
+    masked = found["masked"]
+    lines = [
+        f"{found['model']}: {found['uses']} uses, {found['pairs']} pairs, "
+        f"{found['pairs_of_one_sense']} of them of one sense",
+        "",
+        f"{'':12} sense   AUC",
+        *(
+            f"{name:12} {row['sense']:5.3f} {row['auc']:5.3f}"
+            for name, row in {"chance": found["chance"], **found["layers"]}.items()
+        ),
+        "",
+        "masked words: no head"
+        if masked is None
+        else f"masked words: {masked['top1']:.3f} of {masked['words']} named",
+        "",
+        "head  " + " ".join(f"{name:>8}" for name in HEAD_SCORES),
+        *(
+            f"{row['layer']}.{row['head']:<3} "
+            + " ".join(f"{row[name]:8.2f}" for name in HEAD_SCORES)
+            for row in found["heads"]
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure one model."""
+    parser = argparse.ArgumentParser(prog="python -m training.senses", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
+    parser.add_argument("--json", action="store_true", help="numbers, not tables")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    found = evaluate(qkv.load(given.model), read(given.wordnet))
+    say(json.dumps(found, indent=2) if given.json else shown(found))
+
+
+if __name__ == "__main__":
+    main()

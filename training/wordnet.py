@@ -1,0 +1,232 @@
+"""WordNet 3.0: its words, their senses, definitions and examples, and what is held out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("/usr/share/wordnet")
+HELD_OUT = 12  # one sentence of so many
+PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
+
+# Endings and what a word has in their place when it is looked up (Debian's `man 7WN morphy`).
+_ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "n": (
+        *(("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh")),
+        *(("men", "man"), ("ies", "y")),
+    ),
+    "v": (
+        *(("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", "")),
+        *(("ing", "e"), ("ing", "")),
+    ),
+    "a": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
+    "r": (),
+}
+_WORD = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*")
+_QUOTED = re.compile(r'"([^"]*)"')
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand
+
+
+@dataclass(frozen=True)
+class Synset:
+    """Words that share a meaning.
+
+    Attributes:
+        part: of speech: "n", "v", "a" or "r" (an adverb).
+        lemmas: the words as they are spelled, those of several words with blanks.
+        definition: what they mean.
+        examples: sentences, or parts of sentences, that use one of them.
+    """
+
+    part: str
+    lemmas: tuple[str, ...]
+    definition: str
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A word in a sentence, and in which sense.
+
+    Attributes:
+        sentence: an example of the synset.
+        lemma: the word, in small letters, as `WordNet.senses` knows it.
+        synset: the number of the synset.
+        start: where the word, as inflected there, begins in the sentence.
+        end: where it ends.
+    """
+
+    sentence: str
+    lemma: str
+    synset: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WordNet:
+    """All of it.
+
+    Attributes:
+        synsets: in the order of the files: nouns, verbs, adjectives, adverbs.
+        index: a word in small letters and its part of speech -> the numbers of its synsets, the
+            most common sense first.
+        exceptions: for each part of speech, irregular forms -> the words they are forms of.
+        held_out: the words of each held-out example.
+    """
+
+    synsets: list[Synset]
+    index: dict[tuple[str, str], tuple[int, ...]]
+    exceptions: dict[str, dict[str, tuple[str, ...]]]
+    held_out: frozenset[tuple[str, ...]]
+
+    def senses(self, lemma: str, part: str | None = None) -> tuple[int, ...]:
+        """The synsets of a word as one part of speech, or as any."""
+        parts = PARTS.values() if part is None else [part]
+        return tuple(number for one in parts for number in self.index.get((lemma, one), ()))
+
+    def bases(self, word: str, part: str) -> set[str]:
+        """The words that one, in small letters, may be a form of, itself included."""
+        found = {word, *self.exceptions[part].get(word, ())}
+        if part == "n" and word.endswith("ful"):
+            return found
+        for ending, instead in _ENDINGS[part]:
+            if word.endswith(ending) and len(word) > len(ending):
+                found.add(word[: -len(ending)] + instead)
+        return found
+
+    def uses(self, *, held_out: bool) -> Iterator[Use]:
+        """The held-out examples in which a word of their synset is found, or the others.
+
+        The others are those that may be learned from: see `may_learn`.
+        A word of several words comes before a shorter one, then the order of the synset decides.
+        Of a word that stands there twice the first is taken.
+        """
+        for number, synset in enumerate(self.synsets):
+            for sentence in synset.examples:
+                if is_held_out(sentence) if held_out else self.may_learn(sentence):
+                    found = self._find(sentence, synset)
+                    if found is not None:
+                        lemma, start, end = found
+                        yield Use(sentence, lemma, number, start, end)
+
+    def may_learn(self, sentence: str) -> bool:
+        """Whether an example is not held out, and none of several words that is stands in it."""
+        if is_held_out(sentence):
+            return False
+        words = _words(sentence)
+        lengths = range(2, len(words) + 1)
+        return not any(
+            words[at : at + length] in self.held_out
+            for length in lengths
+            for at in range(len(words) - length + 1)
+        )
+
+    def _find(self, sentence: str, synset: Synset) -> tuple[str, int, int] | None:
+        words = [(match[0].lower(), *match.span()) for match in _WORD.finditer(sentence)]
+        words = [
+            (word[:-2], start, end - 2) if word.endswith("'s") else (word, start, end)
+            for word, start, end in words
+        ]
+        bases = [self.bases(word, synset.part) for word, _, _ in words]
+        order = sorted(synset.lemmas, key=lambda lemma: -len(lemma.split()))
+        for lemma in (lemma.lower() for lemma in order):
+            parts = [match[0] for match in _WORD.finditer(lemma)]
+            for at in range(len(words) - len(parts) + 1) if parts else ():
+                if all(part in bases[at + step] for step, part in enumerate(parts)):
+                    return lemma, words[at][1], words[at + len(parts) - 1][2]
+        return None
+
+
+def is_held_out(sentence: str) -> bool:
+    """Whether an example is kept from training; its text alone decides.
+
+    >>> [is_held_out(text) for text in ("he cashed a check at the bank", "the bank was steep")]
+    [False, False]
+    """
+    return int(hashlib.sha256(sentence.encode()).hexdigest(), 16) % HELD_OUT == 0
+
+
+def read(folder: Path = FOLDER) -> WordNet:
+    """WordNet from the files of Debian's package.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
+    synsets: list[Synset] = []
+    index: dict[tuple[str, str], tuple[int, ...]] = {}
+    exceptions: dict[str, dict[str, tuple[str, ...]]] = {}
+    for file, part in PARTS.items():
+        places: dict[str, int] = {}
+        for line in _lines(folder / f"data.{file}"):
+            places[line[:8]] = len(synsets)
+            synsets.append(_synset(line, part))
+        for line in _lines(folder / f"index.{file}"):
+            lemma, _, count, *rest = line.split()
+            index[lemma.replace("_", " "), part] = tuple(
+                places[offset] for offset in rest[-int(count) :]
+            )
+        exceptions[part] = {
+            form: tuple(base.replace("_", " ") for base in of)
+            for form, *of in map(str.split, _lines(folder / f"{file}.exc"))
+        }
+    examples = (sentence for synset in synsets for sentence in synset.examples)
+    held_out = frozenset(_words(sentence) for sentence in examples if is_held_out(sentence))
+    return WordNet(synsets, index, exceptions, held_out)
+
+
+def documents(wordnet: WordNet) -> Iterator[str]:
+    """A text for each synset, "word, synonyms: definition. examples", of what may be learned."""
+    for synset in wordnet.synsets:
+        examples = [text for text in synset.examples if wordnet.may_learn(text)]
+        yield document(synset, examples)
+
+
+def document(synset: Synset, examples: Sequence[str]) -> str:
+    """That of one, with these of its examples.
+
+    >>> document(Synset("n", ("bank", "cant"), "a slope in a road", ()), ["the bank was steep"])
+    'bank, cant: a slope in a road. the bank was steep.'
+    """
+    head = f"{', '.join(synset.lemmas)}: {synset.definition}"
+    return " ".join(_ended(text) for text in (head, *examples))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _lines(path: Path) -> Sequence[str]:
+    """The lines of a file without the licence, which is indented, at its beginning."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"wordnet: there is no file {path}: apt-get install wordnet-base"
+        ) from None
+    return [line for line in text.splitlines() if line and not line.startswith("  ")]
+
+
+def _synset(line: str, part: str) -> Synset:
+    fields, _, gloss = line.partition(" | ")
+    _, _, _, count, *rest = fields.split(" ")
+    lemmas = [_MARKER.sub("", word).replace("_", " ") for word in rest[: 2 * int(count, 16) : 2]]
+    definition, examples = _parsed(gloss.strip())
+    return Synset(part, tuple(lemmas), definition, examples)
+
+
+def _parsed(gloss: str) -> tuple[str, tuple[str, ...]]:
+    """Definition and examples of a gloss.
+
+    >>> _parsed('a slope in a road; "the bank was steep"; "it banked"- A. Pilot')
+    ('a slope in a road', ('the bank was steep', 'it banked'))
+    """
+    examples = tuple(text.strip() for text in _QUOTED.findall(gloss))
+    return gloss.partition('"')[0].strip(" ;:,"), tuple(filter(None, examples))
