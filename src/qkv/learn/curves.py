@@ -83,9 +83,9 @@ def write_curves(folder: str | os.PathLike[str]) -> Path:
 
 
 def _smoothed(values: Sequence[float] | Array) -> Array:
-    """The mean of each value and those before it, about a fiftieth of all of them."""
+    """The mean of each value and those before it, about a thirtieth of all."""
     array = np.asarray(values, np.float64)
-    width = max(1, len(array) // 50)
+    width = max(1, len(array) // 30)
     sums = np.concatenate([[0.0], np.cumsum(array)])
     ends = np.arange(1, len(array) + 1)
     begins = np.maximum(0, ends - width)
