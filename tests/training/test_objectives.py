@@ -1,0 +1,138 @@
+"""The second objective: its loss by hand, its gradient by differences, its batches by rules."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.learn.network import Network
+from qkv.learn.tokens import train_tokenizer
+from qkv.models.fresh import fresh_model
+from training import wordnet
+from training.objectives import Senses, Sentence, nearest, pieces_of, sentences
+from training.wordnet import read
+
+
+def test_the_loss_is_the_formula_word_by_word() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(20, 5))
+    spans = np.array([[1, 3], [6, 7], [8, 12], [12, 15], [15, 20]])
+    targets = np.array([2, 0])
+    vectors = [rows[a:b].mean(0) for a, b in spans]
+    expected = 0.0
+    for word, right in zip(vectors[:2], targets, strict=True):
+        cosines = [word @ d / np.linalg.norm(word) / np.linalg.norm(d) for d in vectors[2:]]
+        each = np.exp(np.array(cosines) / 0.1)
+        expected -= np.log(each[right] / each.sum()) / 2
+    assert nearest(rows, spans, targets, 0.1)[0] == pytest.approx(expected)
+
+
+def test_its_gradient_is_that_of_finite_differences() -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(14, 3))
+    spans = np.array([[1, 3], [4, 5], [2, 4], [5, 9], [9, 14]])  # two of them overlap
+    targets = np.array([1, 1, 0])
+    _, grad = nearest(rows, spans, targets, 0.2)
+    for at in np.ndindex(rows.shape):
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = rows.copy()
+            moved[at] += step
+            ends.append(nearest(moved, spans, targets, 0.2)[0])
+        assert grad[at] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
+    assert not grad[0].any()
+
+
+SENTENCES = [
+    Sentence(np.array([2, 10, 11, 3]), 1, 2, 100, (200, 300, 400), ()),
+    Sentence(np.array([2, 12, 10, 13, 3]), 2, 3, 200, (100,), ((np.array([14, 15]), (500,)),)),
+]
+DEFINITIONS = {n: np.array([2, 20 + n // 100, 3]) for n in (100, 200, 300, 400, 500)}
+
+
+def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
+    senses = Senses(SENTENCES, DEFINITIONS, uses=12, wrong=2, replaced=0.5)
+    batch = senses.batch(0, np.random.default_rng(3))
+    texts = np.split(batch.ids, batch.cu_lengths[1:-1])
+    definitions = [int(text[1]) - 20 for text in texts[12:]]
+    assert len(set(definitions)) == len(definitions)
+    for text, (begin, end), start, target in zip(
+        texts[:12], batch.spans, batch.cu_lengths, batch.targets, strict=False
+    ):
+        word = text[begin - start : end - start].tolist()
+        assert word in ([10], [14, 15])
+        assert definitions[target] == (1 if text[1] == 10 else 2)
+        if word == [14, 15]:
+            assert text.tolist() == [2, 12, 14, 15, 13, 3]
+            assert 5 in definitions  # the synonym's other sense
+    for begin, end, start, text in zip(
+        *batch.spans[12:].T, batch.cu_lengths[12:], texts[12:], strict=False
+    ):
+        assert (begin, end) == (start, start + len(text))
+    again = senses.batch(0, np.random.default_rng(3))
+    assert all(np.array_equal(getattr(batch, k), getattr(again, k)) for k in vars(batch))
+
+
+def test_as_many_wrong_senses_as_asked_for() -> None:
+    for wrong, count in ((0, 1), (1, 2), (2, 3), (9, 4)):
+        batch = Senses(SENTENCES[:1], DEFINITIONS, uses=1, wrong=wrong).batch(
+            0, np.random.default_rng(0)
+        )
+        assert len(batch.spans) == 1 + count
+
+
+def test_the_gradient_goes_through_the_whole_network() -> None:
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 30}
+    config |= {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 16, "max_position_embeddings": 8}
+    network = Network(fresh_model(config, seed=0, dtype=np.float64))
+    rng = np.random.default_rng(0)
+    network.flat += rng.normal(0, 0.3, network.flat.size)
+    senses = Senses(SENTENCES, DEFINITIONS, uses=6, wrong=2, temperature=0.3)
+    batch = senses.batch(0, np.random.default_rng(0))
+    loss, tokens = senses(network, batch)
+    found = network.gradient.copy()
+    assert tokens == len(batch.ids)
+    assert np.isfinite(loss)
+    direction = rng.normal(size=network.flat.size)
+    begin = network.flat.copy()
+    ends = []
+    for step in (1e-6, -1e-6):
+        network.flat[:] = begin + step * direction
+        ends.append(senses(network, batch)[0])
+    assert found @ direction == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+
+
+def test_uses_become_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: sentence == "two banks")
+    (folder / "index.noun").write_text(
+        (folder / "index.noun").read_text() + "shore n 1 0 1 0 00000100\n"
+    )
+    path = folder / "data.noun"
+    path.write_text(path.read_text().replace("02 bank 0 river_bank 0", "02 bank 0 shore 0"))
+    small = read(folder)
+    texts = list(wordnet.documents(small))
+    tokenizer = train_tokenizer(texts * 9, "wordpiece", 200)
+    found, definitions = sentences(small, tokenizer, 16)
+    words = [tokenizer.decode(one.ids[one.begin : one.end]) for one in found]
+    assert words == ["bank", "bank", "oxen", "banked", "biggest"]
+    assert [one.synset for one in found] == [0, 1, 2, 3, 4]
+    assert [one.wrong for one in found] == [(1,), (0,), (), (), ()]
+    assert [[tokenizer.decode(ids) for ids, _ in one.synonyms] for one in found] == [
+        ["shore"],
+        [],
+        [],
+        [],
+        [],
+    ]
+    assert tokenizer.decode(definitions[1]) == "an institution : money"
+    assert definitions[1][[0, -1]].tolist() == tokenizer.tokenize("").ids.tolist()
+    assert set(definitions) == {0, 1, 2, 3, 4}
+
+
+def test_long_documents_become_several() -> None:
+    tokenizer = train_tokenizer(["a b c d e f g"] * 9, "wordpiece", 40)
+    first, last = tokenizer.tokenize("").ids
+    found = pieces_of(["a b c d e", "f"], tokenizer, 5)
+    assert [tokenizer.decode(one) for one in found] == ["a b c", "d e", "f"]
+    assert all(one[0] == first and one[-1] == last for one in found)

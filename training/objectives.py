@@ -1,0 +1,262 @@
+"""What the model learns beside masked words: a word's sense, from sentences that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.backward import cross_entropy
+from qkv.learn.network import Network
+from qkv.text import Tokenizer
+from training.wordnet import WordNet
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A use as token ids.
+
+    Attributes:
+        ids: (T,) of the sentence, special tokens included.
+        begin: the first token of the word.
+        end: the one behind its last.
+        synset: the sense.
+        wrong: the word's other senses, as this part of speech.
+        synonyms: words that may stand in its place: their ids, and their own other senses.
+    """
+
+    ids: Array
+    begin: int
+    end: int
+    synset: int
+    wrong: tuple[int, ...]
+    synonyms: tuple[tuple[Array, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What one step learns from: sentences, and behind them definitions, laid end to end.
+
+    Attributes:
+        ids: (total,) tokens.
+        cu_lengths: (B + 1,) where each text begins and the last one ends.
+        spans: (B, 2) the rows whose mean is a text's vector: a sentence's word, or all of a
+            definition.
+        targets: (U,) for each of the U sentences which of the definitions is right.
+    """
+
+    ids: Array
+    cu_lengths: Array
+    spans: Array
+    targets: Array
+
+
+class Senses:
+    """Pull a word in its sentence towards the definition of its sense, away from all others.
+
+    Args:
+        sentences: the uses to draw from.
+        definitions: token ids of the definition of each synset that they name.
+        uses: U, how many sentences a step has.
+        wrong: how many other senses of each word have their definitions there too, at most.
+        temperature: what cosines are divided by.
+        replaced: in this share of the draws a synonym stands in the word's place, if there is one.
+
+    Source:
+        van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
+        equation 4.
+    """
+
+    name = "senses"
+
+    def __init__(
+        self,
+        sentences: Sequence[Sentence],
+        definitions: dict[int, Array],
+        *,
+        uses: int = 48,
+        wrong: int = 2,
+        temperature: float = 0.07,
+        replaced: float = 0.2,
+    ) -> None:
+        if not sentences:
+            raise ValueError("Senses: there is no sentence: give at least one")
+        self.sentences, self.definitions = sentences, definitions
+        self.uses, self.wrong = uses, wrong
+        self.temperature, self.replaced = temperature, replaced
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes it another objective than one that is like it."""
+        names = ("uses", "wrong", "temperature", "replaced")
+        return {name: getattr(self, name) for name in names}
+
+    def batch(self, step: int, rng: np.random.Generator) -> Uses:
+        """Some sentences, and the definitions of their words' senses, each once."""
+        texts: list[Array] = []
+        spans: list[tuple[int, int]] = []
+        columns: dict[int, int] = {}  # synset -> its place among the definitions
+        targets: list[int] = []
+        for number in rng.integers(len(self.sentences), size=self.uses):
+            one = self.sentences[number]
+            ids, end, wrong = one.ids, one.end, one.wrong
+            if rng.random() < self.replaced and one.synonyms:
+                word, wrong = one.synonyms[rng.integers(len(one.synonyms))]
+                ids = np.concatenate([ids[: one.begin], word, ids[one.end :]])
+                end = one.begin + len(word)
+            texts.append(ids)
+            spans.append((one.begin, end))
+            targets.append(columns.setdefault(one.synset, len(columns)))
+            for other in rng.permutation(wrong)[: self.wrong].tolist():
+                columns.setdefault(other, len(columns))
+        for synset in columns:
+            texts.append(self.definitions[synset])
+            spans.append((0, len(texts[-1])))
+        starts = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
+        return Uses(
+            np.concatenate(texts).astype(np.int64),
+            starts,
+            np.array(spans, np.int64) + starts[:-1, None],
+            np.array(targets, np.int64),
+        )
+
+    def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        lengths = np.diff(batch.cu_lengths)
+        places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
+        saved: dict[str, Any] = {}
+        rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
+        loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature)
+        network.add(network.transformer.backward(grad, saved))
+        return loss, len(batch.ids)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: what it draws is the generator's."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing either."""
+
+
+def nearest(rows: Array, spans: Array, targets: Array, temperature: float) -> tuple[float, Array]:
+    """How far words are from having their own definition as the nearest, and the gradient.
+
+    With u a word's vector, d the definitions' and t the right one, the mean over words of
+    `-log(softmax(cos(u, d) / temperature)[t])`.
+
+    Args:
+        rows: (total, D), the vectors of all tokens.
+        spans: (U + M, 2), the rows of each of U words and M definitions, whose mean is its vector.
+        targets: (U,) the right definition of each word.
+        temperature: what cosines are divided by.
+
+    Returns:
+        The loss, and its gradient of the shape of `rows`.
+
+    >>> rows = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
+    >>> loss, grad = nearest(rows, np.array([[0, 1], [1, 2], [2, 3]]), np.array([0]), 1.0)
+    >>> round(loss, 3), grad.round(3).tolist()
+    (0.313, [[0.0, 0.134], [0.0, 0.0], [0.09, 0.0]])
+    """
+    counts = np.diff(spans, axis=1).astype(rows.dtype)  # (U + M, 1)
+    means = np.stack([rows[begin:end].sum(0) for begin, end in spans]) / counts
+    lengths = np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    unit = means / lengths
+    words, definitions = unit[: len(targets)], unit[len(targets) :]
+    losses, above = cross_entropy(words @ definitions.T / temperature, targets)  # (U, M)
+    above /= temperature * len(targets)
+    back = np.concatenate([above @ definitions, above.T @ words])
+    back -= unit * (back * unit).sum(1, keepdims=True)  # a vector's length changes no cosine
+    back /= lengths * counts
+    grad = np.zeros_like(rows)
+    for (begin, end), row in zip(spans, back, strict=True):
+        grad[begin:end] += row
+    return float(losses.mean(dtype=np.float64)), grad
+
+
+def sentences(
+    wordnet: WordNet, tokenizer: Tokenizer, limit: int
+) -> tuple[list[Sentence], dict[int, Array]]:
+    """All uses that may be learned from, as token ids, and the definitions that they need.
+
+    A use whose word stands behind the limit is left out, a definition is cut there. A word has
+    synonyms where it stands as it is spelled: they are the other words of its synset, of one word
+    each.
+    """
+    uses = list(wordnet.uses(held_out=False))
+    before, after = around(tokenizer)
+    single = sorted(
+        {word.lower() for use in uses for word in wordnet.synsets[use.synset].lemmas if _one(word)}
+    )
+    pieces = dict(zip(single, tokenizer.ids_batch(single), strict=True))
+    found: list[Sentence] = []
+    needed: set[int] = set()
+    texts = tokenizer.tokenize_batch([use.sentence for use in uses])
+    for use, text in zip(uses, texts, strict=True):
+        synset = wordnet.synsets[use.synset]
+        at = [k for k, (a, b) in enumerate(text.offsets) if a < use.end and b > use.start]
+        if not at or at[-1] >= limit - len(after):
+            continue
+        plain = use.sentence[use.start : use.end].lower() == use.lemma
+        others = [word.lower() for word in synset.lemmas if _one(word)] if plain else []
+        one = Sentence(
+            cut(text.ids, limit, after),
+            at[0],
+            at[-1] + 1,
+            use.synset,
+            _others(wordnet, use.lemma, use.synset),
+            tuple(
+                (pieces[word], _others(wordnet, word, use.synset))
+                for word in dict.fromkeys(others)
+                if word != use.lemma
+                and len(text) + len(pieces[word]) <= limit + len(at)  # it still fits
+            ),
+        )
+        found.append(one)
+        needed.update((one.synset, *one.wrong), *(wrong for _, wrong in one.synonyms))
+    order = sorted(needed)
+    ids = tokenizer.ids_batch([wordnet.synsets[number].definition for number in order])
+    whole = (np.concatenate([before, one, after]) for one in ids)
+    definitions = {number: cut(one, limit, after) for number, one in zip(order, whole, strict=True)}
+    return found, definitions
+
+
+def pieces_of(documents: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[Array]:
+    """Documents as token ids with the special ones; one that is too long in several pieces."""
+    before, after = around(tokenizer)
+    most = limit - len(before) - len(after)
+    return [
+        np.concatenate([before, ids[begin : begin + most], after])
+        for ids in tokenizer.ids_batch(documents)
+        for begin in range(0, len(ids), most)
+    ]
+
+
+def around(tokenizer: Tokenizer) -> tuple[Array, Array]:
+    """The ids that a tokenizer puts before a text, and those behind it."""
+    about = tokenizer.tokenize("a")
+    real = [k for k, special in enumerate(about.special) if not special]
+    return about.ids[: real[0]].astype(np.int32), about.ids[real[-1] + 1 :].astype(np.int32)
+
+
+def cut(ids: Array, limit: int, after: Array) -> Array:
+    """A text's first tokens, and those that end it.
+
+    >>> cut(np.array([2, 7, 8, 9, 3]), 4, np.array([3]))
+    array([2, 7, 8, 3], dtype=int32)
+    """
+    if len(ids) > limit:
+        ids = np.concatenate([ids[: limit - len(after)], after])
+    return ids.astype(np.int32)
+
+
+def _others(wordnet: WordNet, lemma: str, synset: int) -> tuple[int, ...]:
+    part = wordnet.synsets[synset].part
+    return tuple(number for number in wordnet.senses(lemma, part) if number != synset)
+
+
+def _one(word: str) -> bool:
+    return word.isalpha()
