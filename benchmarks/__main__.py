@@ -27,6 +27,7 @@ CLAIMS = (
     "window",
     "arguments",
     "gradient",
+    "learn",
     "varlen",
     "bfloat16",
     "summary",

@@ -1,0 +1,85 @@
+"""One step of training the model that ships: forward, backward and AdamW, on one batch.
+
+The rate is 0, so that every step starts from the same weights and all gradients can be held against
+those of float64; a step does the same work at any rate.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import Row, Way, faster
+from benchmarks.models import in_transformers, largest
+from benchmarks.peers import needs, torch
+from qkv.learn import AdamW, Network, Words, fresh_model, words_loss
+
+CONFIG = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "vocab_size": 8192,
+    "hidden_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "intermediate_size": 768,
+    "max_position_embeddings": 64,
+}
+TABLE = "embed.weight"
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """Texts that fill their places, and texts as WordNet's entries are long."""
+    full = np.full(64 // shrink, 64)
+    drawn = np.clip(np.random.default_rng(0).lognormal(3.0, 0.5, 190 // shrink), 5, 64).astype(int)
+    yield row(f"{len(full)} texts of 64 tokens", full)
+    yield row(f"{len(drawn)} texts of 5 to 64 tokens, {drawn.sum()} in all", drawn)
+
+
+def row(name: str, lengths: np.ndarray) -> Row:
+    """A batch of texts of these lengths, a fifth of whose tokens are to be named."""
+    rng = np.random.default_rng(1)
+    cu = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(5, CONFIG["vocab_size"], cu[-1])
+    at = np.sort(rng.choice(cu[-1], cu[-1] // 5, replace=False))
+    batch = Words(ids, cu, at, rng.integers(5, CONFIG["vocab_size"], len(at)))
+    model = fresh_model(CONFIG, seed=0)
+    exact = Network(model, dtype=np.float64)
+    words_loss(exact, batch)
+    error = largest(exact.gradients[TABLE])
+    network = Network(model)
+    optimizer = AdamW(network, decay=0.0, clip=1e9)
+
+    def ours() -> np.ndarray:
+        network.gradient[:] = 0
+        words_loss(network, batch)
+        optimizer.step(0.0)
+        return network.gradients[TABLE]
+
+    theirs = in_transformers(model, "AutoModelForMaskedLM")
+    peer = theirs and torch_step(theirs, batch)
+    ways = {"qkv": Way(ours, error, 1e-4), "torch": peer and Way(peer, error, 1e-4)}
+    return Row(name, ways, (faster("torch", 1.5),), rounds=7)
+
+
+@needs("torch")
+def torch_step(model: Any, batch: Words) -> Callable[[], np.ndarray]:
+    """The same with transformers' BERT and torch's fused AdamW; the texts are padded."""
+    lengths = np.diff(batch.cu_lengths)
+    real = torch().arange(int(lengths.max())) < torch().from_numpy(lengths)[:, None]
+    ids = torch().zeros(real.shape, dtype=torch().long)
+    ids[real] = torch().from_numpy(batch.ids)
+    targets = torch().from_numpy(batch.targets)
+    at = real.flatten().nonzero()[:, 0][torch().from_numpy(batch.at)]
+    mask = None if real.all() else real.long()
+    optimizer = torch().optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+
+    def step() -> np.ndarray:
+        with torch().enable_grad():
+            optimizer.zero_grad()
+            vectors = model.bert(ids, attention_mask=mask).last_hidden_state
+            logits = model.cls(vectors.flatten(0, 1)[at])  # only where a token is to be named
+            torch().nn.functional.cross_entropy(logits, targets).backward()
+            optimizer.step()
+        return model.bert.embeddings.word_embeddings.weight.grad.numpy()
+
+    return step
