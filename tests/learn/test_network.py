@@ -1,0 +1,121 @@
+"""A network: one array for all numbers, and the gradient of a whole model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.learn import Network, Words, fresh_model, words_loss
+from qkv.learn import objectives as objectives_module
+
+from .support import BERT, GPT2, network
+
+BATCH = Words(
+    ids=np.array([3, 5, 7, 2, 9, 9, 1]),
+    cu_lengths=np.array([0, 4, 7]),
+    at=np.array([0, 2, 3, 4, 6]),
+    targets=np.array([1, 22, 0, 4, 4]),
+)
+
+
+def test_all_numbers_are_in_one_array_matrices_first() -> None:
+    model = fresh_model(GPT2, seed=3)
+    net = Network(model)
+    assert list(net.parameters) != list(model.parameters)
+    assert sorted(net.parameters) == sorted(model.parameters)
+    assert net.flat.size == sum(array.size for array in model.parameters.values())
+    end = 0
+    for name, array in net.parameters.items():
+        np.testing.assert_array_equal(array, model.parameters[name])
+        np.testing.assert_array_equal(net.flat[end : end + array.size], array.ravel())
+        end += array.size
+        assert (end <= net.matrices) == (array.ndim > 1)
+
+
+def test_writing_into_the_array_changes_what_is_computed() -> None:
+    net = network()
+    ids, places, cu = np.array([1, 2]), np.array([0, 1]), np.array([0, 2])
+    before = net.transformer(ids, places, cu)
+    net.parameters["blocks.1.mlp.down_proj.weight"][:] += 1
+    assert (net.transformer(ids, places, cu) != before).any()
+
+
+def test_a_model_is_a_copy_that_saves(tmp_path) -> None:
+    net = network()
+    model = net.model()
+    assert net.flat.flags.writeable
+    net.flat[:] += 1
+    assert (model.parameters["embed.weight"] != net.parameters["embed.weight"]).all()
+    net.model().save(tmp_path / "saved")
+    again = qkv.load(tmp_path / "saved")
+    for name, array in net.parameters.items():
+        np.testing.assert_array_equal(again.parameters[name], array)
+    half = net.model(np.float16)
+    assert {array.dtype.name for array in half.parameters.values()} == {"float16"}
+
+
+def test_gradients_add_up_and_the_tied_head_goes_to_the_table() -> None:
+    net = network()
+    ones = np.ones((23, 8), np.float32)
+    net.add({"embed.weight": ones})
+    with net.weighted(0.5), net.weighted(4.0):
+        net.add({"head.out_proj.weight": np.arange(184, dtype=np.float32).reshape(8, 23)}, 3.0)
+    expected = 1 + 6 * np.arange(184, dtype=np.float32).reshape(8, 23).T
+    np.testing.assert_array_equal(net.gradients["embed.weight"], expected)
+    assert net.weight == 1
+    assert np.count_nonzero(net.gradient) == 184
+    with pytest.raises(KeyError):
+        net.add({"nobody": ones})
+
+
+def test_what_it_does_not_take() -> None:
+    with pytest.raises(TypeError, match="not a single stack of blocks"):
+        Network(qkv.load("random"))
+    model = fresh_model(GPT2)
+    with pytest.raises(TypeError, match="float16: load it as float32"):
+        Network(model.with_parameters(model.parameters, np.float16))
+
+
+@pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
+def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch) -> None:
+    monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)  # the head in three parts
+    net = network(config, seed=1, dtype=np.float64)
+    rng = np.random.default_rng(0)
+    net.flat[:] += 0.3 * rng.standard_normal(net.flat.size)  # away from the quiet beginning
+    words_loss(net, BATCH)
+    exact = net.gradient.copy()
+    begin = net.flat.copy()
+    for seed in range(4):
+        way = np.random.default_rng(seed).standard_normal(net.flat.size)
+        losses = []
+        for step in (1e-5, -1e-5):
+            net.flat[:] = begin + step * way
+            losses.append(words_loss(net, BATCH))
+        slope = (losses[0] - losses[1]) / 2e-5
+        assert slope == pytest.approx(exact @ way, rel=1e-6)
+    for place in rng.choice(net.flat.size, 40, replace=False):
+        losses = []
+        for step in (1e-5, -1e-5):
+            net.flat[:] = begin
+            net.flat[place] += step
+            losses.append(words_loss(net, BATCH))
+        slope = (losses[0] - losses[1]) / 2e-5
+        assert slope == pytest.approx(exact[place], rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
+def test_the_loss_is_the_mean_of_what_the_model_itself_says(config) -> None:
+    net = network(config, seed=2)
+    logits = net.model()(
+        [[3, 5, 7, 2], [9, 9, 1, 0]], attention_mask=[[1, 1, 1, 1], [1, 1, 1, 0]]
+    ).logits.astype(np.float64)
+    rows = np.concatenate([logits[0], logits[1, :3]])[BATCH.at]
+    said = rows[np.arange(5), BATCH.targets] - np.log(np.exp(rows).sum(1))
+    assert words_loss(net, BATCH) == pytest.approx(-said.mean(), rel=1e-5)
+
+
+def test_without_a_head_there_is_nothing_to_learn() -> None:
+    net = network({**BERT, "architectures": ["BertModel"]})
+    with pytest.raises(ValueError, match="no head over words"):
+        words_loss(net, BATCH)

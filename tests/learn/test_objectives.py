@@ -1,0 +1,114 @@
+"""What a batch holds: hidden words by their shares, next words, and mixtures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from qkv.learn import Causal, Masked, Part, Sequences, train_tokenizer
+
+TEXT = ["the cat sat on the mat", "a dog ran to the river bank and back again"] * 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXT, "wordpiece", 80)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_masked_by_the_numbers(tokenizer) -> None:
+    texts = [tokenizer.tokenize(text).ids for text in TEXT]
+    objective = Masked(Sequences(texts), tokenizer, share=0.3, tokens_per_step=40_000)
+    batch = objective.batch(0, rng())
+    assert 40_000 <= len(batch.ids) < 40_000 + max(map(len, texts))
+    assert batch.cu_lengths[-1] == len(batch.ids)
+    # what the batch was before words were hidden
+    plain = batch.ids.copy()
+    plain[batch.at] = batch.targets
+    assert set(plain.tolist()) <= {int(token) for ids in texts for token in ids}
+    special = np.isin(plain, [tokenizer.vocabulary[name] for name in ("[CLS]", "[SEP]")])
+    assert special[batch.cu_lengths[:-1]].all()
+    assert special[batch.cu_lengths[1:] - 1].all()
+    assert special.sum() == 2 * (len(batch.cu_lengths) - 1)
+    assert not special[batch.at].any()
+    assert (np.diff(batch.at) > 0).all()
+    assert len(batch.at) == round(0.3 * (~special).sum())
+    now = batch.ids[batch.at]
+    masked = (now == tokenizer.vocabulary["[MASK]"]).mean()
+    same = (now == batch.targets).mean()
+    assert masked == pytest.approx(0.8, abs=0.02)
+    assert same == pytest.approx(0.1, abs=0.02)
+    others = now[(now != batch.targets) & (now != tokenizer.vocabulary["[MASK]"])]
+    assert not any(tokenizer.is_special(int(token)) for token in others)
+    assert len(set(others.tolist())) > 0.7 * len(tokenizer)
+
+
+def test_the_same_generator_hides_the_same_words(tokenizer) -> None:
+    texts = [tokenizer.tokenize(text).ids for text in TEXT]
+    first, second = (
+        Masked(Sequences(texts, seed=3), tokenizer, tokens_per_step=100) for _ in range(2)
+    )
+    one, two = first.batch(0, rng(1)), second.batch(0, rng(1))
+    np.testing.assert_array_equal(one.ids, two.ids)
+    np.testing.assert_array_equal(one.at, two.at)
+    assert not np.array_equal(second.batch(1, rng(2)).at, one.at)
+
+
+def test_causal_names_what_follows() -> None:
+    sequences = [[1, 2, 3, 4], [5], [6, 7]]
+    batch = Causal(Sequences(sequences), tokens_per_step=11).batch(0, rng())
+    begins, follows = {1: [2, 3, 4], 6: [7]}, 0
+    for begin, end in zip(batch.cu_lengths, batch.cu_lengths[1:], strict=False):
+        assert batch.targets[begin:end].tolist() == begins[int(batch.ids[begin])]
+        follows += 1
+    assert follows == len(batch.cu_lengths) - 1
+    np.testing.assert_array_equal(batch.at, np.arange(len(batch.ids)))
+
+
+def test_each_sequence_comes_once_in_a_round_and_the_next_round_differs() -> None:
+    source = Sequences([[k] for k in range(50)], seed=1)
+    rounds = [[int(source.take()[0]) for _ in range(50)] for _ in range(3)]
+    assert all(sorted(one) == list(range(50)) for one in rounds)
+    assert rounds[0] != rounds[1] != rounds[2] != list(range(50))
+
+
+def test_a_source_goes_on_from_its_state() -> None:
+    source = Sequences([[k] for k in range(7)], seed=1)
+    for _ in range(10):
+        source.take()
+    state = json.loads(json.dumps(source.state()))
+    expected = [int(source.take()[0]) for _ in range(20)]
+    again = Sequences([[k] for k in range(7)], seed=1)
+    again.restore(state)
+    assert [int(again.take()[0]) for _ in range(20)] == expected
+    with pytest.raises(ValueError, match="there are 6, and 7 when"):
+        Sequences([[k] for k in range(6)]).restore(state)
+
+
+def test_weights_by_the_share_of_the_run() -> None:
+    objective = Causal(Sequences([[1, 2]]))
+    late = Part(objective, 0.5, begin=0.35)
+    assert [late.at(share) for share in (0.0, 0.34, 0.35, 1.0)] == [0, 0, 0.5, 0.5]
+    assert Part(objective, lambda share: share**2).at(0.5) == 0.25
+
+
+def test_what_is_refused(tokenizer) -> None:
+    with pytest.raises(ValueError, match="there is none"):
+        Sequences([])
+    with pytest.raises(ValueError, match="tokens_per_step"):
+        Causal(Sequences([[1, 2]]), tokens_per_step=0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Masked(Sequences([[1, 2]]), tokenizer, share=1.0)
+    unable = train_tokenizer(TEXT, "bytes", 300)
+    with pytest.raises(ValueError, match="has no mask"):
+        Masked(Sequences([[1, 2]]), unable)
+    special = [tokenizer.vocabulary["[CLS]"], tokenizer.vocabulary["[SEP]"]]
+    with pytest.raises(ValueError, match="no sequence has a token"):
+        Masked(Sequences([special]), tokenizer).batch(0, rng())
+    with pytest.raises(ValueError, match="no sequence has a token"):
+        Causal(Sequences([[4]])).batch(0, rng())
