@@ -50,7 +50,8 @@ class Block:
     Args:
         attn: the attention layer.
         norm1: the norm that belongs to it; None for none, where the norms stand before.
-        mlp: the MLP, or what stands in its place.
+        mlp: the MLP, or what stands in its place; None, with `norm2`, for a block that is
+            attention alone.
         norm2: the norm that belongs to that.
         post_norm: where the norms stand.
         out_norm1: the norm of what the attention gives, where the norms stand before.
@@ -74,8 +75,8 @@ class Block:
         self,
         attn: MultiHeadAttention,
         norm1: Norm | None,
-        mlp: Feed,
-        norm2: Norm,
+        mlp: Feed | None,
+        norm2: Norm | None,
         *,
         post_norm: bool,
         out_norm1: Norm | None = None,
@@ -87,7 +88,9 @@ class Block:
                 f"{call}: attn takes vectors of {attn.embed_dim} and gives {attn.output_dim}: "
                 "they are added, so both must be the same"
             )
-        if post_norm and (norm1 is None or out_norm1 is not None or out_norm2 is not None):
+        if (mlp is None) != (norm2 is None):
+            raise ValueError(f"{call}: mlp and norm2 belong together: give both or None for both")
+        if post_norm and (None in (norm1, norm2) or out_norm1 is not None or out_norm2 is not None):
             raise ValueError(
                 f"{call}: with post_norm there are norm1 and norm2, and no other norm: "
                 "give both and leave out_norm1 and out_norm2 out"
@@ -181,6 +184,10 @@ class Block:
         else:
             mid = self.attn(attn_in, residual=x, **options)
         keep(record, "hook_resid_mid", mid, cu)
+        if self.mlp is None or self.norm2 is None:
+            keep(record, "hook_resid_post", mid, cu)
+            alone: Array = mid.astype(dtype, copy=False)
+            return alone
         if self.post_norm:
             assert self.norm1 is not None
             mid = mlp_in = self.norm1(mid, saved=kept["norm1"])
@@ -244,7 +251,8 @@ class Block:
             past = through("norm1", past)
             past = past + through("attn", past)
         else:
-            past = past + through("norm2", through("mlp", through("out_norm2", past)))
+            if self.mlp is not None:
+                past = past + through("norm2", through("mlp", through("out_norm2", past)))
             past = past + through("norm1", through("attn", through("out_norm1", past)))
         return Gradient(past, found, options=options)
 

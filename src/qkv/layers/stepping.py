@@ -75,6 +75,7 @@ def steps_for(
             type(block) is not Block
             or type(block.attn) not in (MultiHeadAttention, SelfAttention)
             or "out_proj.weight" not in block.attn.parameters
+            or block.mlp is None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
             or not native.takes_size(dtype, block.attn.d_query)
             or not given.keys() <= _OPTIONS
@@ -108,6 +109,7 @@ class _Step:
     def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
         attn = block.attn
         self.post_norm = block.post_norm
+        assert block.norm2 is not None
         self.norm2 = _norm(block.norm2, kernel)
         self.norm1, self.out_norm1, self.out_norm2, self.q_norm, self.k_norm = (
             None if norm is None else _norm(norm, kernel)

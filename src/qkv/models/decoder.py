@@ -169,6 +169,8 @@ class DecoderLayer:
         part = partial(self.cross, self.norm(x), memory, lengths, record=other, top_k=top_k)
         x = add("hook_cross_attn_out", x, part)
         keep(record, "hook_resid_mid_cross", x, None)
+        assert block.norm2 is not None
+        assert block.mlp is not None
         normed = handed(block.norm2(x), block.mlp.parameters)
         x = add("hook_mlp_out", x, partial(block.mlp, normed))
         keep(record, "hook_resid_post", x, None)

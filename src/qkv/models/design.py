@@ -11,7 +11,7 @@ from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from qkv.models.buckets import Buckets
 from qkv.models.head import Head
-from qkv.models.transformer import Embedding, Transformer
+from qkv.models.transformer import BLOCK_HOOKS, Embedding, Transformer
 
 Shape = tuple[int, ...]
 
@@ -66,7 +66,7 @@ class Design:
     Attributes:
         vocabulary: V.
         dim: D.
-        hidden: F, the size between the two layers of an MLP.
+        hidden: F, the size between the two layers of an MLP; 0 for blocks of attention alone.
         activation: that of the MLP.
         eps: of the norms.
         layers: how each layer attends.
@@ -159,6 +159,7 @@ class Design:
             else self.buckets.with_table(parameters["relative_bias.weight"]),
             final_norm=self._norm(parameters, "final_norm") if self.final_norm else None,
             head=None if self.head is None else self.head.build(parameters, norm=self._norm),
+            hooks=[hook for hook in BLOCK_HOOKS if self.hidden or hook != "hook_mlp_out"],
         )
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
@@ -177,8 +178,9 @@ class Design:
             yield "attn.sinks", (layer.num_heads,)
         if self._has_norm1(number):
             yield from self._norm_shapes("norm1", dim)
-        yield from self._mlp_shapes()
-        yield from self._norm_shapes("norm2", dim)
+        if self.hidden:
+            yield from self._mlp_shapes()
+            yield from self._norm_shapes("norm2", dim)
         if self.norms == "both":
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
@@ -229,8 +231,8 @@ class Design:
         return Block(
             attn,
             norm("norm1", self._has_norm1(number)),
-            self._mlp(under(parameters, f"{here}mlp.")),
-            self._norm(parameters, f"{here}norm2"),
+            self._mlp(under(parameters, f"{here}mlp.")) if self.hidden else None,
+            norm("norm2", self.hidden > 0),
             post_norm=self.norms == "after",
             out_norm1=norm("out_norm1", self.norms == "both"),
             out_norm2=norm("out_norm2", self.norms == "both"),

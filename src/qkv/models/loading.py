@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.models.attention_only import ATTENTION_ONLY
 from qkv.models.config import Config
 from qkv.models.design import Design
 from qkv.models.families import FAMILIES as PUBLISHED
@@ -37,7 +38,8 @@ from qkv.models.vision import Pixels, VisionDesign, VisionModel
 from qkv.models.weights import Tensors
 from qkv.text import SubwordTokenizer, Tokenizer
 
-FAMILIES: dict[str, Family] = {**PUBLISHED, LESSON.model_type: LESSON}
+OWN = (LESSON, ATTENTION_ONLY)  # families of no other library
+FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in OWN}}
 
 
 def load(
