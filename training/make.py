@@ -1,0 +1,172 @@
+"""Train the model that ships, from WordNet alone: `python -m training.make -o DIR`.
+
+DIR is then a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume` goes
+on with one that was stopped; `python -m training.ship DIR` makes the folder of the package from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import qkv
+from qkv.learn import (
+    AdamW,
+    Masked,
+    Network,
+    Part,
+    Schedule,
+    Sequences,
+    Trained,
+    fresh_model,
+    train,
+    train_tokenizer,
+)
+from qkv.text import Tokenizer
+from training.objectives import Senses, pieces_of, sentences
+from training.wordnet import FOLDER, WordNet, documents, read
+
+MINUTES = 140.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the model is, and how it learns.
+
+    Attributes:
+        layers: how many.
+        heads: of each.
+        dim: D, the size of the vectors; the MLPs are four times as wide.
+        vocabulary: V, at most.
+        length: the most tokens of a text, special ones included.
+        tokens: at least so many tokens of documents a step.
+        masked: the share of them that is hidden.
+        rate: the highest learning rate.
+        warmup: the share of the run in which it rises to that.
+        begin: the share of the run after which senses are learned too.
+        weight: of that loss; the other's is 1.
+        uses: how many words in their sentences it has a step.
+        wrong: how many other senses of each.
+        temperature: what its cosines are divided by.
+        replaced: in this share of the uses a synonym stands in the word's place.
+        seed: of everything.
+    """
+
+    layers: int = 4
+    heads: int = 6
+    dim: int = 192
+    vocabulary: int = 8192
+    length: int = 64
+    tokens: int = 4096
+    masked: float = 0.2
+    rate: float = 1e-3
+    warmup: float = 0.03
+    begin: float = 0.35
+    weight: float = 1.0
+    uses: int = 48
+    wrong: int = 2
+    temperature: float = 0.07
+    replaced: float = 0.2
+    seed: int = 0
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The config.json of the model."""
+        return {
+            "model_type": "bert",
+            "architectures": ["BertForMaskedLM"],
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.dim,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": 4 * self.dim,
+            "max_position_embeddings": self.length,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+            "type_vocab_size": 2,
+            "pad_token_id": tokenizer.vocabulary["[PAD]"],
+            "tie_word_embeddings": True,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        }
+
+
+def make(
+    recipe: Recipe,
+    wordnet: WordNet,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    resume: bool = False,
+    snapshots: Sequence[int] | None = None,
+) -> Trained:
+    """Train it; the options are those of `qkv.learn.train`."""
+    texts = list(documents(wordnet))
+    tokenizer = train_tokenizer(texts, "wordpiece", recipe.vocabulary)
+    source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
+    masked = Masked(source, tokenizer, share=recipe.masked, tokens_per_step=recipe.tokens)
+    senses = Senses(
+        *sentences(wordnet, tokenizer, recipe.length),
+        uses=recipe.uses,
+        wrong=recipe.wrong,
+        temperature=recipe.temperature,
+        replaced=recipe.replaced,
+    )
+    model = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name="wordnet")
+    network = Network(model)
+    return train(
+        network,
+        [Part(masked), Part(senses, recipe.weight, recipe.begin)],
+        folder=folder,
+        steps=steps,
+        minutes=minutes,
+        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
+        optimizer=AdamW(network),
+        seed=recipe.seed,
+        resume=resume,
+        snapshots=snapshots,
+        settings={"recipe": asdict(recipe)},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m training.make", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
+    parser.add_argument("--minutes", type=float, help=f"how long ({MINUTES:g} without --steps)")
+    parser.add_argument("--steps", type=int, help="how many")
+    parser.add_argument("--threads", type=int, help="how many (all cores)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--snapshots", type=int, nargs="*", help="after which steps a copy is kept for the view"
+    )
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    recipe = parser.add_argument_group("the recipe")
+    for one in fields(Recipe):
+        kind = type(one.default)
+        recipe.add_argument(f"--{one.name}", type=kind, default=one.default, help=f"{one.default}")
+    given = parser.parse_args(arguments)
+    if given.threads is not None:
+        qkv.set_num_threads(given.threads)
+    minutes = MINUTES if given.minutes is None and given.steps is None else given.minutes
+    done = make(
+        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
+        read(given.wordnet),
+        given.out,
+        steps=given.steps,
+        minutes=minutes,
+        resume=given.resume,
+        snapshots=given.snapshots,
+    )
+    print(
+        f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
+        f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
