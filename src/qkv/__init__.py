@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from qkv.integrations.record import record
     from qkv.see.headview import head_view
     from qkv.see.imageview import image_view
+    from qkv.see.replayview import replay
     from qkv.see.shiftview import plot_shift
     from qkv.see.views import compare, show, walk
 
@@ -84,6 +85,7 @@ __all__ = [
     "plot_shift",
     "random_model",
     "record",
+    "replay",
     "self_attention",
     "set_num_threads",
     "show",
@@ -96,7 +98,7 @@ __all__ = [
     "walk",
 ]
 
-_SEEING = ("compare", "head_view", "image_view", "plot_shift", "show", "walk")
+_SEEING = ("compare", "head_view", "image_view", "plot_shift", "replay", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:

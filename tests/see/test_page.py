@@ -203,13 +203,13 @@ def test_what_a_mask_hides_is_marked() -> None:
 
 def test_bits_hold_for_all_heads_only_where_they_do() -> None:
     flags = np.zeros((2, 3, 2, 2), dtype=bool)
-    assert page._bits(flags) is None
+    assert page.packed_flags(flags) is None
     flags[1, 2, 0, 1] = True
-    assert page._bits(flags)["shape"] == [2, 3, 2, 2]
+    assert page.packed_flags(flags)["shape"] == [2, 3, 2, 2]
     flags[1, :, 0, 1] = True
-    assert page._bits(flags)["shape"] == [2, 1, 2, 2]
+    assert page.packed_flags(flags)["shape"] == [2, 1, 2, 2]
     flags[0] = flags[1]
-    assert page._bits(flags)["shape"] == [1, 1, 2, 2]
+    assert page.packed_flags(flags)["shape"] == [1, 1, 2, 2]
 
 
 def test_a_head_that_was_left_out_is_hidden_whole(minilm: Model) -> None:

@@ -12,6 +12,7 @@ from qkv.cli.compare import compare
 from qkv.cli.encode import encode
 from qkv.cli.generate import generate
 from qkv.cli.info import info
+from qkv.cli.replay import replay
 from qkv.cli.show import show
 from qkv.cli.train import train
 from qkv.cli.walk import walk
@@ -33,5 +34,5 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (walk, show, compare, encode, generate, train, bench, info):
+for verb in (walk, show, compare, replay, encode, generate, train, bench, info):
     main.add_command(verb)

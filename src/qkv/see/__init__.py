@@ -2,6 +2,7 @@
 
 from qkv.see.headview import HeadView, head_view
 from qkv.see.imageview import ImageView, image_view
+from qkv.see.replayview import ReplayView, replay
 from qkv.see.runs import RunsView
 from qkv.see.shiftview import ShiftView, plot_shift
 from qkv.see.view import View
@@ -11,6 +12,7 @@ __all__ = [
     "CompareView",
     "HeadView",
     "ImageView",
+    "ReplayView",
     "RunsView",
     "ShiftView",
     "ShowView",
@@ -20,6 +22,7 @@ __all__ = [
     "head_view",
     "image_view",
     "plot_shift",
+    "replay",
     "show",
     "walk",
 ]

@@ -346,6 +346,41 @@ def changed_head(a: Trace, b: Trace, layer: int | None = None, head: int | None 
     return Head(*place, None, reason)
 
 
+def rising_head(
+    seen: Heads,
+    rises: Array,
+    names: Sequence[str],
+    layer: int | None = None,
+    head: int | None = None,
+) -> tuple[Head, int]:
+    """The head of which a score rose most through training, and which score that is.
+
+    Ties go to the lowest layer, then head, then the first score.
+
+    Args:
+        seen: the heads, at any step.
+        rises: by how much each score rose, `(layers, heads, scores)`.
+        names: what the scores are called.
+        layer: narrows the choice.
+        head: narrows the choice.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    _check_place(seen, layer, head, "replay")
+    there = np.full(rises.shape, -np.inf)
+    rows = slice(None) if layer is None else [seen.layers.index(layer)]
+    columns = slice(None) if head is None else [head]
+    there[rows, columns] = rises[rows, columns]
+    row, column, score = (int(i) for i in np.unravel_index(int(there.argmax()), rises.shape))
+    reason = "it was asked for"
+    if layer is None or head is None:
+        among = f"of all scores of {searched(seen, layer, head)}"
+        rose = "rose most" if there.max() > 0 else "fell least"
+        reason = f"its {names[score]} {rose}, {among}"
+    return Head(seen.layers[row], column, None, reason), score
+
+
 def _changes(a: Heads, b: Heads, layer: int) -> Array:
     """How much of each head's weight is elsewhere in the other run, `(H,)`: the mean of queries."""
     queries = range(len(a.tokens))

@@ -93,6 +93,42 @@ def on_keys(weights: Array, keys: Any) -> Array:
     return np.array([_mean(row, _sees(head)) for row, head in zip(parts, weights, strict=True)])
 
 
+def on_cells(weights: Array, cells: Array) -> Array:
+    """The mean weight that a query puts on its cells `(L, S)` together, `(H,)`.
+
+    Over the queries that have such a cell and see anything.
+
+    >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
+    array([0.75])
+    """
+    parts = np.where(cells, weights, 0).sum(axis=-1, dtype=np.float64)  # (H, L)
+    there = cells.any(axis=-1)
+    return np.array(
+        [_mean(row, _sees(head) & there) for row, head in zip(parts, weights, strict=True)]
+    )
+
+
+def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
+    """Where induction looks, `(L, L)` bool: from a token to those behind its earlier copies.
+
+    In "a b c a", from the second "a" to "b". Special tokens have no copies, and a token's weight on
+    itself, as in "a a", is left out.
+
+    Source:
+        Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
+
+    >>> np.argwhere(after_copies(list("abca"), [False] * 4)).tolist()
+    [[3, 1]]
+    """
+    cells = np.zeros((len(tokens), len(tokens)), dtype=bool)
+    places: dict[str, list[int]] = {}
+    for i, (token, flag) in enumerate(zip(tokens, special, strict=True)):
+        if not flag:
+            cells[i, [place + 1 for place in places.get(token, ()) if place + 1 < i]] = True
+            places.setdefault(token, []).append(i)
+    return cells
+
+
 def distance(weights: Array) -> Array:
     """How far away a token looks, `(H,)` in tokens: the mean of `sum(w * |i - j|)`.
 

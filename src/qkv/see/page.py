@@ -3,13 +3,14 @@
 # little-endian whole numbers, with their "bits" (8, 16, 32) and "shape".
 #
 # PAYLOAD = {
-#   "version": 1, "kind": "show" | "compare" | "walk" | "shift",
+#   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": place in texts, "layer": number, "head": number,
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
 #             "heads": [numbers] | null, "specials": bool} | null,
-#   "compare": COMPARE | null, "walk": see walk.py | null, "shift": see shift.py | null }
+#   "compare": COMPARE | null, "walk": see walk.py | null, "shift": see shift.py | null,
+#   "replay": see replay.py | null }
 #
 # TEXT = {
 #   "name": str, "tokens": [L strings], "keys": [S strings] | null (they are the tokens),
@@ -67,6 +68,7 @@ MOST_CELLS = 6_000_000  # weights that a page holds at most: 12 MB before base64
 MOST_SCORES = 1_500_000
 MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
 _SCRIPTS = {"compare": "show"}  # kinds that share a script with another
+_WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
@@ -96,7 +98,7 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "length": size,
         "key_length": width,
         "weights": None if long else measures.pack_weights(np.array(heads.weights)),
-        "nan": None if long else _bits(np.isnan(np.array(heads.weights))),
+        "nan": None if long else packed_flags(np.isnan(np.array(heads.weights))),
         "scores": None if long else _scores(heads, layer, left_out),
         "scale": [heads.scale.get(number) for number in heads.layers],
         "hidden": None if long else _hidden(heads),
@@ -128,10 +130,10 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
 def _hidden(heads: Heads) -> dict[str, Any] | None:
     if set(heads.layers) - set(heads.scores):
         return None
-    return _bits(np.isneginf(np.array([heads.scores[number] for number in heads.layers])))
+    return packed_flags(np.isneginf(np.array([heads.scores[number] for number in heads.layers])))
 
 
-def _bits(flags: Array) -> dict[str, Any] | None:
+def packed_flags(flags: Array) -> dict[str, Any] | None:
     """Flags `(layers, heads, L, S)`, an axis along which they are all the same cut to 1."""
     if not flags.any():
         return None
@@ -178,8 +180,8 @@ def payload_of(
     start: dict[str, Any] | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
-    """Everything that a page shows; `parts` are "compare", "walk" or "shift"."""
-    own = {name: parts.get(name) for name in ("compare", "walk", "shift")}
+    """Everything that a page shows; `parts` are "compare", "walk" and so on."""
+    own = {name: parts.get(name) for name in ("compare", "walk", "shift", "replay")}
     return {
         "version": 1,
         "kind": kind,
@@ -283,7 +285,7 @@ def asset(name: str) -> str:
 def _tokens(payload: dict[str, Any]) -> str:
     """The tokens as text, for those who search, copy or listen where scripts are off."""
     lines = []
-    for part in filter(None, (*payload["texts"], payload["walk"], payload["shift"])):
+    for part in filter(None, (*payload["texts"], *(payload[name] for name in _WITH_TOKENS))):
         for which in ("tokens", "keys"):
             if part.get(which):
                 called = " ".join(filter(None, (part.get("name"), which)))

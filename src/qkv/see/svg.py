@@ -226,6 +226,78 @@ def curve(values: Sequence[float], names: Sequence[str], caption: str = "") -> P
     return Part(elements, max(wide * len(values), _caption(caption)), top + height + 22)
 
 
+class Line(NamedTuple):
+    """A line of a chart: its places, what it is called, and how it looks.
+
+    Attributes:
+        points: `(x, y)` of each.
+        name: what stands in the legend; empty for none.
+        color: of the line.
+        dash: its strokes and gaps, as SVG has them; empty for a whole line.
+    """
+
+    points: Sequence[tuple[float, float]]
+    name: str
+    color: str = BEFORE
+    dash: str = ""
+
+
+def chart(
+    lines: Sequence[Line],
+    caption: str,
+    over: tuple[float, float],
+    ends: tuple[float, float],
+    *,
+    width: float = 460,
+) -> Part:
+    """Lines over whole numbers, such as training steps.
+
+    Args:
+        lines: the lines.
+        caption: what is shown.
+        over: the ends of the axis from left to right.
+        ends: those of the axis from below to above.
+        width: of the whole.
+    """
+    left, top, height = 46.0, 26.0, 150.0
+    named = [line for line in lines if line.name]
+    low, high = ends
+    first, last = over
+    wide = (width - left - 12) / ((last - first) or 1)
+    tall = height / ((high - low) or 1)
+
+    def x(value: float) -> float:
+        return left + (value - first) * wide
+
+    def y(value: float) -> float:
+        return top + (high - value) * tall
+
+    elements = [text(0, 12, caption, weight="bold")]
+    for value in (low, (low + high) / 2, high):
+        elements += [
+            f'<path d="M{left:g} {y(value):.1f}H{width - 12:g}" stroke="{LINE}"/>',
+            text(left - 6, y(value) + 4, f"{value:.2f}", size=10, fill=DIM, anchor="end"),
+        ]
+    elements.append(text(left, top + height + 16, f"{first:,.0f}", size=10, fill=DIM))
+    if last > first:
+        words = text(width - 12, top + height + 16, f"{last:,.0f}", size=10, fill=DIM, anchor="end")
+        elements.append(words)
+    for line in lines:
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        drawn = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line.points)
+        elements.append(
+            f'<polyline points="{drawn}" fill="none" stroke="{line.color}" stroke-width="2"{dash}/>'
+        )
+    for place, line in enumerate(named):
+        below = top + height + 38 + 18 * place
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        elements += [
+            f'<path d="M{left:g} {below - 4:g}h28" stroke="{line.color}" stroke-width="2"{dash}/>',
+            text(left + 36, below, line.name, fill=INK),
+        ]
+    return Part(elements, max(width, _caption(caption)), top + height + 24 + 18 * len(named))
+
+
 def arrows(before: Array, after: Array, names: Sequence[str]) -> Part:
     """Points before (blue) and after (red), an arrow between each pair, labels that do not meet.
 

@@ -1,0 +1,286 @@
+// The replay: one head through training, a slider over the snapshots. Goes after view.js.
+// The payload is described at the top of replay.py.
+
+VIEWS.replay = (box, payload, ui) => {
+  const { tokens, layers, heads: H, steps, shown, scores, losses, ...data } = payload.replay;
+  const [L, last, first] = [tokens.length, shown.length - 1, payload.start];
+  const [packed, unit] = [unpack(data.weights), data.weights.unit];
+  const bits = data.hidden && unpack(data.hidden);
+  const dashes = ["", "8 4", "2 4", "10 3 2 3"];
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const ends = [steps, losses.map(([step]) => step)].flat();
+  const [from, to] = [Math.min(...ends), Math.max(...ends)];
+  const state = { at: last, l: layers.indexOf(first.layer), h: first.head, score: data.score };
+  let timer = 0;
+
+  // ---- the numbers
+
+  const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
+  const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] * unit;
+  function hides(l, h, i, j) {
+    if (!bits) return false;
+    const [a, b] = data.hidden.shape; // an axis of 1 holds for all
+    const k = (((a > 1 ? l : 0) * b + (b > 1 ? h : 0)) * L + i) * L + j;
+    return (bits[k >> 3] >> (7 - (k & 7))) & 1;
+  }
+  const course = (score, l, h) => scores[score].values.map((row) => row[l * H + h]);
+  const now = () => shown[state.at]; // a place in steps
+  const loss = (step) => losses.reduce((best, each) => (Math.abs(each[0] - step) < Math.abs(best[0] - step) ? each : best), losses[0])[1];
+  const called = (l, h) => `layer ${layers[l]}, head ${h}`;
+  const step = (k) => `step ${count(steps[k])}`;
+  const line = (k) => ({ stroke: `var(--line-${k % LINES})`, "stroke-dasharray": dashes[k % dashes.length] });
+
+  const share = (x) => number(x < 0.005 ? 0 : x); // no powers of ten among weights
+
+  /** The score of a head that rose most, as rising_head of findings.py finds it. */
+  function risen(l, h) {
+    if (layers[l] === first.layer && h === first.head) return data.score;
+    const rises = scores.map((_, k) => course(k, l, h).at(-1) - (steps.length > 1 ? course(k, l, h)[0] : 0));
+    return rises.indexOf(Math.max(...rises));
+  }
+
+  /** What became of a head, as in_words of replay.py says it. */
+  function words(l, h) {
+    if (layers[l] === first.layer && h === first.head) return first.sentence;
+    const { of, head } = scores[risen(l, h)];
+    const values = course(risen(l, h), l, h);
+    const [a, b, where] = [values[0], values.at(-1), called(l, h)];
+    if (steps.length < 2) return `At ${step(0)}, the only snapshot, the ${of} of ${where} is ${share(b)}.`;
+    if (share(a) === share(b)) return `In ${where} the ${of} stays at ${share(b)} from ${step(0)} to ${step(steps.length - 1)}.`;
+    const parts = values.slice(1).map((value, k) => (value - values[k]) * (b > a ? 1 : -1));
+    const most = parts.indexOf(Math.max(...parts));
+    const part = parts.length > 1 ? `, the largest part between steps ${count(steps[most])} and ${count(steps[most + 1])}` : "";
+    const went = `${of} ${b > a ? "rises" : "falls"} from ${share(a)} at ${step(0)} to ${share(b)} at ${step(steps.length - 1)}${part}`;
+    return b >= data.becomes && a < data.becomes ? `L${where.slice(1)} becomes ${head}: its ${went}.` : `In ${where} the ${went}.`;
+  }
+
+  // ---- charts over the steps
+
+  /** Lines over the steps with a mark at the present one; what() -> {label, low, high, lines}. */
+  function chart(what, high_, low_) {
+    const node = el("div", { class: "replay-chart", onclick: ({ clientX }) => x && near(x.back(clientX - node.getBoundingClientRect().left)) });
+    let x = null;
+    function draw() {
+      const width = node.clientWidth;
+      const tall = width < 420 ? low_ : high_;
+      if (!width) return;
+      const { label, low, high, lines } = what();
+      const [left, right, top, floor] = [44, width - 14, 10, tall - 24];
+      const wide = (right - left) / (to - from || 1);
+      x = (value) => left + (value - from) * wide;
+      x.back = (px) => from + (px - left) / wide;
+      const y = (value) => floor - ((value - low) / (high - low)) * (floor - top);
+      const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
+      const here = x(steps[now()]);
+      const middle = width > 420 && to - from > 3 ? [Math.round((from + to) / 2)] : [];
+      fill(
+        node,
+        svg(
+          "svg",
+          { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: "img", "aria-label": label },
+          [low, (low + high) / 2, high].map((value) => [
+            svg("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "axis" }),
+            words_(number(value, high - low < 0.2 ? 3 : 1), left - 6, y(value) + 4, "end"),
+          ]),
+          words_(count(from), left, tall - 6, from === to ? "middle" : "start"),
+          middle.map((value) => words_(count(value), x(value), tall - 6, "middle")),
+          from === to ? null : words_(count(to), right, tall - 6, "end"),
+          svg("line", { x1: here, x2: here, y1: top - 6, y2: floor + 4, class: "replay-now" }),
+          lines.map(({ points, name, look, faint, value }) => [
+            svg("polyline", { points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" "), class: faint ? "faint" : "", ...look }, svg("title", {}, name)),
+            faint ? null : svg("circle", { cx: here, cy: y(value), r: 5, style: { fill: look.stroke } }),
+          ]),
+        ),
+      );
+    }
+    return { node, draw };
+  }
+
+  const points = (values) => values.map((value, k) => [steps[k], value]);
+  const own = chart(() => {
+    const lines = scores.map(({ of }, k) => {
+      const values = course(k, state.l, state.h);
+      return { points: points(values), name: of, look: line(k), value: values[now()] };
+    });
+    const said = scores.map(({ of }, k) => `${of} ${share(lines[k].points[0][1])} at first, ${share(lines[k].points.at(-1)[1])} at last`);
+    return { label: `Scores of ${called(state.l, state.h)}: ${said.join("; ")}`, low: 0, high: 1, lines };
+  }, 250, 180);
+  const every = chart(() => {
+    const k = state.score;
+    const all = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => ({ l, h, values: course(k, l, h) })));
+    const chosen = all.findIndex(({ l, h }) => l === state.l && h === state.h);
+    all.push(...all.splice(chosen, 1)); // on top
+    const lines = all.map(({ l, h, values }) => ({ points: points(values), name: `${called(l, h)}: ${share(values[now()])}`, faint: l !== state.l || h !== state.h, look: l === state.l && h === state.h ? line(k) : {}, value: values[now()] }));
+    const reach = all.filter(({ values }) => values.at(-1) >= data.becomes).length;
+    return { label: `${scores[k].of} of all ${all.length} heads: ${reach} end at ${number(data.becomes, 1)} or more`, low: 0, high: 1, lines };
+  }, 330, 220);
+  const fall = chart(() => {
+    const values = losses.map(([, value]) => value);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const room = (high - low) * 0.05 || 0.05;
+    const ground = low >= 0 ? Math.max(0, low - room) : low - room;
+    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: loss(steps[now()]) }] };
+  }, 170, 130);
+
+  // ---- one head, and all of them
+
+  const map = heatmap(ui, { label: "Weights", value: () => 0 });
+  const legend = el("ul", { class: "replay-legend" });
+  const lossNow = el("b");
+  const [sentence, why] = [el("p", { class: "sentence" }), el("p", { class: "note" })];
+  const [mapTitle, ownTitle] = [el("h3"), el("h3")];
+  const grid = el("div", { class: "heads scroll", role: "listbox", "aria-label": "all heads" });
+  const order = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => [l, h]));
+  const wide = Math.min(H, 16);
+  let job = 0;
+  const move = roving(grid, { count: () => order.length, columns: wide, at: state.l * H + state.h, onpick: (i) => open(...order[i]) });
+  fill(
+    grid,
+    order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))),
+  );
+
+  function drawGrid() {
+    const size = Math.round(Math.max(40, Math.min(84, (grid.clientWidth || 600) / wide - 8)));
+    grid.style.setProperty("--wide", wide);
+    grid.style.setProperty("--size", `${size}px`);
+    order.forEach(([l, h], i) => {
+      const value = scores[state.score].values[now()][l * H + h];
+      const [node, text] = [grid.children[i], share(value)];
+      node.setAttribute("aria-selected", String(l === state.l && h === state.h));
+      node.setAttribute("aria-label", `${called(l, h)}: ${text}`);
+      node.title = `${called(l, h)}: ${scores[state.score].of} ${text}`;
+      fill(node.lastChild, text);
+    });
+    clearTimeout(job);
+    let next = 0;
+    const some = () => {
+      // a few at a time, so that the page answers meanwhile
+      const until = performance.now() + 12;
+      for (; next < order.length && performance.now() < until; next++) {
+        const start = place(state.at, ...order[next], 0, 0);
+        const picture = raster(packed.subarray(start, start + L * L), L, L, (value) => value * unit);
+        picture.setAttribute("aria-hidden", "true");
+        fill(grid.children[next].firstChild, picture);
+      }
+      if (next < order.length) job = setTimeout(some, 0);
+    };
+    some();
+  }
+
+  function drawMap(fresh) {
+    const { at, l, h } = state;
+    const cells = (k) => packed.subarray(place(k, l, h, 0, 0), place(k, l, h + 1, 0, 0));
+    const most = Math.max(...shown.map((_, k) => cells(k).reduce((a, b) => Math.max(a, b)))) * unit;
+    const rise = (k) => cells(last)[k] - (last ? cells(0)[k] : 0);
+    const best = cells(at).reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the same at each step
+    const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
+    const home = [Math.floor(best / L), best % L];
+    const describe = (i, j) => ({
+      title: `${visible(tokens[i])} → ${visible(tokens[j])}${hides(l, h, i, j) ? ": hidden by the mask" : ""}`,
+      fields: hides(l, h, i, j) ? [] : [...new Set([0, state.at, last])].map((k) => [step(shown[k]), share(weight(k, l, h, i, j))]),
+    });
+    if (fresh) map.set({ label: `Weights of ${called(l, h)}`, rows: tokens, columns: tokens, low: 0, high: Math.min(1, Math.ceil(10 * most) / 10 || 1) });
+    map.set({ value, describe, home });
+  }
+
+  // ---- moving
+
+  const id = ui.id("step");
+  const slider = el("input", { id, type: "range", "aria-label": "Training step", min: 0, max: last, step: 1, disabled: !last, oninput: () => (stop(), go(Number(slider.value))) });
+  const there = el("span", { class: "replay-step" });
+  const button = el("button", { type: "button", class: "replay-play", disabled: !last, onclick: () => (timer ? stop(true) : play()) });
+
+  function go(at, fresh = false) {
+    state.at = Math.max(0, Math.min(last, at));
+    const k = now();
+    const best = risen(state.l, state.h);
+    const lost = losses.length ? `, loss ${number(loss(steps[k]))}` : "";
+    slider.value = state.at;
+    slider.setAttribute("aria-valuetext", `${step(k)}${lost}, ${scores[best].of} ${share(course(best, state.l, state.h)[k])}`);
+    fill(there, `${step(k)}`, el("span", { class: "dim" }, ` of ${count(steps.at(-1))}`));
+    fill(mapTitle, `What each token looks at in ${called(state.l, state.h)}, ${step(k)}`);
+    fill(
+      legend,
+      scores.map(({ of }, s) => el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, ...line(s) })), `${of} `, el("b", {}, share(course(s, state.l, state.h)[k])))),
+    );
+    if (losses.length) fill(lossNow, number(loss(steps[k])));
+    drawMap(fresh);
+    draw();
+  }
+
+  function draw() {
+    for (const each of [own, every, ...(losses.length ? [fall] : [])]) each.draw();
+    drawGrid();
+  }
+
+  /** To the snapshot nearest to a step. */
+  function near(value) {
+    stop();
+    const far = shown.map((k) => Math.abs(steps[k] - value));
+    go(far.indexOf(Math.min(...far)));
+  }
+
+  function open(l, h) {
+    Object.assign(state, { l, h });
+    move.at = l * H + h;
+    const was = called(layers.indexOf(first.layer), first.head);
+    const same = layers[l] === first.layer && h === first.head;
+    fill(sentence, words(l, h));
+    fill(why, same ? `L${was.slice(1)} is shown because ${first.chosen}.` : `You chose ${called(l, h)}. The page opened on ${was} because ${first.chosen}.`);
+    fill(ownTitle, `Scores of ${called(l, h)} over the steps`);
+    go(state.at, true);
+    move.refresh();
+  }
+
+  function play() {
+    if (state.at === last) go(0);
+    timer = setInterval(() => {
+      go(state.at + 1);
+      if (state.at === last) stop(true);
+    }, still.matches ? 1600 : 700);
+    fill(button, "❚❚ Pause");
+  }
+
+  function stop(aloud = false) {
+    clearInterval(timer);
+    timer = 0;
+    fill(button, "▶ Play");
+    if (aloud) ui.say(slider.getAttribute("aria-valuetext"));
+  }
+
+  const menu = choice(ui, "Score", scores.map(({ of }, k) => [k, of]), state.score, (k) => {
+    state.score = Number(k);
+    go(state.at);
+  });
+  function turn({ key, target }) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
+    if (!by || target === slider) return; // which moves by itself
+    stop();
+    go(state.at + by);
+  }
+
+  fill(
+    box,
+    el("h2", { class: "title" }, data.run ? [el("bdi", {}, visible(data.run)), ": "] : null, el("bdi", {}, visible(payload.title))),
+    sentence,
+    why,
+    el("div", { class: "bar replay-bar", role: "group", "aria-label": "training steps", onkeydown: turn }, button, el("label", { for: id }, "Training step"), slider, there),
+    data.left_out.map((text) => el("p", { class: "note" }, text)),
+    el(
+      "div",
+      { class: "panels" },
+      el("section", { class: "panel" }, mapTitle, map.node),
+      el("section", { class: "panel" }, ownTitle, legend, own.node, losses.length ? [el("h3", {}, "Loss ", lossNow), fall.node] : null),
+    ),
+    el(
+      "section",
+      { class: "panel" },
+      el("div", { class: "bar" }, el("h3", {}, `All heads: ${layers.length} × ${H}`), menu.node),
+      el("p", { class: "note" }, "Each picture is a head at this step, named layer · head, with its score. Click one to open it; in the chart each is a line."),
+      el("div", { class: "panels replay-all" }, grid, every.node),
+    ),
+  );
+  stop();
+  open(state.l, state.h);
+  ui.redraw(draw);
+};

@@ -1,0 +1,285 @@
+"""The replay in a page: the slider, the player, the heads and the charts, against the numbers."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.see import View, replay
+from qkv.see.page import asset, whole_page
+from qkv.see.replayview import ReplayView
+from see.training import made_run, run_folder
+
+from .conftest import Visit
+from .support import press, read, readout, said, sentence, tight
+from .test_page import HOSTILE, background, problems
+
+STEPS = [0, 10, 20, 50, 100, 400, 1000]
+CAT = "[CLS] the cat sat on the mat and the dog saw the cat on the mat [SEP]"
+WORDS = CAT.split()
+LEARNS = {(0, 3): "previous", (1, 2): "induction", (1, 0): "first"}
+
+
+def made(words: list[str] = WORDS, steps: list[int] = STEPS, **options: object) -> ReplayView:
+    view = replay(made_run(words, steps, **{"heads": 4, "learns": LEARNS, **options}))
+    losses = [(step, 5 * 0.5 ** (step / 400)) for step in range(0, steps[-1] + 1, 5)]
+    return replace(view, replay=replace(view.replay, losses=losses))
+
+
+def page_of(view: View) -> str:
+    return whole_page(view._payload(), view._picture())
+
+
+@pytest.fixture(scope="module")
+def view() -> ReplayView:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def html(view: ReplayView) -> str:
+    return page_of(view)
+
+
+def slider(page: Page):
+    return page.get_by_role("slider", name="Training step")
+
+
+def shown_step(page: Page) -> int:
+    (found,) = re.findall(r"^step ([\d,]+) of", page.locator(".replay-step").inner_text())
+    return int(found.replace(",", ""))
+
+
+def scores(page: Page) -> list[float]:
+    """The score of each head below its picture."""
+    return [read(text) for text in page.locator(".head b").all_inner_texts()]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["usual", "hostile", "alone", "wide"])
+def test_it_fits_the_window_and_passes_axe(
+    visit: Visit, html: str, name: str, width: int, scheme: str
+) -> None:
+    if name == "hostile":
+        html = page_of(made(HOSTILE))
+    elif name == "alone":
+        html = page_of(made(["alone"], [7], layers=1, heads=1, learns={(0, 0): "first"}))
+    elif name == "wide":
+        html = page_of(made([f"word{i % 30}" for i in range(60)], [0, 5, 2000], heads=20))
+    page = visit(html, width=width, scheme=scheme)
+    assert tight(page)
+    assert (background(page) < 0.2) == (scheme == "dark")
+    assert problems(page) == []
+    page.locator(".head").first.click()
+    assert tight(page)
+    assert problems(page) == []
+
+
+def test_a_run_from_its_folder(visit: Visit, tmp_path: Path) -> None:
+    replay(run_folder(tmp_path / "run<b>"), "the cat sat on the mat").to_html(tmp_path / "a.html")
+    page = visit((tmp_path / "a.html").read_text("utf-8"))
+    assert page.locator("h2").inner_text().startswith("run<b>: [CLS] the cat")
+    assert page.get_by_text("Loss 1.00").is_visible()
+    assert problems(page) == []
+
+
+def test_it_opens_on_the_last_step_of_the_head_that_learned_most(
+    visit: Visit, html: str, view: ReplayView
+) -> None:
+    page = visit(html)
+    assert sentence(page) == view.sentence
+    assert view.head.reason in page.locator(".note").first.inner_text()
+    assert shown_step(page) == 1000
+    place = view.head.layer * 4 + view.head.head
+    chosen = page.locator(".head[aria-selected=true]")
+    assert chosen.count() == 1
+    assert chosen.get_attribute("data-i") == str(place)
+    exact = view.replay.values[-1, ..., view.score].ravel()
+    np.testing.assert_allclose(scores(page), exact, atol=0.0056)
+
+
+def test_the_slider_goes_through_the_steps_by_keys(
+    visit: Visit, html: str, view: ReplayView
+) -> None:
+    page = visit(html)
+    slider(page).focus()
+    for n in (5, 4, 3, 2, 1, 0):
+        press(page, "ArrowLeft")
+        assert shown_step(page) == STEPS[n]
+        value = view.replay.course(view.head, view.score)[n]
+        lost = view.replay.loss_at(STEPS[n])
+        text = slider(page).get_attribute("aria-valuetext")
+        where = re.fullmatch(r"step (\d+), loss ([\d.]+), weight on .* ([\d.]+)", str(text))
+        assert where
+        assert int(where[1]) == STEPS[n]
+        assert float(where[2]) == pytest.approx(lost, abs=0.0051)
+        assert float(where[3]) == pytest.approx(value, abs=0.0056)
+        exact = view.replay.values[n, ..., view.score].ravel()
+        np.testing.assert_allclose(scores(page), exact, atol=0.0056)
+    press(page, "End")
+    assert shown_step(page) == 1000
+    press(page, "Home")
+    assert shown_step(page) == 0
+    page.get_by_role("button", name="Play").focus()
+    press(page, "ArrowRight", "ArrowRight")
+    assert shown_step(page) == 20
+
+
+def test_a_cell_says_its_weight_at_the_first_step_now_and_at_the_last(
+    visit: Visit, html: str, view: ReplayView
+) -> None:
+    page = visit(html)
+    slider(page).focus()
+    press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")
+    pattern = view.weights
+    rise = pattern[-1] - pattern[0]
+    i, j = np.unravel_index(int(rise.argmax()), rise.shape)
+    said_ = readout(page)
+    assert said_.pop("") == f"{WORDS[i]} → {WORDS[j]}"
+    assert list(said_) == ["step 0", "step 50", "step 1,000"]
+    for text, n in zip(said_.values(), (0, 3, 6), strict=True):
+        assert read(text) == pytest.approx(pattern[n, i, j], abs=0.0051)
+    page.get_by_role("application").focus()
+    press(page, "ArrowDown", "Control+Home", "End")
+    assert readout(page)[""] == "[CLS] → [SEP]: hidden by the mask"
+
+
+def test_every_head_opens_and_says_what_became_of_it(visit: Visit, html: str, view) -> None:
+    page = visit(html)
+    run = made_run(WORDS, STEPS, heads=4, learns=LEARNS)
+    for layer in range(2):
+        for head in range(4):
+            page.locator(f".head[data-i='{layer * 4 + head}']").click()
+            expected = replay(run, layer=layer, head=head)
+            found = [re.sub(r"\d\.\d\d", "#", text) for text in (sentence(page), expected.sentence)]
+            assert found[0] == found[1]
+            assert f"layer {layer}, head {head}" in page.locator("h3").first.inner_text()
+    note = page.locator(".note").first.inner_text()
+    assert note.startswith("You chose layer 1, head 3. The page opened on layer ")
+
+
+def test_heads_by_keys(visit: Visit, html: str) -> None:
+    page = visit(html)
+    page.locator(".head[aria-selected=true]").focus()
+    press(page, "Home", "ArrowDown", "ArrowRight", "Enter")
+    assert page.locator(".head[aria-selected=true]").get_attribute("data-i") == "5"
+    assert "layer 1, head 1" in page.locator("h3").first.inner_text()
+
+
+def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -> None:
+    page = visit(html)
+    for place, score in enumerate(view.replay.scores):
+        page.get_by_label("Score", exact=True).select_option(score.of)
+        exact = view.replay.values[-1, ..., place].ravel()
+        np.testing.assert_allclose(scores(page), exact, atol=0.0056)
+        reach = int((exact >= 0.5).sum())
+        chart = page.locator(".replay-chart").last
+        label = chart.locator("svg").get_attribute("aria-label")
+        assert label == f"{score.of} of all 8 heads: {reach} end at 0.5 or more"
+        assert chart.locator("polyline").count() == 8
+        assert chart.locator("polyline:not(.faint)").count() == 1
+
+
+def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: ReplayView) -> None:
+    page = visit(html)
+    chart = page.locator(".replay-chart").first
+    axis = chart.locator("line.axis").evaluate_all(
+        "lines => lines.map((line) => ['x1', 'x2', 'y1'].map((k) => Number(line.getAttribute(k))))"
+    )
+    (left, right, ground), _, (_, _, top) = axis
+    for place, line in enumerate(chart.locator("polyline").all()):
+        points = [list(map(float, p.split(","))) for p in str(line.get_attribute("points")).split()]
+        x, y = np.array(points).T
+        np.testing.assert_allclose((x - left) / (right - left) * 1000, STEPS, atol=0.2)
+        course = view.replay.values[:, view.head.layer, view.head.head, place]
+        np.testing.assert_allclose((ground - y) / (ground - top), course, atol=2e-3)
+    box = chart.bounding_box()
+    assert box
+    at = left + (right - left) * 0.11  # nearest to step 100
+    page.mouse.click(box["x"] + at, box["y"] + 60)
+    assert shown_step(page) == 100
+    mark = float(str(chart.locator(".replay-now").get_attribute("x1")))
+    assert mark == pytest.approx(left + (right - left) * 0.1, abs=0.2)
+
+
+def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
+    page = visit(html)
+    page.clock.install()
+    page.get_by_role("button", name="Play").click()
+    assert shown_step(page) == 0  # from the beginning, since it was at the end
+    page.clock.run_for(1500)
+    assert shown_step(page) == 20
+    page.get_by_role("button", name="Pause").click()
+    page.clock.run_for(5000)
+    assert shown_step(page) == 20
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(700)
+    slider(page).focus()
+    press(page, "ArrowRight")  # who moves the slider stops the player
+    assert page.get_by_role("button", name="Play").is_visible()
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(10_000)
+    assert shown_step(page) == 1000
+    assert page.get_by_role("button", name="Play").is_visible()
+    page.clock.run_for(300)
+    assert page.locator("[role=status]").first.inner_text().startswith("step 1,000, loss ")
+
+
+def test_with_reduced_motion_the_player_takes_its_time(visit: Visit, html: str) -> None:
+    page = visit(html)
+    page.emulate_media(reduced_motion="reduce")
+    page.clock.install()
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(1500)
+    assert shown_step(page) == 0
+    page.clock.run_for(200)
+    assert shown_step(page) == 10
+
+
+def test_a_window_that_becomes_narrow_and_a_theme_that_changes(visit: Visit, html: str) -> None:
+    page = visit(html)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme="dark")
+    page.locator(".view[data-theme=dark]").wait_for()
+    page.wait_for_timeout(100)
+    assert tight(page)
+    for chart in page.locator(".replay-chart svg").all():
+        box = chart.bounding_box()
+        assert box
+        assert box["x"] + box["width"] <= 390
+
+
+def test_only_some_snapshots_on_the_page(visit: Visit) -> None:
+    found = made()
+    few = replace(found.replay, shown=[0, 3, 6], weights=found.replay.weights[[0, 3, 6]])
+    page = visit(page_of(replace(found, replay=few)))
+    assert page.get_by_text("Weights are here for 3 of the 7 snapshots").is_visible()
+    slider(page).focus()
+    press(page, "ArrowLeft")
+    assert shown_step(page) == 50
+    exact = few.values[3, ..., found.score].ravel()
+    np.testing.assert_allclose(scores(page), exact, atol=0.0056)
+
+
+def test_hostile_words_are_words(visit: Visit) -> None:
+    page = visit(page_of(made(HOSTILE)))
+    assert page.locator("img").count() == 0
+    slider(page).focus()
+    press(page, "ArrowLeft")
+    assert said(page) == ""
+
+
+def test_without_scripts_the_strip_shows(visit: Visit, html: str, view: ReplayView) -> None:
+    page = visit(html, scripts=False)
+    assert page.get_by_role("img", name=view.sentence).is_visible()
+    assert page.get_by_text("tokens: [CLS] the cat").is_visible()
+
+
+def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
+    assert len(asset("replay.js").encode()) < 15_000
+    assert "VIEWS.replay = " in html
+    assert "VIEWS.replay = " not in page_of(qkv.show("the cat sat", model="random"))
