@@ -26,7 +26,7 @@ def network(config: dict[str, Any] = GPT2, seed: int = 0, dtype: Any = np.float3
 
 
 class Pull:
-    """Draws every number to a target that differs a little in each step.
+    """Draws every number to a target near 3 that differs a little in each step.
 
     Args:
         poison: steps at which the gradient holds a NaN.
@@ -35,7 +35,6 @@ class Pull:
 
     def __init__(self, name: str = "pull", *, poison: Any = (), shove: int | None = None) -> None:
         self.name, self.poison, self.shove, self.taken = name, poison, shove, 0
-        self.stop_at: int | None = None
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
         self.taken += 1
@@ -43,7 +42,7 @@ class Pull:
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
         step, luck, taken = batch
-        pull = network.flat - network.flat.dtype.type(luck + 0.01 * taken)
+        pull = network.flat - network.flat.dtype.type(3 + 0.1 * luck + 0.1 * np.sin(taken))
         network.gradient += pull * network.flat.dtype.type(network.weight)
         if step in self.poison:
             network.gradient[3] = np.nan

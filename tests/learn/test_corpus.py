@@ -1,0 +1,225 @@
+"""Text files as sequences: nothing lost, nothing kept, and every way in which a file can be bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.learn import Corpus, Files, paragraphs, running, train_tokenizer
+from qkv.learn import corpus as corpus_module
+from qkv.learn.corpus import Place, need_two_words
+
+
+def write(path: Path, text: str | bytes) -> str:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def by_blocks(files: Files, size: int) -> list[str]:
+    found, place = [], Place()
+    while place.file < len(files.paths):
+        lines, place = files.block(place, size)
+        found += [line.text for line in lines]
+    return found
+
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    def __init__(self) -> None:
+        self.vocabulary = {"<|endoftext|>": 0}
+
+    def ids_batch(self, texts):
+        return [np.frombuffer(text.encode("utf-32-le"), np.int32) for text in texts]
+
+
+def spelled(pieces) -> list[str]:
+    return ["".join(map(chr, piece)) for piece in pieces]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_every_line_is_read_once_whatever_the_block(tmp_path: Path, size: int) -> None:
+    texts = ["one\ntwo\r\n\nthree", "", "\n", "v\u00e4\u00e4r\n\u4e16\u754c\n"]
+    files = Files([write(tmp_path / str(k), text) for k, text in enumerate(texts)])
+    expected = [line for text in texts for line in text.splitlines(keepends=True)]
+    assert by_blocks(files, size) == expected
+    assert list(files.lines()) == expected
+    lines, _ = files.block(Place())
+    ends = [line.text for line in lines if line.last]
+    assert ends == ["three", "\n", "\u4e16\u754c\n"]
+
+
+def test_a_line_without_an_end_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 16)
+    words = "alpha beta gamma delta epsilon " * 5
+    glyphs = "\u4e16\u754c\U0001f600\u00e4a" * 9
+    text = f"\ufeff{words}{glyphs}\nlast"
+    files = Files([write(tmp_path / "a", text)])
+    pieces = by_blocks(files, 20)
+    assert "".join(pieces) == text.removeprefix("\ufeff")
+    assert max(len(piece.encode()) for piece in pieces) <= 16
+    assert all(piece.endswith(" ") for piece in pieces[:9])
+
+
+def test_a_sample_is_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 100)
+    numbers = [f"{k:09d}\n" for k in range(2000)]
+    files = Files(
+        [write(tmp_path / "a", "".join(numbers[:500])), write(tmp_path / "b", "".join(numbers))]
+    )
+    sample = list(files.lines(5000))
+    assert set(sample) <= set(numbers)
+    assert 250 < len(sample) <= 500
+    found = sorted(int(line) for line in sample)
+    assert max(b - a for a, b in pairwise(found)) < 100
+
+
+# Cutting
+
+
+def test_paragraphs(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["the cat sat on the mat"] * 9, "wordpiece", 300)
+    text = "The cat\nsat\n\n\n on the mat the cat sat \n\nmat"
+    lines, _ = Files([write(tmp_path / "a", text), write(tmp_path / "b", "cat")]).block(Place())
+    pieces = paragraphs(tokenizer, 6)(lines)
+    names = [[tokenizer.token(int(one)) for one in piece] for piece in pieces]
+    assert [" ".join(one) for one in names] == [
+        "[CLS] the cat sat [SEP]",
+        "[CLS] on the mat the [SEP]",
+        "[CLS] cat sat [SEP]",
+        "[CLS] mat [SEP]",
+        "[CLS] cat [SEP]",
+    ]
+
+
+def test_running_text(tmp_path: Path) -> None:
+    lines, _ = Files([write(tmp_path / "a", "abc\ndef"), write(tmp_path / "b", "g\n")]).block(
+        Place()
+    )
+    pieces = spelled(running(Letters(), 4)(lines))
+    assert pieces == ["abc\nd", "def\0g", "g\n\0"]
+
+
+def test_every_token_but_the_first_is_named_once(tmp_path: Path) -> None:
+    text = "".join(f"{k} and so on\n" for k in range(50))
+    lines, _ = Files([write(tmp_path / "a", text)]).block(Place())
+    pieces = spelled(running(Letters(), 7)(lines))
+    assert pieces[0] + "".join(piece[1:] for piece in pieces[1:]) == text + "\0"
+    assert max(map(len, pieces)) == 8
+
+
+# The order
+
+
+def corpus(path: str, **options) -> Corpus:
+    return Corpus(Files([path]), running(Letters(), 4), **options)
+
+
+def test_rounds_hold_the_same_in_another_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))
+    whole = spelled(running(Letters(), 4)(Files([path]).block(Place())[0]))
+    source = corpus(path, seed=5)
+    rounds = [spelled(source.take() for _ in whole) for _ in range(3)]
+    assert all(sorted(one) == sorted(whole) for one in rounds)
+    assert rounds[0] != rounds[1] != rounds[2] != whole
+    assert spelled(corpus(path, seed=5).take() for _ in range(1)) == rounds[0][:1]
+
+
+def test_it_goes_on_from_its_state_anywhere(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))
+    whole = corpus(path, seed=5, block=30)
+    expected = spelled(whole.take() for _ in range(100))
+    for taken in (0, 1, 7, 8, 39, 40, 41, 77):
+        source = corpus(path, seed=5, block=30)
+        for _ in range(taken):
+            source.take()
+        state = json.loads(json.dumps(source.state()))
+        again = corpus(path, seed=5)
+        again.restore(state)
+        assert spelled(again.take() for _ in range(100 - taken)) == expected[taken:]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    state = corpus(write(tmp_path / "a", "one\ntwo\n")).state()
+    again = corpus(write(tmp_path / "a", "one\ntwo\nthree\n"))
+    with pytest.raises(ValueError, match="has 14 bytes and had 8 when"):
+        again.restore(state)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    line = b"the cat sat on the mat and the dog ran to the river\n"
+    peaks = []
+    for count in (4_000, 60_000):
+        path.write_bytes(line * count)
+        source = Corpus(Files([path]), running(Letters(), 250), block=50_000)
+        tracemalloc.start()
+        letters = 0
+        while source.state()["epoch"] == 0:
+            letters += len(source.take()) - 1
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert letters > 0.9 * len(line) * count
+    assert peaks[1] < 1.2 * peaks[0] < len(line) * 60_000 / 2
+
+
+# What is bad
+
+
+def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        Files([])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Files([tmp_path / "nowhere"])
+    with pytest.raises(IsADirectoryError, match="is a folder: name the text files"):
+        Files([tmp_path])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes")
+def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="not a file that can be read again"):
+        Files([tmp_path / "pipe"])
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() == 0, reason="everything can be read here"
+)
+def test_what_may_not_be_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "secret", "one two")
+    Path(path).chmod(0)
+    with pytest.raises(PermissionError, match="secret"):
+        Files([path])
+
+
+def test_empty_and_one_word(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"empty.txt is empty"):
+        Files([write(tmp_path / "empty.txt", "")])
+    with pytest.raises(ValueError, match="but the word 'spam'"):
+        need_two_words(Files([write(tmp_path / "a", "spam spam\nspam\n" * 100)]))
+    with pytest.raises(ValueError, match="but blanks"):
+        need_two_words(Files([write(tmp_path / "b", " \n\n\t")]))
+    need_two_words(Files([write(tmp_path / "c", "spam\n" * 10 + "egg")]))
+    with pytest.raises(ValueError, match="gives no token at all"):
+        Corpus(Files([write(tmp_path / "d", "\n")]), lambda lines: []).take()
+
+
+def test_what_is_not_text(tmp_path: Path) -> None:
+    files = Files([write(tmp_path / "good", "a\n"), write(tmp_path / "bad", b"one\ntw\xff\n")])
+    with pytest.raises(ValueError, match=r"bad is not UTF-8: line 2 holds the byte 0xff, byte 7"):
+        list(files.lines())
+    files = Files([write(tmp_path / "bad", b"one\n\ntw\0o")])
+    with pytest.raises(ValueError, match=r"bad is not text: byte 3 of line 3 is NUL"):
+        by_blocks(files, 4)

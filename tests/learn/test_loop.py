@@ -1,0 +1,414 @@
+"""The loop: what it writes, how it goes on, and how it ends when things go wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.learn import (
+    AdamW,
+    Causal,
+    Diverged,
+    Interrupted,
+    Part,
+    Schedule,
+    Sequences,
+    last_checkpoint,
+    read_metrics,
+    train,
+)
+from qkv.learn import checkpoints as checkpoints_module
+from qkv.learn import loop as loop_module
+from qkv.learn.loop import spread
+
+from .support import BERT, Pull, network
+
+QUIET = {"show_progress_bar": False}
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [row["step"] for row in read_metrics(folder)]
+
+
+def checkpoints_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def without_time(folder: Path) -> list[dict[str, Any]]:
+    timed = ("seconds", "tokens_per_second")
+    return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(folder)]
+
+
+# What it writes
+
+
+def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
+    net = network()
+    begin = net.flat.copy()
+    schedule = Schedule(0.01, warmup=0.25)
+    done = train(net, Pull(), folder=tmp_path, steps=8, schedule=schedule, snapshots=[0, 3, 8])
+    assert (done.steps, done.tokens, done.skipped) == (8, 80, 0)
+    model = qkv.load(tmp_path)
+    np.testing.assert_array_equal(model.parameters["embed.weight"], net.parameters["embed.weight"])
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["tokens"] for row in rows] == list(range(10, 90, 10))
+    assert [row["rate"] for row in rows] == pytest.approx(
+        [schedule((k + 0.5) / 8) for k in range(8)]
+    )
+    assert rows[0]["loss"] == rows[0]["losses"]["pull"] > rows[-1]["loss"]
+    assert rows[0]["grad_norm"] > 0
+    assert rows[0]["tokens_per_second"] > 0
+    assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000008.safetensors"]
+    names = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert names == ["step-00000000", "step-00000003", "step-00000008"]
+    first = qkv.load(tmp_path / "snapshots" / "step-00000000")
+    table = begin[: first.parameters["embed.weight"].size].reshape(-1, first.dim)
+    np.testing.assert_array_equal(
+        first.parameters["embed.weight"], table.astype(np.float16).astype(np.float32)
+    )
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(network(), Pull(), folder=tmp_path, steps=7, checkpoint_steps=2, snapshots=[])
+    assert checkpoints_of(tmp_path) == ["step-00000006.safetensors", "step-00000007.safetensors"]
+
+
+def test_a_step_is_the_sum_of_its_objectives_by_their_weights(tmp_path: Path) -> None:
+    def mixed(first: float, second: float, begin: float) -> list[dict[str, Any]]:
+        folder = tmp_path / f"{first}-{second}-{begin}"
+        parts = [Part(Pull("one"), first), Part(Pull("two"), second, begin=begin)]
+        train(network(), parts, folder=folder, steps=10, snapshots=[])
+        return read_metrics(folder)
+
+    rows = mixed(1.0, 0.5, 0.4)
+    assert [len(row["losses"]) for row in rows] == [1] * 4 + [2] * 6
+    last = rows[-1]
+    assert last["loss"] == pytest.approx(last["losses"]["one"] + 0.5 * last["losses"]["two"])
+    assert last["tokens"] == 40 + 120
+    double, alone = mixed(2.0, 0.0, 0.0), mixed(1.0, 0.0, 0.0)
+    assert double[0]["grad_norm"] == pytest.approx(2 * alone[0]["grad_norm"], rel=1e-6)
+
+
+def test_spread() -> None:
+    assert len(spread(20_000)) == 12
+    assert (spread(20_000)[0], spread(20_000)[-1], spread(1)) == (0, 20_000, [0, 1])
+    assert spread(None)[:5] == [0, 1, 2, 4, 8]
+
+
+def test_minutes_end_a_run(tmp_path: Path) -> None:
+    done = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, snapshots=[])
+    assert done.seconds >= 0.05
+    assert read_metrics(tmp_path)[-2]["seconds"] <= 0.05
+    again = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, resume=True, snapshots=[])
+    assert again == done
+
+
+# Going on
+
+
+class Killed(BaseException):
+    """As if the process ended."""
+
+
+@contextmanager
+def killed_at(step: int) -> Iterator[None]:
+    """Ends the loop when it is about to make a step, so that nothing more is written."""
+    advance = loop_module.Run.advance
+
+    def until(run: Any) -> dict[str, Any]:
+        if run.step == step:
+            raise Killed
+        return advance(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop_module.Run, "advance", until)
+        try:
+            yield
+        except Killed:
+            return
+        raise AssertionError("it went on")
+
+
+def words() -> list[Part]:
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 23, rng.integers(2, 9)) for _ in range(30)]
+    return [Part(Causal(Sequences(sequences), tokens_per_step=40)), Part(Pull(), 0.1, begin=0.3)]
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 9])
+def test_a_killed_run_ends_as_the_unbroken_one_to_the_last_bit(tmp_path: Path, step: int) -> None:
+    settings = {"steps": 10, "checkpoint_steps": 3, "schedule": 0.01, **QUIET}
+    whole = network()
+    train(whole, words(), folder=tmp_path / "whole", **settings)
+    with killed_at(step):
+        train(network(), words(), folder=tmp_path / "broken", **settings)
+    with (tmp_path / "broken" / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "lo')
+    again = network(seed=99)
+    train(again, words(), folder=tmp_path / "broken", resume=True, **settings)
+    np.testing.assert_array_equal(again.flat, whole.flat)
+    assert without_time(tmp_path / "broken") == without_time(tmp_path / "whole")
+    for number in spread(10):
+        name = f"snapshots/step-{number:08d}/model.safetensors"
+        expected = (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "broken" / name).read_bytes() == expected
+
+
+def test_what_is_over_stays_as_it_is(tmp_path: Path) -> None:
+    done = train(network(), Pull(), folder=tmp_path, steps=4)
+    model = (tmp_path / "model.safetensors").read_bytes()
+    again = train(network(seed=5), Pull(), folder=tmp_path, steps=4, resume=True)
+    assert again == done
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+    assert steps_of(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_broken_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
+    train(network(), Pull(), folder=tmp_path, steps=4, checkpoint_steps=2)
+    last = tmp_path / "checkpoints" / "step-00000004.safetensors"
+    last.write_bytes(last.read_bytes()[:1000])
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert found.about["step"] == 2
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is not a checkpoint of qkv, or broken"):
+        last_checkpoint(tmp_path)
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    def again(net: Any = None, objective: Any = None, **changes: Any) -> None:
+        settings = {"steps": 4, "schedule": 0.001, "resume": True, **changes}
+        train(net or network(), objective or Pull(), folder=tmp_path, **settings)
+
+    train(network(), Pull(), folder=tmp_path, steps=4)
+    model = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="holds a run, which is at step 4"):
+        again(resume=False)
+    for change, words in (
+        ({"steps": 5}, "steps 4, and here it is 5"),
+        ({"schedule": 0.5}, r"schedule.rate 0.001, and here it is 0.5"),
+        ({"seed": 1}, "seed 0, and here it is 1"),
+        ({"objective": Pull("push")}, r"objectives.pull.weight 1.0, and here it is left out"),
+        ({"net": network(BERT)}, "model.model_type 'gpt2', and here it is 'bert'"),
+        ({"settings": {"data": "b"}}, "data left out, and here it is 'b'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            again(**change)
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+    with pytest.raises(ValueError, match="holds no checkpoint to go on from"):
+        train(network(), Pull(), folder=tmp_path / "new", steps=4, resume=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give steps, or minutes"):
+        train(network(), Pull(), folder=tmp_path)
+    with pytest.raises(ValueError, match="of unlike names"):
+        train(network(), [Pull(), Pull()], folder=tmp_path, steps=1)
+    with pytest.raises(ValueError, match="of unlike names"):
+        train(network(), [], folder=tmp_path, steps=1)
+    assert not list(tmp_path.iterdir())
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path) -> None:
+    class Asked(Pull):
+        def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
+            if batch[0] == 5:
+                signal.raise_signal(signal.SIGINT)
+            return super().__call__(net, batch)
+
+    before = signal.getsignal(signal.SIGINT)
+    net = network()
+    with pytest.raises(Interrupted, match="stopped at step 6"):
+        train(net, Asked(), folder=tmp_path, steps=20)
+    assert signal.getsignal(signal.SIGINT) is before
+    np.testing.assert_array_equal(
+        qkv.load(tmp_path).parameters["embed.weight"], net.parameters["embed.weight"]
+    )
+    assert checkpoints_of(tmp_path)[-1] == "step-00000006.safetensors"
+    again, whole = network(), network()
+    train(again, Pull(), folder=tmp_path, steps=20, resume=True)
+    train(whole, Pull(), folder=tmp_path / "whole", steps=20)
+    np.testing.assert_array_equal(again.flat, whole.flat)
+
+
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    class Asked(Pull):
+        def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError
+
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), Asked(), folder=tmp_path, steps=20)
+    assert checkpoints_of(tmp_path) == ["step-00000000.safetensors"]
+
+
+# Numbers that are none
+
+
+def test_a_step_with_nan_is_skipped_and_said(tmp_path: Path) -> None:
+    net = network()
+    states = []
+
+    class Looked(Pull):
+        def batch(self, step: int, rng: np.random.Generator) -> Any:
+            states.append(net.flat.copy())
+            return super().batch(step, rng)
+
+    optimizer = AdamW(net)
+    with pytest.warns(UserWarning, match="step 4 was skipped: its loss is .* gradient nan"):
+        done = train(net, Looked(poison={3}), folder=tmp_path, steps=6, optimizer=optimizer)
+    assert (done.skipped, optimizer.count) == (1, 5)
+    np.testing.assert_array_equal(states[4], states[3])
+    assert (states[5] != states[4]).any()
+    text = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "NaN" not in text
+    rows = read_metrics(tmp_path)
+    assert [row.get("skipped", False) for row in rows] == [False] * 3 + [True] + [False] * 2
+    assert rows[3]["grad_norm"] is None
+
+
+def test_ten_in_a_row_end_the_run_with_the_last_good_model(tmp_path: Path) -> None:
+    good = network()
+    train(good, Pull(), folder=tmp_path / "good", steps=100, checkpoint_steps=4, snapshots=[4])
+    net = network()
+    with (
+        pytest.warns(UserWarning, match="was skipped"),
+        pytest.raises(Diverged, match=r"step 16 .* in 10 steps in a row.*checkpoint, step 4"),
+    ):
+        train(
+            net,
+            Pull(poison=range(6, 100)),
+            folder=tmp_path / "bad",
+            steps=100,
+            checkpoint_steps=4,
+            snapshots=[],
+        )
+    assert checkpoints_of(tmp_path / "bad")[-1] == "step-00000004.safetensors"
+    expected = qkv.load(tmp_path / "good" / "snapshots" / "step-00000004")
+    found = qkv.load(tmp_path / "bad").parameters["embed.weight"]
+    np.testing.assert_array_equal(
+        found.astype(np.float16), expected.parameters["embed.weight"].astype(np.float16)
+    )
+
+
+def test_a_loss_that_rises_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match=r"the loss of pull has risen from \d.\d\d to .*lower rate"):
+        train(
+            network(),
+            Pull(shove=30),
+            folder=tmp_path,
+            steps=200,
+            checkpoint_steps=1,
+            snapshots=[],
+        )
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert 30 <= found.about["step"] < steps_of(tmp_path)[-1]
+    rows = read_metrics(tmp_path)
+    assert len(rows) < 80
+    kept = {row["step"]: row["loss"] for row in rows}
+    assert kept[found.about["step"]] < 15
+
+
+# A disk that is full
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None:
+    saves = []
+    replacing = checkpoints_module.replacing
+
+    @contextmanager
+    def sometimes(path: Path) -> Iterator[Any]:
+        saves.append(path)
+        with replacing(path) as file:
+            if len(saves) == 3:
+                file.write(b"half of it")
+                full()
+            yield file
+
+    monkeypatch.setattr(checkpoints_module, "replacing", sometimes)
+    with pytest.raises(OSError, match=r"checkpoint of step 4 cannot be written \(No space") as info:
+        train(network(), Pull(), folder=tmp_path, steps=10, checkpoint_steps=2, snapshots=[])
+    assert info.value.errno == errno.ENOSPC
+    assert "step-00000002.safetensors in" in str(info.value)
+    assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000002.safetensors"]
+    monkeypatch.setattr(checkpoints_module, "replacing", replacing)
+    again, whole = network(), network()
+    settings = {"steps": 10, "checkpoint_steps": 2, "snapshots": []}
+    train(again, Pull(), folder=tmp_path, resume=True, **settings)
+    train(whole, Pull(), folder=tmp_path / "whole", **settings)
+    np.testing.assert_array_equal(again.flat, whole.flat)
+
+
+def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    for number, (place, name, words) in enumerate(
+        (
+            (loop_module.Metrics, "write", "metrics.jsonl cannot be written"),
+            (qkv.Model, "save", "the snapshot of step 3 cannot be written"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, full)
+            with pytest.raises(OSError, match=words):
+                train(network(), Pull(), folder=folder, steps=4, snapshots=[3])
+        assert last_checkpoint(folder) is not None
+        assert not list(folder.rglob("*.part"))
+        done = train(network(), Pull(), folder=folder, steps=4, snapshots=[3], resume=True)
+        assert done.steps == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints_module, "replacing", full)
+        with pytest.raises(OSError, match="there is none before"):
+            train(network(), Pull(), folder=tmp_path / "first", steps=4)
+
+
+def test_a_model_that_cannot_be_saved_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(qkv.Model, "save", full)
+    with pytest.raises(OSError, match=r"the model of step 4 cannot be written .*step-00000004"):
+        train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
+
+
+# Metrics
+
+
+def test_metrics_that_are_broken(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    path.write_text('{"step": 1}\nwhat\n{"step": 2}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 is not a line of metrics"):
+        read_metrics(tmp_path)
+
+
+def test_a_checkpoint_says_all(tmp_path: Path) -> None:
+    train(network(), Pull(), folder=tmp_path, steps=4, settings={"text": {"corpus": ["a"]}})
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert sorted(found.arrays) == ["mean", "parameters", "square"]
+    assert found.about["settings"]["text"] == {"corpus": ["a"]}
+    assert found.about["settings"]["model"]["n_embd"] == 8
+    assert found.about["objectives"] == {"pull": {"taken": 4}}
+    json.dumps(found.about)
