@@ -55,9 +55,7 @@ def plot_curves(folder: str | os.PathLike[str]) -> Figure:
     skipped = [row["step"] for row in rows if row.get("skipped")]
     if skipped:
         top = above.get_ylim()[1]
-        above.plot(
-            skipped, [top] * len(skipped), "x", color=_INK, label=f"{len(skipped)} skipped steps"
-        )
+        above.plot(skipped, [top] * len(skipped), "x", color=_INK, label=f"skipped: {len(skipped)}")
     below.plot([row["step"] for row in rows], [row["rate"] for row in rows], color=_INK)
     above.set_ylabel("loss (nats)", color=_INK)
     below.set_ylabel("rate", color=_INK)

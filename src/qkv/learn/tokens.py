@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import string
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from qkv.text import SubwordTokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SAMPLE = 1 << 26  # bytes of a corpus that a tokenizer is trained on
 END = "<|endoftext|>"
@@ -41,33 +47,54 @@ def train_tokenizer(
 
 
 def _wordpiece(lines: Iterable[str], vocabulary: int) -> SubwordTokenizer:
-    from tokenizers import (
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-        trainers,
-    )
+    from tokenizers import Tokenizer, models, trainers
 
-    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    lines = list(lines)
+    trained = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
+    letters = _letters(map(trained.normalizer.normalize_str, lines), vocabulary // 4)
+    inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
+    # Left to itself the library numbers the letters inside words in another order each time, and
+    # breaks ties by the numbers; named as special tokens they come in ours.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*_SPECIAL, *inside],
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        show_progress=False,
+    )
+    trained.train_from_iterator(lines, trainer)
+    inner = _bert_like(Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]")))
+    inner.add_special_tokens(list(_SPECIAL))
+    return SubwordTokenizer(inner)
+
+
+def _bert_like(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """What stands around the vocabulary in the tokenizer of BERT."""
+    from tokenizers import decoders, normalizers, pre_tokenizers, processors
+
     inner.normalizer = normalizers.BertNormalizer(lowercase=True)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(_SPECIAL),
-        limit_alphabet=max(1, vocabulary // 4),
-        show_progress=False,
-    )
-    inner.train_from_iterator(lines, trainer)
+    around = [(token, _SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
     inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, inner.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
     )
-    return SubwordTokenizer(inner)
+    return inner
+
+
+def _letters(lines: Iterable[str], most: int) -> list[str]:
+    """The letters that are most frequent, in their order."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line)
+    found = [letter for letter in counts if not letter.isspace()]
+    return sorted(sorted(found, key=lambda letter: (-counts[letter], letter))[: max(1, most)])
+
+
+def _is_inside_words(letter: str) -> bool:
+    """Whether a letter may be followed by others in one word; marks and Chinese stand alone."""
+    mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
+    return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 
 
 def _bytes(lines: Iterable[str], vocabulary: int) -> SubwordTokenizer:

@@ -1,0 +1,222 @@
+"""qkv train: from a text to a model, stopped, killed and gone on with; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.learn import last_checkpoint, read_metrics
+
+from .test_cli import refused, run
+
+TEXT = "The cat sat on the mat.\nA dog ran to the river.\n\nThe bank was near the river.\n" * 30
+SMALL = ("--layers", "1", "--heads", "2", "--dim", "8", "--vocabulary", "300", "--length", "16")
+QUICK = (*SMALL, "--tokens-per-step", "64")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    path = tmp_path / "corpus.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def train_process(*args: str) -> subprocess.Popen[bytes]:
+    """A real process, which takes signals."""
+    program = [sys.executable, "-c", "from qkv.cli import main; main()", "train", *args]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Until a run has made a step."""
+    for _ in range(6000):
+        rows = read_metrics(folder)
+        if rows and rows[-1]["step"] >= step:
+            return
+        if process.poll() is not None:
+            raise AssertionError(process.communicate())
+        time.sleep(0.01)
+    raise AssertionError("it does not begin")
+
+
+def numbers(folder: Path) -> dict[str, np.ndarray]:
+    return dict(qkv.load(folder).parameters)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_from_a_text_to_a_model(objective: str, corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / objective
+    options = ("--objective", objective, "-o", str(folder), *QUICK, "--steps", "12", "--json")
+    result = run("train", corpus, *options)
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()
+    assert lines[0] == f"qkv train: corpus: 1 file, {len(TEXT):,} bytes"
+    assert lines[1].startswith("qkv train: tokenizer: ")
+    kind = {"masked": "bert", "causal": "gpt2"}[objective]
+    assert lines[2].startswith(f"qkv train: model: {kind}, 1 layers, 2 heads, vectors of 8, ")
+    assert lines[3] == f"qkv train: curves: {folder / 'curves.png'}"
+    assert "12 steps" in lines[4]
+    assert f"--model {folder}" in lines[4]
+    assert len(lines) == 5
+    said = json.loads(result.stdout)
+    assert (said["folder"], said["objective"], said["steps"]) == (str(folder), objective, 12)
+    assert said["loss"] == pytest.approx(read_metrics(folder)[-1]["loss"], rel=0.1)
+    if objective == "masked":
+        shown = run("show", "The cat sat on the mat", "--model", str(folder))
+        assert shown.exit_code == 0
+    else:
+        written = run("generate", "The", "--model", str(folder), "--max-new-tokens", "4")
+        assert written.exit_code == 0
+    first = folder / "snapshots" / "step-00000000"
+    assert run("show", "The cat", "--model", str(first)).exit_code == 0
+
+
+def test_it_learns(corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    options = ("--objective", "causal", "-o", str(folder), *QUICK)
+    assert run("train", corpus, *options, "--steps", "150", "--rate", "0.02").exit_code == 0
+    losses = [row["loss"] for row in read_metrics(folder)]
+    assert losses[0] == pytest.approx(np.log(300), abs=0.1)  # nothing is known yet
+    assert np.mean(losses[-10:]) < 1.5
+
+
+def test_the_same_seed_gives_the_same_model(corpus: str, tmp_path: Path) -> None:
+    options = ("--objective", "masked", *QUICK, "--steps", "4")
+    for name, seed in (("one", "1"), ("two", "1"), ("three", "2")):
+        run("train", corpus, *options, "--seed", seed, "-o", str(tmp_path / name))
+    one, two, three = (numbers(tmp_path / name) for name in ("one", "two", "three"))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert not np.array_equal(one["embed.weight"], three["embed.weight"])
+
+
+def test_a_tokenizer_of_ones_own(corpus: str, tmp_path: Path) -> None:
+    options = ("--objective", "masked", *QUICK, "--steps", "2")
+    run("train", corpus, *options, "-o", str(tmp_path / "one"))
+    for number, given in enumerate((tmp_path / "one", tmp_path / "one" / "tokenizer.json")):
+        folder = str(tmp_path / f"again-{number}")
+        result = run("train", corpus, *options, "--tokenizer", str(given), "-o", folder)
+        assert f"tokens, from {tmp_path / 'one' / 'tokenizer.json'}" in result.stderr
+        again = qkv.load(folder).tokenizer.vocabulary
+        assert again == qkv.load(tmp_path / "one").tokenizer.vocabulary
+    causal = run(
+        *("train", corpus, "--objective", "causal", *QUICK, "--steps", "2"),
+        *("-o", str(tmp_path / "causal")),
+    )
+    assert causal.exit_code == 0
+    result = run(
+        *("train", corpus, *options, "--tokenizer", str(tmp_path / "causal")),
+        *("-o", str(tmp_path / "none")),
+    )
+    assert result.exit_code == 2
+    assert "the tokenizer has no mask" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path: Path) -> None:
+    options = ("--objective", "causal", *QUICK, "--steps", "400")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run("train", corpus, *options, "-o", str(whole)).exit_code == 0
+    process = train_process(corpus, *options, "-o", str(broken))
+    wait_for(broken, 20, process)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        step = last_checkpoint(broken).about["step"]
+        assert 20 <= step < 400
+        last = said.decode().strip().splitlines()[-1]
+        assert last.endswith(
+            f"stopped at step {step}: checkpoint and model are in {broken}: go on with: "
+            f"qkv train --resume -o {broken}"
+        )
+        assert qkv.load(broken).generate("The", max_new_tokens=2) is not None
+    else:
+        assert process.returncode == -signal.SIGKILL
+        assert not (broken / "config.json").exists()
+    elsewhere = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        result = run("train", "--resume", "-o", "broken")
+    finally:
+        os.chdir(elsewhere)
+    assert result.exit_code == 0
+    found, expected = numbers(broken), numbers(whole)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    assert [row["step"] for row in read_metrics(broken)] == list(range(1, 401))
+
+
+def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert run(
+        *("train", corpus, "--objective", "causal", *QUICK, "--steps", "3", "-o", folder)
+    ).exit_code == 0  # fmt: skip
+    again = ("train", "--resume", "-o", folder)
+    assert run(*again, corpus, "--steps", "3", "--objective", "causal").exit_code == 0
+    for flags, words in (
+        (("--steps", "5"), "with steps 3, and here it is 5"),
+        (("--objective", "masked"), "with objective 'causal', and here it is 'masked'"),
+        (("--layers", "2"), "with layers 1, and here it is 2"),
+    ):
+        assert words in refused(run(*again, *flags), "train")
+    line = refused(run("train", corpus, "--objective", "causal", *QUICK, "-o", folder), "train")
+    assert f"{folder} holds a run: go on with resume" in line
+    Path(corpus).write_text(TEXT + "more", encoding="utf-8")
+    (tmp_path / "run" / "config.json").unlink()
+    result = run(*again)
+    assert result.exit_code == 2
+    assert f"has {len(TEXT) + 4} bytes and had {len(TEXT)} when" in result.stderr
+
+
+def test_refused(corpus: str, tmp_path: Path) -> None:
+    def why(*flags: str, text: str = corpus, folder: str = str(tmp_path / "new")) -> str:
+        return refused(run("train", text, "--objective", "causal", "-o", folder, *flags), "train")
+
+    for flags, words in (
+        (("--layers", "0"), "layers is 0"),
+        (("--dim", "10"), "dim is 10 and heads is 4: the first must be a multiple"),
+        (("--vocabulary", "10"), "vocabulary is 10: it must be 300 or more"),
+        (("--steps", "0"), "steps is 0"),
+        (("--steps", "x"), "--steps"),
+        (("--minutes", "0"), "minutes is 0"),
+        (("--rate", "-1"), "rate is -1"),
+        (("--rate", "nan"), "rate is nan"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--tokens-per-step", "0"), "tokens_per_step is 0"),
+        (("--objective", "both"), "both"),
+    ):
+        assert words in why(*flags)
+    for content, words in (
+        (b"", "is empty"),
+        (b"\n \n", "holds nothing but blanks"),
+        (b"spam spam\nspam", "holds nothing but the word 'spam'"),
+        (b"caf\xe9\n", "is not UTF-8: line 1 holds the byte 0xe9"),
+        (b"one\n\0\n", "is not text"),
+    ):
+        bad = tmp_path / "bad.txt"
+        bad.write_bytes(content)
+        line = why(text=str(bad))
+        assert words in line
+        assert str(bad) in line
+    assert "No such file" in why(text=str(tmp_path / "none.txt"))
+    assert "is a folder: name the text files in it" in why(text=str(tmp_path))
+    assert "is a file: name a folder" in why(folder=corpus)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine", encoding="utf-8")
+    assert "holds files that are not of a run" in why(folder=str(other))
+    assert "name the text files" in refused(run("train", "-o", "x"), "train")
+    assert "--objective" in refused(run("train", corpus, "-o", "x"), "train")
+    assert "--output" in refused(run("train", corpus), "train")
+    line = refused(run("train", "--resume", "-o", str(tmp_path / "new")), "train")
+    assert "holds no checkpoint to go on from" in line
+    assert not (tmp_path / "new").exists()
