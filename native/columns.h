@@ -28,27 +28,30 @@ class First {
   int64_t count_;
 };
 
-// `count` columns (at most STEP) of `rows` rows; the rows of the copy are STEP apart, and the last
-// one has room for whole vectors. What the columns come to is added to `sums`, where they are wanted.
+// `count` columns of `rows` rows, taken apart into tiles of STEP columns: [tile][row][STEP], tiles
+// `tile_step` apart, each with room for whole vectors behind its last row; zeros stand in place of
+// columns that are not there. What columns come to is added to `sums`, where they are wanted.
 template <int STEP>
 inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t count, float* to,
-                         float* sums) {
-  constexpr int VECTORS = (STEP + WIDTH - 1) / WIDTH;
-  static_assert(VECTORS <= 2);
-  const First low(count), high(count - WIDTH);
-  Floats total[2] = {};
+                         int64_t tile_step, float* sums) {
+  static_assert(STEP <= 2 * WIDTH);
+  const int64_t whole = count / STEP * STEP;
+  const First low(STEP), high(STEP - WIDTH), last_low(count - whole), last_high(count - whole - WIDTH);
   for (int64_t k = 0; k < rows; ++k, from += step, to += STEP) {
-    Floats x = low(from);
-    store(to, x);
-    total[0] += x;
-    if constexpr (VECTORS > 1) {
-      Floats y = count > WIDTH ? high(from + WIDTH) : Floats{};
-      store(to + WIDTH, y);
-      total[1] += y;
+    float* tile = to;
+    for (int64_t c = 0; c < count; c += WIDTH) __builtin_prefetch(from + 8 * step + c);
+    for (int64_t c = 0; c < whole; c += STEP, tile += tile_step) {
+      store(tile, low(from + c));
+      if (STEP > WIDTH) store(tile + WIDTH, high(from + c + WIDTH));
     }
+    if (whole < count) {
+      store(tile, last_low(from + whole));
+      if (STEP > WIDTH)
+        store(tile + WIDTH, count - whole > WIDTH ? last_high(from + whole + WIDTH) : Floats{});
+    }
+    if (sums)
+      for (int64_t c = 0; c < count; ++c) sums[c] += from[c];
   }
-  if (sums)
-    for (int64_t c = 0; c < count; ++c) sums[c] += total[c / WIDTH][c % WIDTH];
 }
 
 // The same of columns that stand in one piece each, `step` apart: PANEL of them, without sums.

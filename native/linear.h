@@ -324,7 +324,7 @@ void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, in
       T* to = packed + panel * units * depth * PANEL;
       if constexpr (std::is_same_v<T, float>) {
         if (out_step == 1 || out == 1) {
-          copy_columns<PANEL>(from, in_step, in, columns, to, nullptr);
+          copy_columns<PANEL>(from, in_step, in, columns, to, 0, nullptr);
           continue;
         }
         if (in_step == 1) {

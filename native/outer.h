@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "buffer.h"
+#include "cells.h"
 #include "columns.h"
 #include "linear.h"
 #include "problem.h"
@@ -16,11 +17,22 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t OUTER_DEPTH = 256;              // of a block: a panel of it nearly fills the L1 cache
-constexpr int64_t OUTER_ROWS = 196 / TILE * TILE;  // whose columns of a block are copied at a time
+// What is copied at a time fits the L2 cache: columns of left, and of right, of a block.
+constexpr int64_t OUTER_DEPTH = 384;
+constexpr int64_t OUTER_ROWS = 196 / TILE * TILE;
+constexpr int64_t OUTER_COLUMNS = 128;
 
-// TILE rows of one panel: left is [depth][TILE], right [depth][PANEL].
-inline void multiply_columns(const float* left, const float* right, int64_t depth, float* sums) {
+// One block of TILE rows and one panel, left [depth][TILE] and right [depth][PANEL]; `rows` of them
+// are put into the result, or added to it.
+inline void outer_tile(const Outer& p, const float* left, const float* right, int64_t depth,
+                       int64_t row, int64_t rows, int64_t column, bool add) {
+  const int64_t columns = p.columns - column;
+  float* y = p.y + row * p.y_step + column;
+  if (add)
+    for (int64_t r = 0; r < rows; ++r) {
+      __builtin_prefetch(y + r * p.y_step, 1);
+      __builtin_prefetch(y + r * p.y_step + WIDTH, 1);
+    }
   Floats c[TILE][2];
   QKV_UNROLL for (int r = 0; r < TILE; ++r) c[r][0] = c[r][1] = Floats{};
   for (int64_t k = 0; k < depth; ++k, left += TILE, right += PANEL) {
@@ -31,9 +43,27 @@ inline void multiply_columns(const float* left, const float* right, int64_t dept
       c[r][1] = Single::add_product(c[r][1], one, w1);
     }
   }
+  if (add && columns >= PANEL) {
+    QKV_UNROLL for (int r = 0; r < TILE; ++r) {
+      if (r >= rows) break;
+      store(y + r * p.y_step, load(y + r * p.y_step) + c[r][0]);
+      store(y + r * p.y_step + WIDTH, load(y + r * p.y_step + WIDTH) + c[r][1]);
+    }
+    return;
+  }
+  alignas(64) float sums[TILE * PANEL];
   QKV_UNROLL for (int r = 0; r < TILE; ++r) {
     store(sums + r * PANEL, c[r][0]);
     store(sums + r * PANEL + WIDTH, c[r][1]);
+  }
+  for (int64_t r = 0; r < rows; ++r, y += p.y_step) {
+    Floats low = load(sums + r * PANEL), high = load(sums + r * PANEL + WIDTH);
+    if (add) {
+      low += take_some(y, columns);
+      high += take_some(y + WIDTH, columns - WIDTH);
+    }
+    put_some(y, low, columns);
+    put_some(y + WIDTH, high, columns - WIDTH);
   }
 }
 
@@ -51,40 +81,29 @@ inline void outer(const Outer& p, int threads) {
 
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
-    Buffer<float> lefts, right;
-    lefts.need(size_t(OUTER_ROWS * OUTER_DEPTH + PANEL));
-    right.need(size_t(PANEL * OUTER_DEPTH));
-    alignas(64) float sums[TILE * PANEL];
+    // tiles lie a little further apart than they are long, for the cache's sake
+    Buffer<float> lefts(size_t((OUTER_DEPTH * TILE + PANEL) * (OUTER_ROWS / TILE)));
+    Buffer<float> rights(size_t((OUTER_DEPTH + 1) * OUTER_COLUMNS));
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
-      const int64_t first = chunk * OUTER_ROWS;
-      const int64_t rows = p.rows - first < OUTER_ROWS ? p.rows - first : OUTER_ROWS;
+      const int64_t first = chunk * OUTER_ROWS, rows = at_most(OUTER_ROWS, p.rows - first);
+      const int64_t begin = panels * group / groups * PANEL;
+      const int64_t end = at_most(p.columns, panels * (group + 1) / groups * PANEL);
       for (int64_t block = 0; block < blocks; ++block) {
-        const int64_t begin = p.depth * block / blocks;
-        const int64_t depth = p.depth * (block + 1) / blocks - begin;
-        for (int64_t r = 0; r < rows; r += TILE)
-          copy_columns<TILE>(p.left + begin * p.left_step + first + r, p.left_step, depth,
-                             rows - r < TILE ? rows - r : TILE, lefts.data() + r * depth,
-                             p.left_sums && group == 0 ? p.left_sums + first + r : nullptr);
-        const int64_t last = panels * (group + 1) / groups;
-        for (int64_t panel = panels * group / groups; panel < last; ++panel) {
-          const int64_t column = panel * PANEL, columns = p.columns - column;
-          copy_columns<PANEL>(p.right + begin * p.right_step + column, p.right_step, depth,
-                              columns < PANEL ? columns : PANEL, right.data(),
+        const int64_t at = p.depth * block / blocks;
+        const int64_t depth = p.depth * (block + 1) / blocks - at;
+        const int64_t left_step = depth * TILE + PANEL, right_step = (depth + 1) * PANEL;
+        copy_columns<TILE>(p.left + at * p.left_step + first, p.left_step, depth, rows, lefts.data(),
+                           left_step, p.left_sums && group == 0 ? p.left_sums + first : nullptr);
+        for (int64_t column = begin; column < end; column += OUTER_COLUMNS) {
+          const int64_t columns = at_most(OUTER_COLUMNS, end - column);
+          copy_columns<PANEL>(p.right + at * p.right_step + column, p.right_step, depth, columns,
+                              rights.data(), right_step,
                               p.right_sums && chunk == 0 ? p.right_sums + column : nullptr);
-          for (int64_t r = 0; r < rows; r += TILE) {
-            multiply_columns(lefts.data() + r * depth, right.data(), depth, sums);
-            for (int64_t i = 0; i < TILE && r + i < rows; ++i) {
-              float* y = p.y + (first + r + i) * p.y_step + column;
-              Floats low = load(sums + i * PANEL), high = load(sums + i * PANEL + WIDTH);
-              if (block > 0) {
-                low += take_some(y, columns);
-                high += take_some(y + WIDTH, columns - WIDTH);
-              }
-              put_some(y, low, columns);
-              put_some(y + WIDTH, high, columns - WIDTH);
-            }
-          }
+          for (int64_t c = 0; c < columns; c += PANEL)
+            for (int64_t r = 0; r < rows; r += TILE)
+              outer_tile(p, lefts.data() + r / TILE * left_step, rights.data() + c / PANEL * right_step,
+                         depth, first + r, at_most(TILE, rows - r), column + c, block > 0);
         }
       }
     }

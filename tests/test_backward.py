@@ -8,13 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.activations import ACTIVATIONS, activate
-from qkv.backend import BACKENDS
-from qkv.backward import activation_grad, adamw, cross_entropy, linear_grad, norm, norm_grad
+from qkv import activations
+from qkv.activations import ACTIVATIONS
+from qkv.backend import BACKENDS, BODIES, kernel, set_num_threads
+from qkv.backward import (
+    activate,
+    activation_grad,
+    adamw,
+    cross_entropy,
+    linear_grad,
+    norm,
+    norm_grad,
+)
 
 Array = np.ndarray[Any, Any]
 
 module = sys.modules["qkv.backend"]
+native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -62,7 +72,7 @@ def test_linear_gradients(dtype: Any, allowed: float) -> None:
 def test_activation_gradients(name: str, dtype: Any, allowed: float) -> None:
     x = np.linspace(-9, 9, 350).astype(np.float32).astype(np.float64)
     above = numbers(350).astype(np.float64)
-    expected = slope(lambda it: activate(it, name), x, above)
+    expected = slope(lambda it: activations.activate(it, name), x, above)
     close(activation_grad(x.astype(dtype), above.astype(dtype), name), expected, allowed)
 
 
@@ -144,3 +154,240 @@ def test_norm_of_everything() -> None:
     x = numbers(300, 401)
     assert math.isclose(norm(x), math.sqrt((x.astype(np.float64) ** 2).sum()), rel_tol=1e-12)
     assert norm(np.zeros(0, np.float32)) == 0
+
+
+# Sizes: none is a multiple of a tile, a panel or a block for long
+
+
+def grown(array: Array) -> Array:
+    """The same numbers among NaN, rows further apart than they are long."""
+    room = np.full((len(array) + 2, array.shape[1] + 3), np.nan, array.dtype)
+    room[1:-1, 1:-2] = array
+    return room[1:-1, 1:-2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"),
+    [
+        (0, 3, 4), (1, 1, 1), (3, 14, 32), (5, 15, 33), (384, 6, 8), (385, 13, 31), (1000, 29, 65),
+        (40, 200, 130), (30, 7, 300), (800, 197, 129), (9, 0, 5), (9, 5, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, turned: bool) -> None:
+    x, grad = grown(numbers(rows, depth)), grown(numbers(rows, width, seed=1))
+    weight = numbers(depth, width, seed=2)
+    if turned:
+        weight = np.ascontiguousarray(weight.T).T
+    found = linear_grad(x, weight, grad, bias=True)
+    wide = [a.astype(np.float64) for a in (x, weight, grad)]
+    assert found[1].flags.f_contiguous or not turned
+    for array, one, other in (
+        (found[0], wide[2], wide[1].T),
+        (found[1], wide[0].T, wide[2]),
+        (found[2][None], np.ones((1, rows)), wide[2]),
+    ):
+        assert array.shape == (one @ other).shape
+        allowed = 1e-7 * (8 + math.sqrt(one.shape[1])) * (np.abs(one) @ np.abs(other))
+        assert (np.abs(array - one @ other) <= allowed).all()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_linear_gradients_read_arrays_where_they_stand(turned: bool) -> None:
+    x, weight, grad = numbers(2, 30, 9), numbers(9, 12, seed=1), numbers(2, 30, 12, seed=2)
+    if turned:
+        weight = np.ascontiguousarray(weight.T).T
+    expected = linear_grad(x, weight, grad, bias=True)
+    flipped = x[:, ::-1].copy()[:, ::-1], weight, np.asfortranarray(grad)
+    for array, wanted in zip(linear_grad(*flipped, bias=True), expected, strict=True):
+        close(array, wanted.astype(np.float64), 2e-6)
+    assert linear_grad(x, weight, grad, bias=False)[2] is None
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 16383, 16385, 40000])
+def test_activations_of_any_size(name: str, size: int) -> None:
+    x, above = numbers(size + 1)[1:] * 3, numbers(size, seed=1)
+    wide, ones = x.astype(np.float64), above.astype(np.float64)
+    close(activate(x, name), activations.activate(wide, name), 1e-6)
+    close(activation_grad(x, above, name), activation_grad(wide, ones, name), 2e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_activations_far_out(name: str, dtype: Any) -> None:
+    x = np.array([-np.inf, -1e30, -200, -60, 60, 200, 1e30, np.inf, np.nan], dtype)
+    slopes = activation_grad(x, np.full(9, 2, dtype), name)
+    np.testing.assert_allclose(slopes[:8], [0] * 4 + [2] * 4, rtol=1e-6, atol=1e-19)
+    assert np.isnan(slopes[8]) or name == "relu"
+    assert np.isnan(activate(x[-1:], name)).all()
+    assert np.isnan(activation_grad(np.full(2, 3, dtype), np.full(2, np.nan, dtype), name)).all()
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "size"), [(0, 5), (1, 1), (3, 17), (300, 33), (700, 192), (5, 9000)]
+)
+def test_norm_gradients_of_any_size(rows: int, size: int, centred: bool) -> None:
+    x, weight, grad = numbers(rows, size) + 3, numbers(size, seed=1), numbers(rows, size, seed=2)
+    scale = np.sqrt(
+        np.square(x - x.mean(-1, keepdims=True) * centred).mean(-1, keepdims=True) + 0.1
+    )
+    given = (grown(x), weight, scale, grown(grad))
+    found = norm_grad(*given, centred=centred, bias=True)
+    exact = norm_grad(*(a.astype(np.float64) for a in given), centred=centred, bias=True)
+    for array, expected in zip(found, exact, strict=True):
+        close(array, expected, 2e-6)
+    assert norm_grad(*given, centred=centred, bias=False)[2] is None
+
+
+@pytest.mark.parametrize(("rows", "size"), [(0, 4), (1, 1), (3, 15), (40, 64), (33, 65), (9, 8192)])
+def test_cross_entropy_of_any_size(rows: int, size: int) -> None:
+    logits = numbers(rows, size) * 5 + 30
+    targets = np.random.default_rng(0).integers(0, size, rows).astype(np.int32)
+    weights = numbers(rows, seed=3)
+    losses, grad = cross_entropy(grown(logits), targets, weights)
+    wide = logits.astype(np.float64), targets, weights.astype(np.float64)
+    for array, expected in zip((losses, grad), cross_entropy(*wide), strict=True):
+        close(array, expected, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_nan_stays_in_its_row(dtype: Any) -> None:
+    logits = numbers(3, 40).astype(dtype)
+    logits[1, 20] = np.nan
+    losses, grad = cross_entropy(logits, np.array([1, 2, 3]))
+    assert np.isnan(losses).tolist() == [False, True, False]
+    np.testing.assert_array_equal(np.isnan(grad), np.isnan(losses)[:, None].repeat(40, 1))
+    x, above = numbers(30, 20).astype(dtype), numbers(30, 40, seed=1).astype(dtype)
+    above[7, 5] = np.nan
+    grad_x, grad_weight, grad_bias = linear_grad(x, np.ones((20, 40), dtype), above, bias=True)
+    assert np.isnan(grad_x).any(1).nonzero()[0].tolist() == [7]
+    assert np.isnan(grad_weight).any(0).nonzero()[0].tolist() == [5]
+    assert np.isnan(grad_bias).nonzero()[0].tolist() == [5]
+    one = np.ones((30, 1), dtype)
+    found = norm_grad(above, np.ones(40, dtype), one, above, centred=True, bias=True)
+    assert np.isnan(found[0]).any(1).nonzero()[0].tolist() == [7]
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[2]).nonzero()[0].tolist() == [5]
+    assert math.isnan(norm(above))
+    parameters = np.ones(40, dtype)
+    adamw(
+        parameters, above[7], np.zeros(40, dtype), np.zeros(40, dtype),
+        rate=0.1, betas=(0.9, 0.9), eps=1e-8, decay=0.0, step=1,
+    )  # fmt: skip
+    assert np.isnan(parameters).nonzero()[0].tolist() == [5]
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 33, 16384, 50001])
+def test_adamw_of_any_size(size: int, each: bool) -> None:
+    parameters, gradient = numbers(size), numbers(size, seed=1)
+    mean, square = numbers(size, seed=2), np.square(numbers(size, seed=3))
+    decay = numbers(size, seed=4) if each else 0.3
+    given = [parameters, gradient, mean, square]
+    wide = [a.astype(np.float64) for a in given]
+    options: dict[str, Any] = {"rate": 0.1, "betas": (0.9, 0.98), "eps": 1e-8, "step": 3}
+    adamw(*given, decay=decay, **options)
+    adamw(*wide, decay=np.asarray(decay, np.float64) if each else decay, **options)
+    for array, expected in zip(given, wide, strict=True):
+        close(array, expected, 2e-6)
+
+
+# Threads
+
+
+def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
+    if backend == "numpy":
+        pytest.skip("NumPy's products follow OPENBLAS_NUM_THREADS")
+    x, weight, grad = numbers(900, 210), numbers(210, 300, seed=1), numbers(900, 300, seed=2)
+    turned = np.ascontiguousarray(weight.T).T
+    scale, targets = numbers(900, 1, seed=3) ** 2 + 1, np.arange(900) % 300
+
+    def everything() -> list[Array]:
+        mean, square, parameters = (np.abs(numbers(270_000, seed=k)) for k in range(3))
+        adamw(
+            parameters, grad.reshape(-1), mean, square,
+            rate=0.1, betas=(0.9, 0.98), eps=1e-8, decay=0.1, step=3,
+        )  # fmt: skip
+        return [
+            *linear_grad(x, weight, grad, bias=True),
+            *linear_grad(x, turned, grad, bias=True),
+            *(activate(grad, name) for name in ACTIVATIONS),
+            *(activation_grad(grad, grad, name) for name in ACTIVATIONS),
+            *norm_grad(grad, weight[0], scale, grad, centred=True, bias=True),
+            *cross_entropy(grad, targets),
+            parameters, mean, square, np.array(norm(grad)),
+        ]  # fmt: skip
+
+    set_num_threads(1)
+    expected = everything()
+    for threads in (2, 3, 7):
+        set_num_threads(threads)
+        for found, wanted in zip(everything(), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+# What the door refuses
+
+
+def asked() -> dict[str, dict[str, Any]]:
+    """A call of each function of the kernel that is right."""
+
+    def of(*shape: int) -> Array:
+        return np.ones(shape, np.float32)
+
+    return {
+        "outer": {
+            "left": of(3, 4), "right": of(3, 5), "y": of(4, 5),
+            "left_sums": of(4), "right_sums": of(5),
+        },
+        "map": {"activation": 1, "x": of(7), "grad": of(7), "y": of(7)},
+        "norm_grad": {
+            "x": of(3, 4), "weight": of(4), "scale": of(3), "grad": of(3, 4), "centred": True,
+            "grad_x": of(3, 4), "grad_weight": of(4), "grad_bias": of(4),
+        },
+        "cross_entropy": {
+            "logits": of(3, 4), "targets": np.zeros(3, np.int64), "weights": of(3),
+            "losses": of(3), "grad": of(3, 4),
+        },
+        "adamw": {
+            "parameters": of(6), "gradient": of(6), "mean": of(6), "square": of(6),
+            "decays": of(6), **{f"number {k}": 0.5 for k in range(10)},
+        },
+        "squares": {"x": of(6)},
+    }  # fmt: skip
+
+
+@native
+@pytest.mark.parametrize("function", asked())
+def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
+    right = asked()[function]
+    call = getattr(kernel, function)
+    call(0, *right.values(), 1) if function != "squares" else call(0, right["x"], 1)
+    optional = {"left_sums", "right_sums", "grad_bias", "weights", "decays"}
+    for name, value in right.items():
+        if not isinstance(value, np.ndarray):
+            continue
+        larger = np.ones([n + 1 for n in value.shape], value.dtype)
+        wrong: list[Any] = [value.astype(np.float64), "no array"]
+        if function != "squares":  # which takes any number of them
+            wrong += [larger, larger[..., None], value[:-1]]
+        if name not in optional and (function, name) != ("map", "grad"):
+            wrong.append(None)
+        if value.ndim == 2:
+            wrong.append(np.asfortranarray(value))
+        if value.ndim == 1:
+            wrong.append(larger.repeat(2)[: 2 * len(value) : 2])
+        for other in wrong:
+            with pytest.raises((ValueError, TypeError, BufferError)):
+                call(0, *(right | {name: other}).values(), 1)
+
+
+@native
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_target_that_is_no_column_reads_nothing(body: int) -> None:
+    logits, losses, grad = numbers(3, 5), np.zeros(3, np.float32), np.zeros((3, 5), np.float32)
+    kernel.cross_entropy(body, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
+    assert np.isnan(losses).all()
+    np.testing.assert_allclose(grad.sum(1), 1, rtol=1e-6)

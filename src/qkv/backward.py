@@ -37,9 +37,10 @@ def linear_grad(
     """
     x, weight, grad = _working(x, weight, grad)
     depth, width = weight.shape
-    rows, above = x.reshape(-1, depth), grad.reshape(-1, width)
+    count = math.prod(x.shape[:-1])
+    rows, above = x.reshape(count, depth), grad.reshape(count, width)
     turned = weight.flags.f_contiguous and not weight.flags.c_contiguous
-    here = _kernel_for(x)
+    here = _kernel_for(x) if x.size and grad.size else None
     if here is None:
         grad_weight = (above.T @ rows).T if turned else rows.T @ above
         grad_x = above @ weight.T
