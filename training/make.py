@@ -22,10 +22,13 @@ from qkv.learn import (
     Sequences,
     Trained,
     fresh_model,
+    last_checkpoint,
     train,
     train_tokenizer,
 )
-from qkv.text import Tokenizer
+from qkv.learn.checkpoints import CHECKPOINTS
+from qkv.models.files import TOKENIZER
+from qkv.text import SubwordTokenizer, Tokenizer
 from training.objectives import Senses, pieces_of, sentences
 from training.wordnet import FOLDER, WordNet, documents, read
 
@@ -102,10 +105,32 @@ def make(
     minutes: float | None = None,
     resume: bool = False,
     snapshots: Sequence[int] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Trained:
-    """Train it; the options are those of `qkv.learn.train`."""
+    """Train it.
+
+    A tokenizer that is trained twice may break ties in two ways, so a run keeps its own from the
+    beginning.
+
+    Args:
+        recipe: what it is.
+        wordnet: what it learns from.
+        folder: of the run.
+        steps: as for `qkv.learn.train`, and so are the next three.
+        minutes: how long it may take.
+        resume: go on with the run in the folder.
+        snapshots: after which steps a copy is kept.
+        tokenizer: of an earlier run, to have that again; trained unless given.
+    """
     texts = list(documents(wordnet))
-    tokenizer = train_tokenizer(texts, "wordpiece", recipe.vocabulary)
+    kept = folder / CHECKPOINTS / TOKENIZER
+    if resume:
+        tokenizer = SubwordTokenizer.from_file(kept)
+    elif tokenizer is None:
+        tokenizer = train_tokenizer(texts, "wordpiece", recipe.vocabulary)
+    if not resume and last_checkpoint(folder) is None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(kept)
     source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
     masked = Masked(source, tokenizer, share=recipe.masked, tokens_per_step=recipe.tokens)
     senses = Senses(
@@ -144,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--snapshots", type=int, nargs="*", help="after which steps a copy is kept for the view"
     )
+    parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     recipe = parser.add_argument_group("the recipe")
     for one in fields(Recipe):
@@ -161,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         minutes=minutes,
         resume=given.resume,
         snapshots=given.snapshots,
+        tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),
     )
     print(
         f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "

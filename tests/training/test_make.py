@@ -1,0 +1,71 @@
+"""From a very small WordNet to a folder that could ship."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+from training import make, senses, ship, wordnet
+from training.wordnet import read
+
+SMALL = [
+    *("--layers", "1", "--heads", "2", "--dim", "8", "--vocabulary", "120", "--tokens", "40"),
+    *("--length", "16", "--uses", "4", "--begin", "0.4"),
+]
+
+
+@pytest.fixture
+def held_out(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The sentence that is held out, with a word that stands nowhere else."""
+    sentence = "they pulled up on the bank"
+    for module in (wordnet, senses):
+        monkeypatch.setattr(
+            module, "is_held_out", lambda text: text == "they pulled up on the bank"
+        )
+    return sentence
+
+
+def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) -> None:
+    run, place = tmp_path / "run", tmp_path / "place"
+    make.main([*SMALL, "--wordnet", str(folder), "-o", str(run), "--steps", "5"])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [set(row["losses"]) for row in rows] == [
+        *[{"masked"}] * 2,
+        *[{"masked", "senses"}] * 3,
+    ]
+    vocabulary = json.loads((run / "tokenizer.json").read_text())["model"]["vocab"]
+    assert "banked" in vocabulary
+    assert not {"pulled", "##ulled"} & set(vocabulary)
+
+    found = ship.ship(run, place, folder, peer=None)
+    model = qkv.load(place)
+    assert model.trace(held_out)["pattern", 0].shape[1] == 2
+    for name, array in qkv.load(run).parameters.items():
+        np.testing.assert_array_equal(
+            model.parameters[name], array.astype(np.float16).astype(np.float32)
+        )
+    text = (place / "README.md").read_text()
+    last = found["layers"]["layer 0"]
+    assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
+    assert "5 steps" in text
+    assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
+
+
+def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held_out: str) -> None:
+    small = read(folder)
+    recipe = make.Recipe(layers=1, heads=2, dim=8, vocabulary=120, tokens=40, length=16, uses=4)
+    make.make(recipe, small, tmp_path / "run", steps=2)
+    kept = tmp_path / "run" / "checkpoints" / "tokenizer.json"
+    before = kept.read_bytes()
+    done = make.make(recipe, small, tmp_path / "run", steps=2, resume=True)
+    assert (done.steps, kept.read_bytes()) == (2, before)
+    with pytest.raises(ValueError, match="holds a run"):
+        make.make(recipe, small, tmp_path / "run", steps=2)
+    assert kept.read_bytes() == before
+
+
+def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no run: make one with training\.make"):
+        ship.ship(tmp_path / "run", tmp_path / "place", folder)

@@ -1,0 +1,185 @@
+"""From a run of `training.make` to the folder in the package: `python -m training.ship RUN`.
+
+It holds the model in float16, its tokenizer, a card with its figures on held-out examples, and
+WordNet's licence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.files import replacing
+from qkv.learn import last_checkpoint
+from training.senses import HEAD_SCORES, evaluate, held_out_uses, senses
+from training.wordnet import FOLDER, read
+
+PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+PEER = "minilm"
+
+CARD = """---
+license: apache-2.0
+language: en
+pipeline_tag: fill-mask
+---
+
+# WordNet encoder
+
+A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
+WordPieces in small letters, {length} positions, {numbers:.1f} million parameters in float16. It is
+for looking into a model and for trying things out without a download. It knows words by their
+dictionary definitions and little else; for search or ranking take a larger one.
+
+## Training
+
+By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
+{tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
+definition. examples"; after {begin:.0%} of the run a word in an example sentence is also drawn to
+the mean of the rows of its sense's definition, and away from other definitions, those of its other
+senses among them. `make model` does it again; a tokenizer that is trained again may break ties in
+another way, so the numbers will be near these and not the same.
+
+Recipe: {recipe}.
+
+## What it knows
+
+On example sentences of WordNet that neither tokenizer nor training has seen: those with
+`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often, of the definitions of all
+senses of a word, the one nearest to the word's vector is right ({uses:,} uses). *AUC*: how likely
+two uses of a word in one sense are nearer to each other than two in different ones ({pairs} pairs,
+{same} of them in one sense). The token table is what vectors without context give.
+
+| vectors | sense | AUC |
+| --- | --- | --- |
+{figures}
+
+Of the masked words in these sentences (15%, at least one in each) it names {top1:.1%}.
+
+## What its heads do
+
+Mean weight over all tokens of these sentences: on the previous and on the next token, on all tokens
+that are the same as it (itself included), on the first ([CLS]) and the last ([SEP]). `uniform` is
+the entropy of the weights as a share of the most it could be.
+
+| head | {names} |
+| --- |{dashes}
+{scores}
+
+Previous-token heads (0.6 or more): {previous}. Next-token heads: {next}.
+
+## Licence
+
+The model is under Apache-2.0, as qkv is. WordNet is copyright 2006 by Princeton University; its
+licence is in LICENSE.wordnet.
+"""
+
+
+def ship(
+    run: Path, place: Path, wordnet_folder: Path = FOLDER, peer: str | None = PEER
+) -> dict[str, Any]:
+    """Write the folder, and give the figures of the model in it, beside those of a peer.
+
+    Raises:
+        FileNotFoundError: there is no run, or no WordNet.
+    """
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
+    wordnet = read(wordnet_folder)
+    trained = qkv.load(run)
+    trained.with_parameters(trained.parameters, np.float16).save(place)
+    model = qkv.load(place)
+    found = evaluate(model, wordnet)
+    beside = None
+    if peer is not None:
+        try:
+            beside = senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
+        except FileNotFoundError:
+            print(f"ship: {peer} was not found: the card goes without its figures")
+    text = card(found, beside, model, checkpoint.about)
+    for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
+        with replacing(place / name) as file:
+            file.write(content.encode())
+    return found
+
+
+def card(
+    found: Mapping[str, Any],
+    peer: Mapping[str, Any] | None,
+    model: qkv.Model,
+    about: Mapping[str, Any],
+) -> str:
+    """The model card."""
+    recipe = about["settings"]["recipe"]
+    rows = {"chance": found["chance"]}
+    rows |= {f"this one, {name}": row for name, row in found["layers"].items()}
+    if peer is not None:
+        rows |= {f"all-MiniLM-L6-v2, {name}": row for name, row in peer["layers"].items()}
+    of = {
+        name: ", ".join(
+            f"{row['layer']}.{row['head']} ({row[name]:.2f})"
+            for row in found["heads"]
+            if row[name] >= 0.6
+        )
+        for name in ("previous", "next")
+    }
+    return CARD.format(
+        layers=model.num_layers,
+        heads=model.num_heads,
+        dim=model.dim,
+        vocabulary=model.config["vocab_size"],
+        length=model.max_length,
+        numbers=sum(array.size for array in model.parameters.values()) / 1e6,
+        steps=about["step"],
+        tokens=about["tokens"],
+        minutes=about["seconds"] / 60,
+        begin=recipe["begin"],
+        recipe=", ".join(f"{name} {value}" for name, value in recipe.items()),
+        uses=found["uses"],
+        pairs=found["pairs"],
+        same=found["pairs_of_one_sense"],
+        figures="\n".join(
+            f"| {name} | {row['sense']:.3f} | {row['auc']:.3f} |" for name, row in rows.items()
+        ),
+        top1=found["masked"]["top1"],
+        names=" | ".join(HEAD_SCORES),
+        dashes=" --- |" * len(HEAD_SCORES),
+        scores="\n".join(
+            f"| {row['layer']}.{row['head']} | "
+            + " | ".join(f"{row[name]:.2f}" for name in HEAD_SCORES)
+            + " |"
+            for row in found["heads"]
+        ),
+        previous=of["previous"] or "none",
+        next=of["next"] or "none",
+    )
+
+
+def licence(folder: Path = FOLDER) -> str:
+    """The notice that stands at the beginning of each of WordNet's files."""
+    lines = (folder / "data.noun").read_text(encoding="utf-8").splitlines()
+    notice = [line for line in lines[:60] if line.startswith("  ")]
+    return "\n".join(re.sub(r"^ +\d+ ?", "", line).rstrip() for line in notice) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the folder, and print where it is."""
+    parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, help="what training.make wrote")
+    parser.add_argument("-o", "--out", type=Path, default=PLACE, help="the folder of the package")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    found = ship(given.run, given.out, given.wordnet)
+    *_, last = found["layers"].values()
+    print(f"{given.out}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
+
+
+if __name__ == "__main__":
+    main()
