@@ -346,7 +346,8 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
     """A line of the metrics for a reader."""
     of = f"/{steps}" if steps else ""
-    return f"step {row['step']}{of}, loss {loss:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+    rate = row["tokens"] / max(row["seconds"], 1e-3)
+    return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
 
 
 class Stop:

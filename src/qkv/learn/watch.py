@@ -25,6 +25,7 @@ class Watch:
     def __init__(self) -> None:
         self.skipped = 0
         self._in_a_row = 0
+        self._seen: dict[str, int] = {}
         self._mean: dict[str, float] = {}
         self._lowest: dict[str, float] = {}
 
@@ -53,8 +54,10 @@ class Watch:
         """
         self._in_a_row = 0
         for name, loss in losses.items():
+            self._seen[name] = seen = self._seen.get(name, 0) + 1
             mean = self._mean.get(name, loss)
-            self._mean[name] = mean = _MEMORY * mean + (1 - _MEMORY) * loss
+            mean += (loss - mean) * (1 - _MEMORY) / (1 - _MEMORY**seen)
+            self._mean[name] = mean
             self._lowest[name] = lowest = min(self._lowest.get(name, mean), mean)
             if mean - lowest > _TOO_MUCH:
                 raise Diverged(f"the loss of {name} has risen from {lowest:.2f} to {mean:.2f}")
@@ -65,9 +68,11 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """What it knows, as JSON can hold it."""
-        return {"skipped": self.skipped, "mean": self._mean, "lowest": self._lowest}
+        state = {"seen": self._seen, "mean": self._mean, "lowest": self._lowest}
+        return {"skipped": self.skipped, **state}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.skipped = state["skipped"]
+        self._seen = dict(state["seen"])
         self._mean, self._lowest = dict(state["mean"]), dict(state["lowest"])
