@@ -44,7 +44,11 @@ def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **
     """What a layer does under `attn_implementation="qkv"`."""
     recording = current()
     assert recording is not None
-    return recording.add(Ran(layer, **about), check_call(query, key, value, **(rules or {})))
+    rules = rules or {}
+    out, lse = recording.add(Ran(layer, **about), check_call(query, key, value, **rules))
+    _, expected = qkv.attention(query, key, value, **rules, return_lse=True)
+    np.testing.assert_allclose(lse, expected, atol=1e-12)
+    return out
 
 
 def weights_of(query: Any, key: Any, visible: Any) -> tuple[Any, Any]:

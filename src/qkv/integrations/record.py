@@ -111,8 +111,8 @@ class Recording(Trace):
         if tokens is not None:
             self.tokens = tokens
 
-    def add(self, ran: Ran, call: Call) -> Array:
-        """Run a checked call, keep its summary; gives the result as `qkv.attention` does."""
+    def add(self, ran: Ran, call: Call) -> tuple[Array, Array]:
+        """Run a checked call, keep its summary; gives the result and the log-sum-exp."""
         before, times = self._latest.get(id(ran.owner), (None, 0))
         # one layer called again with the same mask is the next layer: its weights are shared
         times = times + 1 if ran.mask is not None and ran.mask is before else 0
@@ -131,7 +131,10 @@ class Recording(Trace):
         summary = summarize_call(seen, self._top_k)
         layer.ran.append(ran)
         layer.parts.append(summary._replace(out=summary.lse))
-        return summary.out if seen is call else answer(call)[0]
+        if seen is call:
+            return summary.out, summary.lse
+        out, lse = answer(call, lse=True)
+        return out, lse
 
     def finish(self) -> None:
         """Put together what was kept, under the names of a trace."""

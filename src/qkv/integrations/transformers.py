@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import Call, check_call
+from qkv.attend.call import check_call
+from qkv.attend.gradient import attention_grad
 from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.extras import need
@@ -19,12 +20,7 @@ from qkv.integrations.record import Ran, can_record, current
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 SHORT = 32  # queries up to which it takes longer to check a call than to copy its result
-PLAIN = {"is_causal"}
-
-_NO_GRADIENT = (
-    'attn_implementation="qkv" has no gradient: run the model under torch.no_grad() or '
-    'torch.inference_mode(), or train it after model.set_attn_implementation("sdpa")'
-)
+PLAIN = {"is_causal", "scale"}
 
 
 def register() -> None:
@@ -35,7 +31,8 @@ def register() -> None:
     `transformers` computed by qkv. Tensors are read where they stand and results are handed
     back where they stand: float32, float64, float16 and bfloat16. Causal masks, sliding windows and
     padding reach the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks,
-    position bias and grouped heads are those of the model. It computes results, no gradients.
+    position bias and grouped heads are those of the model. Models train: whatever of this needs a
+    gradient gets it, in memory that grows with the length and not with its square.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -59,7 +56,7 @@ def attend(
     value: Any,
     attention_mask: Any,
     dropout: float = 0.0,
-    scaling: float | None = None,
+    scaling: Any = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Any = None,
@@ -75,7 +72,7 @@ def attend(
         value: `(B, Hkv, S, dv)`.
         attention_mask: what `mask` gave, or the model's own; None where there is none.
         dropout: must be 0 while a model is trained.
-        scaling: what the scores are multiplied by.
+        scaling: what the scores are multiplied by; a tensor may be learned.
         is_causal: counts where there is no mask; if None, what the module says.
         softcap: as `qkv.attention` takes it.
         s_aux: `(Hq,)`, the sinks.
@@ -86,34 +83,41 @@ def attend(
         `(B, L, Hq, dv)`, and the weights `(B, Hq, L, S)` if `output_attentions` asks for them.
     """
     torch = _torch()
-    tensors = [x for x in (query, key, value, s_aux, position_bias) if x is not None]
-    _check(module, tensors, dropout, others)
-    options, ran = _options(module, query, key, attention_mask, is_causal)
+    name = type(module).__name__
+    _check(module, (query, key, value, s_aux, position_bias), dropout, others)
+    options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
+    if torch.is_tensor(scaling) and scaling.requires_grad:
+        query, scaling = query * scaling.to(query.dtype), 1.0
+    options["scale"] = scaling
     if softcap is not None:
         options["softcap"] = softcap
-    weights = bool(others.get("output_attentions"))
+    if numbers is not None and numbers.requires_grad:  # a bias that is learned
+        position_bias = numbers if position_bias is None else position_bias + numbers
+        numbers = None
     if torch.is_autocast_enabled("cpu") and not query.dtype == key.dtype == value.dtype:
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
-
-    def compute() -> tuple[Any, Any]:
-        if s_aux is not None:
-            options["sinks"] = _array(s_aux).reshape(-1)
-        if position_bias is not None:
-            options["bias"] = _array(position_bias)
-        q, k, v = _array(query), _array(key), _array(value)
-        if not weights and current() is None and query.shape[-2] <= SHORT and {*options} <= PLAIN:
-            found = quick_attention(q, k, v, "is_causal" in options, scaling, lse=False)
-            if found is not None:
-                out = _tensor(found[0], query.dtype).transpose(-3, -2)
-                return out.contiguous(), None
-        call = check_call(q, k, v, scale=scaling, call=type(module).__name__, **options)
-        return _answer(call, ran, weights=weights, kind=query.dtype)
-
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-        return compute()
-    if module.training:
-        raise NotImplementedError(_NO_GRADIENT)
-    out, shown = _without_gradient().apply(compute, *tensors)
+    given = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "attn_mask": numbers,
+        "bias": position_bias,
+        "sinks": None if s_aux is None else s_aux.reshape(-1),
+    }
+    tensors = {n: x for n, x in given.items() if x is not None}
+    weights = bool(others.get("output_attentions"))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values()):
+        asked = (name, [*tensors], options, ran, weights)
+        out, shown = _function().apply(asked, *tensors.values())
+        return out, shown
+    arrays = {n: _array(x) for n, x in tensors.items()}
+    plain = len(arrays) == 3 and {*options} <= PLAIN and query.shape[-2] <= SHORT
+    if plain and not weights and current() is None:
+        is_causal = "is_causal" in options
+        found = quick_attention(**arrays, is_causal=is_causal, scale=scaling, lse=False)
+        if found is not None:
+            return _tensor(found[0]).transpose(-3, -2).contiguous(), None
+    out, shown, _ = _answer(name, arrays, options, ran, weights=weights)
     return out, shown
 
 
@@ -209,7 +213,7 @@ class Rules:
         lengths = seen.sum(axis=1)
         if (seen == (np.arange(self.keys) < lengths[:, None])).all():
             return {"key_lengths": lengths}
-        return {"attn_mask": seen[:, None, None, :]}  # (B, 1, 1, S)
+        return {"attn_mask": seen[:, None, None, :].copy()}  # (B, 1, 1, S)
 
     def numbers(self) -> Any:
         """The whole mask, as a model expects it that does not know of rules."""
@@ -332,20 +336,44 @@ def _mask_type() -> Any:
 
 
 @functools.cache
-def _without_gradient() -> Any:
-    """What stands in the graph of torch in place of attention: its way back is an error."""
+def _function() -> Any:
+    """Attention as a step in the graph of torch: the way there, and the way back."""
+    torch = _torch()
 
-    def forward(ctx: Any, compute: Any, *tensors: Any) -> Any:
-        return compute()
+    def forward(ctx: Any, asked: tuple[Any, ...], *tensors: Any) -> Any:
+        name, names, options, ran, weights = asked
+        arrays = dict(zip(names, map(_array, tensors), strict=True))
+        out, shown, lse = _answer(name, arrays, options, ran, weights=weights, lse=True)
+        ctx.asked = name, names, options
+        ctx.save_for_backward(*tensors, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, shown
 
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError(_NO_GRADIENT)
+    def backward(ctx: Any, above: Any, above_weights: Any) -> Any:
+        name, names, options = ctx.asked
+        if above_weights is not None:
+            raise NotImplementedError(
+                f"{name}: the weights that output_attentions gives have no gradient with qkv: "
+                'load the model with attn_implementation="eager"'
+            )
+        if above is None:  # nothing came of the result
+            return (None,) * len(ctx.needs_input_grad)
+        *tensors, out, lse = ctx.saved_tensors
+        arrays = dict(zip(names, map(_array, tensors), strict=True))
+        forward = np.swapaxes(_array(out), -3, -2), _array(lse)
+        above = np.swapaxes(_array(above), -3, -2)
+        found = attention_grad(**arrays, grad_out=above, forward=forward, **options)
+        return None, *(
+            _tensor(getattr(found, which)) if wanted else None
+            for which, wanted in zip(names, ctx.needs_input_grad[1:], strict=True)
+        )
 
-    way = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Attention", (_torch().autograd.Function,), way)
+    once = torch.autograd.function.once_differentiable(backward)
+    way = {"forward": staticmethod(forward), "backward": staticmethod(once)}
+    return type("Attention", (torch.autograd.Function,), way)
 
 
-def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, Any]) -> None:
+def _check(module: Any, tensors: tuple[Any, ...], dropout: float, others: dict[str, Any]) -> None:
     """An error for what would be computed wrongly, or not at all."""
     name = type(module).__name__
     for refused in REFUSED:
@@ -355,11 +383,13 @@ def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, An
                 'load the model with attn_implementation="sdpa" or "eager"'
             )
     if dropout and module.training:
+        option = _option_of(dropout, getattr(module, "config", None))
         raise NotImplementedError(
-            f"{name} asks for dropout {dropout} and qkv has none: call model.eval()"
+            f"{name} asks for dropout {dropout} while it is trained, and qkv has none: "
+            f"load the model with {option}=0.0 in its config, or call model.eval()"
         )
     for tensor in tensors:
-        if not tensor.is_cpu:
+        if tensor is not None and not tensor.is_cpu:
             raise ValueError(
                 f"{name}: a tensor is on {tensor.device} and qkv computes on the CPU: "
                 'move the model with model.to("cpu"), or take another attn_implementation'
@@ -373,46 +403,69 @@ def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, An
 
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
-) -> tuple[dict[str, Any], Ran]:
-    """What is visible, as arguments of `qkv.attention`, and for a recording what ran."""
+) -> tuple[dict[str, Any], Any, Ran]:
+    """What is visible, as arguments of `qkv.attention` and as a tensor, and what ran.
+
+    The tensor is None where the arguments say it all. What ran is for a recording.
+    """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal or length == 1:
-            return {}, Ran(module)
+            return {}, None, Ran(module)
         if length != keys:
             raise ValueError(
                 f"{type(module).__name__} is causal, has {length} queries and {keys} keys, "
                 "and no mask says where the queries stand: hand it an attention_mask"
             )
-        return {"is_causal": True}, Ran(module, is_causal=True)
+        return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not _mask_type():
         # the user may hand the same one to the next forward pass: it does not say which this is
-        return {"attn_mask": _array(attention_mask)}, Ran(module)
+        return {}, attention_mask, Ran(module)
     rules: Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if attention_mask.changed or (rules.length, rules.keys) != (length, keys):
-        return {"attn_mask": _array(attention_mask + 0)}, ran
-    return dict(rules.options), ran
+        return {}, attention_mask + 0, ran
+    return dict(rules.options), None, ran
 
 
-def _answer(call: Call, ran: Ran, *, weights: bool, kind: Any) -> tuple[Any, Any]:
-    """Out `(B, L, Hq, dv)`, and the weights where they are wanted."""
+def _option_of(dropout: float, config: Any) -> str:
+    """The name of the option of a model that asks for this dropout, as far as can be told."""
+    given = getattr(config, "__dict__", {})
+    names = [name for name, value in given.items() if "drop" in name and value == dropout]
+    return min(names, key=lambda name: "att" not in name, default="dropout")
+
+
+def _answer(
+    name: str,
+    arrays: dict[str, Any],
+    options: dict[str, Any],
+    ran: Ran,
+    *,
+    weights: bool,
+    lse: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Out `(B, L, Hq, dv)`; where wanted weights `(B, Hq, L, S)` and log-sum-exp `(B, Hq, L)`."""
+    call = check_call(**arrays, **options, call=name)
     recording = current()
-    shown = None
+    if recording is not None and _torch()._C._current_graph_task_id() != -1:
+        recording = None  # on the way back: a checkpoint has run once already
+    shown = sums = None
     if recording is not None:
-        out = np.ascontiguousarray(np.swapaxes(recording.add(ran, call), -3, -2))
+        out, sums = recording.add(ran, call)
+        out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
             shown = answer(call, weights=True)[1]
     else:
         kv_heads, group, length = call.shape[-3:]
         lead = call.lead[len(call.lead) + 3 - call.axes :]
         out = np.empty((*lead, length, kv_heads * group, call.value.shape[-1]), call.dtype)
-        found = answer(call, weights=weights, out=np.swapaxes(out, -3, -2))
-        shown = found[1] if weights else None
+        _, *found = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
+        shown = found[0] if weights else None
+        sums = found[-1] if lse else None
     if shown is not None:
-        shown = _tensor(shown.astype(call.dtype, copy=False), kind)
-    return _tensor(out, kind), shown
+        shown = _tensor(shown.astype(call.dtype, copy=False))
+    return _tensor(out), shown, None if sums is None else _tensor(sums)
 
 
 def _torch() -> Any:
@@ -435,9 +488,9 @@ def _array(tensor: Any) -> Array:
     return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
 
 
-def _tensor(array: Array, kind: Any) -> Any:
-    """An array where it stands, as a tensor of the type `kind`."""
+def _tensor(array: Array) -> Any:
+    """An array where it stands, as a tensor."""
     torch = _torch()
-    if kind is torch.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(kind)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

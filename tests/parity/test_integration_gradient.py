@@ -1,0 +1,402 @@
+"""Models of transformers that train on qkv, against the same models on eager attention."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import qkv
+from qkv.attend.gradient import attention_grad
+from qkv.integrations.transformers import attend, register
+
+from .models import double
+from .test_integration import DECODERS, ENCODERS, PAIRS, VISION, made, words
+
+TEXTS = {**ENCODERS, **DECODERS}
+FAMILIES = [
+    "albert",  # layers that share their weights
+    "bert",
+    "distilbert",
+    "gemma2",  # softcap, and windows in some layers
+    "gpt2",
+    "gpt_oss",  # sinks
+    "granite",  # a scale of its own
+    "llama",  # heads that share keys
+    "llama4_text",  # chunks, which no rule says
+    "mistral",  # a window
+    "modernbert",  # a window on both sides
+    "opt",
+    "qwen3",
+    "roberta",
+]
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2}  # of the largest
+NO_DROPOUT = {
+    "dropout": 0.0,
+    "dropout_rate": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register()
+
+
+def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
+    """A number that depends on each vector, but for those of padding."""
+    vectors = model(**inputs).last_hidden_state
+    generator = torch.Generator().manual_seed(1)
+    above = torch.randn(vectors.shape, generator=generator).to(vectors.dtype)
+    real = inputs.get("attention_mask")
+    if real is not None and real.shape == vectors.shape[:2]:
+        above = above * real[..., None]
+    return (above * vectors).sum()
+
+
+def gradients(
+    model: Any, inputs: dict[str, Any], implementation: str, loss: Callable[..., Any] = loss_of
+) -> dict[str, Any]:
+    """The gradient of each parameter that has one."""
+    model.set_attn_implementation(implementation)
+    model.zero_grad(set_to_none=True)
+    way_back = mock.patch("qkv.integrations.transformers.attention_grad", wraps=attention_grad)
+    with double(model.dtype == torch.float64), way_back as called:
+        loss(model, inputs).backward()
+    assert bool(called.call_count) == (implementation == "qkv")
+    model.set_attn_implementation("eager")
+    return {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+
+
+def near(found: dict[str, Any], expected: dict[str, Any], bound: float) -> None:
+    """Each gradient by its own largest number.
+
+    A few are zero but for rounding, as that of a bias of keys, which moves all scores of a row
+    alike: to them counts a hundredth of the largest of all.
+    """
+    assert found.keys() == expected.keys()
+    most = max(float(x.abs().max()) for x in expected.values())
+    assert 0 < most < np.inf
+    for name, theirs in expected.items():
+        ours = found[name]
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        allowed = bound * max(float(theirs.abs().max()), most / 100)
+        assert float((ours - theirs).abs().max()) <= allowed, name
+
+
+def compare(model: Any, inputs: dict[str, Any]) -> None:
+    ours = gradients(model, inputs, "qkv")
+    near(ours, gradients(model, inputs, "eager"), BOUND[model.dtype])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_a_text_model_are_those_of_eager_attention(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = made(name, TEXTS[name], dtype)
+    compare(model, words([19, 19]))
+    for side in ("right", "left"):
+        compare(model, words([19, 7, 1, 12], side))
+
+
+@pytest.mark.parametrize("name", ["clip_vision_model", "vit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_a_vision_model_are_those_of_eager_attention(
+    name: str, dtype: torch.dtype
+) -> None:
+    pixels = torch.randn(2, 3, 24, 24, dtype=dtype)
+    compare(made(name, VISION[name], dtype), {"pixel_values": pixels})
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_an_encoder_decoder_are_those_of_eager_attention(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = made(name, PAIRS[name], dtype)
+    inputs = words([19, 7, 12]) | {"decoder_input_ids": words([5, 5, 5])["input_ids"]}
+    compare(model, inputs)
+    if name == "t5":
+        found = gradients(model, inputs, "qkv")
+        for side in ("encoder", "decoder"):
+            bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            assert found[bias].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gpt_oss"])
+def test_gradients_in_bfloat16(name: str) -> None:
+    """Both against float32: neither can be nearer than its rounding."""
+    model = made(name, TEXTS[name])
+    inputs = words([19, 7, 12], "left")
+    exact = gradients(model, inputs, "eager")
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    ours, theirs = (gradients(half, inputs, which) for which in ("qkv", "eager"))
+    most = max(float(x.abs().max()) for x in exact.values())
+    for key, truth in exact.items():
+        assert ours[key].dtype == torch.bfloat16
+        wrong, allowed = (float((x[key] - truth).abs().max()) for x in (ours, theirs))
+        assert wrong <= 2 * allowed + 0.005 * most, key
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt_oss", "llama", "t5"])
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
+def test_steps_of_training_lose_what_they_lose_with_eager_attention(
+    name: str, optimiser: Any
+) -> None:
+    kind = {"bert": "ForMaskedLM", "t5": "ForSeq2SeqLM"}.get(name, "ForCausalLM")
+    kind = getattr(transformers, f"AutoModel{kind}")
+    first = made(name, {**TEXTS, **PAIRS}[name] | NO_DROPOUT, torch.float64, kind)
+    inputs = words([19, 7, 12])
+    seen = inputs["attention_mask"].bool()
+    inputs["labels"] = torch.where(seen, inputs["input_ids"], -100)
+    losses = []
+    for implementation in ("eager", "qkv"):
+        model = copy.deepcopy(first).train()
+        model.set_attn_implementation(implementation)
+        steps = optimiser(model.parameters(), lr=1e-2)
+        found = []
+        with double(True):
+            for _ in range(6):
+                steps.zero_grad()
+                loss = model(**inputs).loss
+                loss.backward()
+                steps.step()
+                found.append(loss.item())
+        losses.append(found)
+    eager, ours = losses
+    assert eager[-1] < eager[0] - 0.05
+    np.testing.assert_allclose(ours, eager, rtol=1e-8)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["bert", "gemma2", "gpt_oss", "t5"])
+def test_gradients_are_the_same_where_layers_run_a_second_time(name: str, reentrant: bool) -> None:
+    model = made(name, {**TEXTS, **PAIRS}[name] | NO_DROPOUT)
+    inputs = words([19, 7, 12], "left")
+    if name == "t5":
+        inputs |= {"decoder_input_ids": words([5, 5, 5])["input_ids"]}
+    expected = gradients(model, inputs, "qkv")
+    near(expected, gradients(model, inputs, "eager"), 1e-5)
+    model.train().activation_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    found = gradients(model, inputs, "qkv")
+    near(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("way", ["plain", "checkpoints", "reentrant checkpoints"])
+@pytest.mark.parametrize("name", ["bert", "gemma2"])
+def test_what_is_recorded_while_a_model_trains_is_what_it_looked_at(name: str, way: str) -> None:
+    model = made(name, TEXTS[name] | NO_DROPOUT)
+    inputs = words([19, 7, 12], "left")
+    expected_gradients = gradients(model, inputs, "qkv")
+    model.set_attn_implementation("qkv")
+    with torch.no_grad(), qkv.record(top_k=3) as expected:
+        model(**inputs)
+    model.train()
+    if way != "plain":
+        model.activation_checkpointing_enable({"use_reentrant": way != "checkpoints"})
+        model.enable_input_require_grads()
+    with qkv.record(top_k=3) as trace:
+        found = gradients(model, inputs, "qkv")  # the way back is inside the block
+    near(found, expected_gradients, 1e-6)
+    assert trace.names() == expected.names()
+    for key in expected.names():
+        np.testing.assert_array_equal(trace[key], expected[key])
+
+
+def test_no_gradient_is_kept_where_none_is_wanted() -> None:
+    model = made("llama", TEXTS["llama"])
+    model.set_attn_implementation("qkv")
+    result = model(**words([9])).last_hidden_state
+    assert result.requires_grad
+    with mock.patch("qkv.integrations.transformers._function", side_effect=AssertionError):
+        with torch.no_grad():
+            assert torch.equal(model(**words([9])).last_hidden_state, result)
+        model.requires_grad_(False)
+        assert not model(**words([9])).last_hidden_state.requires_grad
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    model = made("gpt_oss", TEXTS["gpt_oss"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("sinks" in name)
+    compare(model, words([19, 7]))
+    assert len(gradients(model, words([19, 7]), "qkv")) == 3
+
+
+def test_gradients_under_autocast() -> None:
+    model = made("llama", TEXTS["llama"])
+    exact = gradients(model, words([19]), "eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (gradients(model, words([19]), which) for which in ("qkv", "eager"))
+    most = max(float(x.abs().max()) for x in exact.values())
+    for key, truth in exact.items():
+        assert ours[key].dtype == torch.float32
+        wrong, allowed = (float((x[key] - truth).abs().max()) for x in (ours, theirs))
+        assert wrong <= 2 * allowed + 0.005 * most, key
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch reads it itself
+def test_gradients_of_a_compiled_model() -> None:
+    model = made("gemma2", TEXTS["gemma2"])
+    expected = gradients(model, words([9, 4]), "eager")
+    compiled = torch.compile(model, backend="aot_eager")
+    found = gradients(model, words([9, 4]), "qkv", lambda _, inputs: loss_of(compiled, inputs))
+    near(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_gradients_with_a_mask_of_the_users_own(kind: str) -> None:
+    model = made("llama", TEXTS["llama"])
+    seen = torch.rand(2, 1, 19, 19) < 0.5
+    seen |= torch.eye(19, dtype=torch.bool)
+    numbers = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    inputs = words([19, 19]) | {"attention_mask": numbers}
+    expected = gradients(model, inputs, "eager")
+    inputs["attention_mask"] = seen if kind == "bool" else numbers
+    near(gradients(model, inputs, "qkv"), expected, 1e-5)
+
+
+def drawn(*, seed: int = 0, **shapes: tuple[int, ...]) -> dict[str, Any]:
+    """Random tensors of float64 that want a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for name, shape in shapes.items()
+    }
+
+
+HEADS = {"query": (2, 4, 5, 3), "key": (2, 2, 7, 3), "value": (2, 2, 7, 6)}
+LEARNED = {
+    "position_bias": (1, 4, 5, 7),
+    "attention_mask": (2, 1, 5, 7),
+    "s_aux": (4,),
+    "scaling": (),
+}
+
+
+@pytest.mark.parametrize("names", [(), *((name,) for name in LEARNED), tuple(LEARNED)], ids=str)
+def test_whatever_is_learned_gets_its_gradient(names: tuple[str, ...]) -> None:
+    """Against the formula in torch, whose gradients are held to finite differences too."""
+    tensors = drawn(**HEADS, **{name: LEARNED[name] for name in names})
+
+    def formula(query: Any, key: Any, value: Any, **more: Any) -> Any:
+        key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+        scores = query @ key.mT * more.get("scaling", 3**-0.5)
+        scores = 2 * torch.tanh(scores / 2)
+        for name in ("position_bias", "attention_mask"):
+            scores = scores + more.get(name, 0)
+        sinks = more.get("s_aux", torch.tensor([-math.inf] * 4))
+        sinks = sinks[:, None, None].expand(2, 4, 5, 1).to(scores)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return (weights @ value).transpose(1, 2)
+
+    def ours(**given: Any) -> Any:
+        given = {"attention_mask": None, "is_causal": False, "softcap": 2.0} | given
+        out, weights = attend(torch.nn.Module(), **given)
+        assert weights is None
+        return out
+
+    out, expected = ours(**tensors), formula(**tensors)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+    above = torch.randn_like(out)
+    found = torch.autograd.grad(out, [*tensors.values()], above)
+    theirs = torch.autograd.grad(expected, [*tensors.values()], above)
+    for name, one, other in zip(tensors, found, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12, msg=name)
+
+    def at(*changed: Any) -> Any:
+        return ours(**dict(zip(tensors, changed, strict=True)))
+
+    assert torch.autograd.gradcheck(at, [*tensors.values()])
+
+
+def test_tensors_are_kept_where_they_stand() -> None:
+    heads = {name: (x[0], x[2], x[1], x[3]) for name, x in HEADS.items()}
+    tensors = {name: x.transpose(1, 2) for name, x in drawn(**heads).items()}
+    out, _ = attend(torch.nn.Module(), **tensors, attention_mask=None, is_causal=False)
+    kept = out.grad_fn.saved_tensors
+    assert [x.data_ptr() for x in kept[:-1]] == [x.data_ptr() for x in (*tensors.values(), out)]
+    assert kept[-1].shape == (2, 4, 5)
+
+
+def test_a_mask_that_was_written_to_before_the_way_back_is_an_error() -> None:
+    tensors = drawn(**HEADS)
+    seen = torch.rand(2, 1, 5, 7) < 0.8
+    out, _ = attend(torch.nn.Module(), **tensors, attention_mask=seen)
+    seen.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_the_places_of_padding_count_as_they_were() -> None:
+    model = made("llama", TEXTS["llama"])
+    inputs = words([9, 9]) | {"attention_mask": torch.ones(2, 9, dtype=torch.bool)}
+    inputs["attention_mask"][0, 4] = False  # no rule but a mask of its own
+    expected = gradients(model, inputs, "eager")
+
+    def loss(model: Any, inputs: dict[str, Any]) -> Any:
+        mask = inputs["attention_mask"].clone()
+        found = loss_of(model, inputs | {"attention_mask": mask})
+        mask.fill_(True)
+        return found
+
+    near(gradients(model, inputs, "qkv", loss), expected, 1e-5)
+
+
+def test_weights_that_are_given_out_have_no_gradient() -> None:
+    model = made("bert", TEXTS["bert"])
+    inputs = words([9]) | {"output_attentions": True}
+    compare(model, inputs)
+    model.set_attn_implementation("qkv")
+    found = model(**inputs).attentions[1]
+    assert torch.isfinite(found).all()
+    with pytest.raises(NotImplementedError, match="BertSelfAttention: the weights that output_att"):
+        found[..., 0].sum().backward()
+
+
+def test_a_gradient_of_a_gradient_is_an_error() -> None:
+    tensors = drawn(**HEADS)
+    out, _ = attend(torch.nn.Module(), **tensors, attention_mask=None, is_causal=False)
+    [found] = torch.autograd.grad(out.pow(2).sum(), tensors["query"], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        found.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("bert", "attention_probs_dropout_prob"),
+        ("distilbert", "attention_dropout"),
+        ("gpt2", "attn_pdrop"),
+        ("llama", "attention_dropout"),
+        ("t5", "dropout_rate"),
+    ],
+)
+def test_dropout_of_attention_is_refused_by_the_name_of_its_option(name: str, option: str) -> None:
+    options = {**TEXTS, **PAIRS}[name]
+    model = made(name, options | NO_DROPOUT | {option: 0.2, "dropout": 0.2})
+    model.set_attn_implementation("qkv")
+    inputs = words([9]) | ({"decoder_input_ids": words([5])["input_ids"]} if name == "t5" else {})
+    model(**inputs)
+    way_out = rf"asks for dropout 0\.2 while .* {option}=0\.0 in its config, or call model\.eval"
+    with pytest.raises(NotImplementedError, match=way_out):
+        model.train()(**inputs)
+    model = made(name, options | {option: 0.0}).train()
+    model.set_attn_implementation("qkv")
+    model(**inputs)
