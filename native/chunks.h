@@ -49,8 +49,8 @@ struct Shared {
   int64_t chunks = 0;
 };
 
-// Room for packed heads: as many as there are workers is enough, since each has one of its own, and
-// none begins another once it helps.
+// Room for packed heads: as many as there are workers is enough, since a head keeps its own only
+// while some worker computes a part of it.
 class Room {
  public:
   explicit Room(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
@@ -134,6 +134,31 @@ inline void ask_for_head(const Attention& a, int64_t head) {
   ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
 }
 
+// Whether a worker takes all heads of a row: they stand beside each other, and rows are many.
+inline bool goes_by_row(const Attention& a, int threads) {
+  return a.query.i >= a.size * a.kv_heads * a.group && a.rows >= 4 * threads;
+}
+
+// Whether a core's cache holds what all heads of a row read and write.
+inline bool is_near(const Attention& a, int64_t queries, int64_t keys) {
+  constexpr int64_t NEAR = 1 << 17;
+  return (queries * a.group + keys) * a.kv_heads * (a.size + a.value_size) <= NEAR;
+}
+
+// Bring the first `count` of i of all heads of a row near, in the order of memory: the few numbers
+// of one head are no run that a processor foresees. Key heads come in groups of `group`.
+inline void fetch(const Attention& a, const Cells& cells, int64_t row, int64_t count, int64_t group,
+                  int64_t size) {
+  int64_t bytes = cells.type == Type::float32 ? 4 : 2;
+  const char* from = static_cast<const char*>(cells.data) + cells.rows[row] * bytes;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t h = 0; h < a.kv_heads * group; ++h) {
+      int64_t at = i * cells.i + h / group * cells.head + h % group * cells.group;
+      for (int64_t c = 0; c < size * bytes; c += 64)
+        (void)*static_cast<const volatile char*>(from + at * bytes + c);
+    }
+}
+
 // Call `compute(chunk, packed head, scratch)` for every chunk of every head's queries, and
 // `join(row, kv head, packed head)` after a head's last.
 template <class Product, class Scratch, class Compute, class Join>
@@ -163,6 +188,8 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
     room[k].received.need(size_t(plan.received));
   }
   std::atomic<int64_t> next_head{0};
+  bool by_row = goes_by_row(a, threads);
+  int64_t together = by_row ? a.kv_heads : 1;
   on_threads(threads, [&](int) {
     Scratch scratch;
     scratch.need(most_keys, a.size, a.value_size);
@@ -182,9 +209,19 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
         }
       }
     };
-    for (int64_t head; (head = next_head++) < heads;) {
-      if (most_blocks == 1 && head + threads < heads) ask_for_head(a, head + threads);
-      help_with(head);
+    for (int64_t first; (first = next_head++ * together) < heads;) {
+      int64_t row = first / a.kv_heads, keys = a.key_length[row];
+      if (by_row && is_near(a, a.length[row], keys)) {
+        fetch(a, a.query, row, at_most(a.length[row], a.query_length[row]), a.group, a.size);
+        fetch(a, a.key, row, keys, 1, a.size);
+        fetch(a, a.value, row, keys, 1, a.value_size);
+        // whoever helps with the row may write its results already: they are not read
+        ask_for(a.out, cell(a.out, {row, 0, 0, 0}, 0), a.length[row],
+                a.kv_heads * a.group * a.value_size);
+      } else if (!by_row && most_blocks == 1 && first + threads < heads) {
+        ask_for_head(a, first + threads);
+      }
+      for (int64_t head = first; head < first + together; ++head) help_with(head);
     }
     for (int64_t head = 0; head < heads; ++head) help_with(head);  // of others
   });

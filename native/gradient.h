@@ -452,6 +452,18 @@ inline void ask_for_small(const Differentiation& d, int64_t head) {
   ask_for(d.g.above, cell(d.g.above, p, 0), count, a.value_size);
 }
 
+// The same of all heads of a row: see `fetch`.
+inline void fetch_row(const Differentiation& d, int64_t row) {
+  const Attention& a = d.a;
+  int64_t queries = real_queries(a, row), keys = a.key_length[row];
+  if (!is_near(a, queries, keys)) return;
+  for (const Cells* cells : {&a.query, &d.g.query}) fetch(a, *cells, row, queries, a.group, a.size);
+  for (const Cells* cells : {&a.out, &d.g.above})
+    fetch(a, *cells, row, queries, a.group, a.value_size);
+  for (const Cells* cells : {&a.key, &d.g.key}) fetch(a, *cells, row, keys, 1, a.size);
+  for (const Cells* cells : {&a.value, &d.g.value}) fetch(a, *cells, row, keys, 1, a.value_size);
+}
+
 // Whether heads or rows add to the same numbers of the bias.
 inline bool shares_bias(const Attention& a, const Cells& bias) {
   if (!bias) return false;
@@ -506,6 +518,8 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
     });
   } else {
     Objects<std::atomic<int64_t>> next_block(static_cast<size_t>(heads));
+    bool by_row = goes_by_row(a, threads);
+    int64_t together = by_row ? a.kv_heads : 1;
     on_threads(int(at_most(threads, at_least(heads, d.units()))), [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
@@ -516,10 +530,16 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
           differentiate_block(d, head / a.kv_heads, head % a.kv_heads,
                               keys.begin / BLOCK + blocks - 1 - k, scratch);
       };
-      for (int64_t head; (head = next++) < heads;) {
-        if (head + threads < heads && is_small(head + threads)) ask_for_small(d, head + threads);
-        if (is_small(head)) prepare(head);
-        help_with(head);
+      for (int64_t first_head; (first_head = next++ * together) < heads;) {
+        int64_t after = first_head + threads;
+        if (by_row && is_small(first_head))
+          fetch_row(d, first_head / a.kv_heads);
+        else if (!by_row && after < heads && is_small(after))
+          ask_for_small(d, after);
+        for (int64_t head = first_head; head < first_head + together; ++head) {
+          if (is_small(head)) prepare(head);
+          help_with(head);
+        }
       }
       for (int64_t head = 0; !all_small && head < heads; ++head)  // of others
         if (!is_small(head)) help_with(head);

@@ -18,7 +18,7 @@ from .support import BFLOAT16, numbers
 from .test_gradient import terms
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
-QUERIES, KEYS = [3, 1, 0, 40, 2, 2, 7], [4, 6, 2, 33, 0, 0, 7]
+QUERIES, KEYS = [3, 1, 0, 40, 2, 2, 7, 2], [4, 6, 2, 33, 5, 5, 7, 0]
 PER_HEAD = ("sinks", "alibi_slopes")
 
 
@@ -128,7 +128,7 @@ def test_halves(dtype: Any) -> None:
     agree(packed(dtype=dtype), is_causal=True, q_offset="end", sinks=np.ones(4))
 
 
-@pytest.mark.parametrize("offset", ["start", "end", 0, 2, -1, [1, 2, -3, 5, 0, 9, -1]])
+@pytest.mark.parametrize("offset", ["start", "end", 0, 2, -1, [1, 2, -3, 5, 0, 3, -1, 9]])
 @pytest.mark.parametrize("name", ["is_causal", "window", "alibi_slopes"])
 def test_offsets_are_those_of_each_sequence(name: str, offset: Any) -> None:
     agree(packed(), q_offset=offset, **{name: OPTIONS[name]})
@@ -230,6 +230,20 @@ def test_nan_shows_in_its_sequence_and_key_head_alone(name: str, dtype: Any) -> 
         others[slice(*rows), heads:] = False
         ours, before = (getattr(x, part)[others] for x in (found, clean))
         np.testing.assert_array_equal(ours, before)
+
+
+@pytest.mark.parametrize("size", [100.0, 3e7])
+def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
+    query, key, value, above, starts, key_starts = packed([4, 20, 5], [4, 33, 5])
+    key[:] = query[0, 0] = 1
+    query[4:24, 2:] = size  # the logarithm of 33 is lost, or half of it, in a float32 beside it
+    arrays = query, key, value, above, starts, key_starts
+    forward = qkv.varlen_attention(*arrays[:3], starts, key_starts, return_lse=True)
+    for saved in (None, forward):
+        found = qkv.varlen_attention_grad(*arrays, forward=saved)
+        expected = above[4:24, 2:].astype(F64).sum((0, 1)) / 33
+        error = np.abs(found.value[4:37, 1] - expected).max()
+        assert error < 4e-6 * np.abs(above[4:24, 2:]).sum((0, 1)).max() / 33
 
 
 @pytest.mark.parametrize("size", [30.0, 1000.0])
