@@ -151,6 +151,22 @@ def test_it_goes_on_from_its_state_anywhere(tmp_path: Path) -> None:
         assert spelled(again.take() for _ in range(100 - taken)) == expected[taken:]
 
 
+def test_a_small_corpus_is_read_and_cut_once(tmp_path: Path) -> None:
+    cuts = []
+
+    def cut(lines):
+        cuts.append(len(lines))
+        return running(Letters(), 4)(lines)
+
+    for block, expected in ((1000, [40]), (80, [20, 20] * 3)):
+        files = Files([write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))])
+        cuts.clear()
+        source = Corpus(files, cut, block=block)
+        while source.state()["epoch"] < 3:
+            source.take()
+        assert cuts == [*expected, *expected[: len(expected) % 2 == 0]]
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     state = corpus(write(tmp_path / "a", "one\ntwo\n")).state()
     again = corpus(write(tmp_path / "a", "one\ntwo\nthree\n"))
@@ -211,7 +227,8 @@ def test_empty_and_one_word(tmp_path: Path) -> None:
         need_two_words(Files([write(tmp_path / "a", "spam spam\nspam\n" * 100)]))
     with pytest.raises(ValueError, match="but blanks"):
         need_two_words(Files([write(tmp_path / "b", " \n\n\t")]))
-    need_two_words(Files([write(tmp_path / "c", "spam\n" * 10 + "egg")]))
+    for text in ("spam\n" * 10 + "egg", "spam!", "\u4e16\u754c" * 100, "a " * 9 + "b" * 2**20):
+        need_two_words(Files([write(tmp_path / "c", text)]))
     with pytest.raises(ValueError, match="gives no token at all"):
         Corpus(Files([write(tmp_path / "d", "\n")]), lambda lines: []).take()
 

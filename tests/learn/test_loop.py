@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from qkv.learn import (
 from qkv.learn import checkpoints as checkpoints_module
 from qkv.learn import loop as loop_module
 from qkv.learn.loop import spread
+from qkv.learn.metrics import Metrics
 
 from .support import BERT, Pull, network
 
@@ -388,6 +390,26 @@ def test_a_model_that_cannot_be_saved_keeps_the_last_checkpoint(
     monkeypatch.setattr(qkv.Model, "save", full)
     with pytest.raises(OSError, match=r"the model of step 4 cannot be written .*step-00000004"):
         train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, 0)
+    metrics.write({"step": 1})
+    metrics.close()
+    metrics._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left"):
+        metrics.write({"step": 2})
+    metrics.close()  # nothing waits to be written
+
+    class Pieces(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:5])
+
+    metrics._file = Pieces()
+    metrics.write({"step": 123456789})
+    assert metrics._file.getvalue() == b'{"step": 123456789}\n'
+    assert steps_of(tmp_path) == [1]
 
 
 # Metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from qkv.text import Tokenizer
 BLOCK = 1 << 22  # bytes that are read, cut and shuffled at once
 _LONGEST_LINE = 1 << 20  # bytes of a line that are read at once
 _TEXTS_AT_ONCE = 1000
+_MOST_LOOKED_AT = 10_000  # letters of a line, to see whether there is more than one word
+_LONGEST_WORD = 100  # letters; what is longer is a text without blanks
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -118,8 +121,8 @@ def need_two_words(files: Files) -> None:
     """
     found: set[str] = set()
     for line in files.lines():
-        found.update(line.split()[:1000])
-        if len(found) > 1:
+        found.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_LOOKED_AT]))
+        if len(found) > 1 or max(map(len, found), default=0) > _LONGEST_WORD:
             return
     what = f"but the word {next(iter(found))!r:.40}" if found else "but blanks"
     raise ValueError(f"corpus: {_named(files.paths)} holds nothing {what}: give more text")
@@ -146,6 +149,7 @@ class Corpus:
         self._begin, self._number, self._epoch, self._next = Place(), 0, 0, 0
         self._sequences: list[Array] | None = None
         self._end = Place()
+        self._kept: tuple[Place, list[Array], Place] | None = None
 
     def take(self) -> Array:
         """The next sequence.
@@ -170,8 +174,10 @@ class Corpus:
             self._begin, self._number, self._epoch = Place(), 0, self._epoch + 1
 
     def _read(self) -> list[Array]:
-        lines, self._end = self._files.block(self._begin, self._block)
-        found = self._cut(lines)
+        if self._kept is None or self._kept[0] != self._begin:  # else there is but one block
+            lines, end = self._files.block(self._begin, self._block)
+            self._kept = self._begin, self._cut(lines), end
+        _, found, self._end = self._kept
         rng = np.random.default_rng([self._seed, self._epoch, self._number])
         return [found[k] for k in rng.permutation(len(found))]
 
@@ -199,7 +205,7 @@ class Corpus:
             )
         self._begin, self._number = Place(**state["begin"]), state["number"]
         self._epoch, self._next, self._block = state["epoch"], state["next"], state["block"]
-        self._sequences = None
+        self._sequences = self._kept = None
 
 
 def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:

@@ -26,12 +26,17 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(_line(row) for row in kept)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # what was written is there, whatever comes
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add a line."""
-        self._file.write(_line(row))
-        self._file.flush()
+        """Add a line.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        line = _line(row)
+        while line:
+            line = line[self._file.write(line) :]
 
     def close(self) -> None:
         """No more lines."""
