@@ -170,6 +170,18 @@ def test_heads_by_keys(visit: Visit, html: str) -> None:
     assert "layer 1, head 1" in page.locator("h3").first.inner_text()
 
 
+def test_of_many_heads_the_chosen_one_is_in_sight(visit: Visit) -> None:
+    options = {"layers": 12, "heads": 12, "learns": {(11, 5): "first"}}
+    page = visit(page_of(made([f"w{i}" for i in range(6)], [0, 9], **options)))
+    chosen = page.locator(".head[aria-selected=true]")
+    assert chosen.get_attribute("data-i") == "137"
+    inside = chosen.evaluate(
+        "node => { const [a, b] = [node, node.parentNode].map((n) => n.getBoundingClientRect());"
+        " return a.top >= b.top && a.bottom <= b.bottom; }"
+    )
+    assert inside
+
+
 def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -> None:
     page = visit(html)
     for place, score in enumerate(view.replay.scores):
@@ -194,16 +206,25 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
     for place, line in enumerate(chart.locator("polyline").all()):
         points = [list(map(float, p.split(","))) for p in str(line.get_attribute("points")).split()]
         x, y = np.array(points).T
-        np.testing.assert_allclose((x - left) / (right - left) * 1000, STEPS, atol=0.2)
+        np.testing.assert_allclose((x - left) / (right - left), np.arange(7) / 6, atol=1e-3)
         course = view.replay.values[:, view.head.layer, view.head.head, place]
         np.testing.assert_allclose((ground - y) / (ground - top), course, atol=2e-3)
     box = chart.bounding_box()
     assert box
-    at = left + (right - left) * 0.11  # nearest to step 100
+    at = left + (right - left) * 4.2 / 6  # nearest to the fifth
     page.mouse.click(box["x"] + at, box["y"] + 60)
     assert shown_step(page) == 100
     mark = float(str(chart.locator(".replay-now").get_attribute("x1")))
-    assert mark == pytest.approx(left + (right - left) * 0.1, abs=0.2)
+    assert mark == pytest.approx(left + (right - left) * 4 / 6, abs=0.2)
+    lost = page.locator(".replay-chart").nth(1)
+    points = str(lost.locator("polyline").get_attribute("points")).split()
+    x, y = np.array([list(map(float, point.split(","))) for point in points]).T
+    steps, losses = np.array(view.replay.losses).T
+    places = np.interp(steps, STEPS, np.arange(7) / 6)  # evenly between two snapshots
+    np.testing.assert_allclose((x - left) / (right - left), places, atol=1e-3)
+    np.testing.assert_allclose(
+        (y - y[0]) / (y[-1] - y[0]), (losses - 5) / (losses[-1] - 5), atol=2e-3
+    )
 
 
 def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:

@@ -212,16 +212,16 @@ def image_figure(view: ImageView) -> Figure:
 
 def replay_figure(view: ReplayView) -> Figure:
     """A strip of the head's weights through training, its scores, and the loss."""
-    replay, places = view.replay, view.strip
+    replay, strip = view.replay, view.strip
     figure = _figure(13.2, 6.2)
     _plain(figure.suptitle(_in_lines(view.sentence, 110)), 13)
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.95, 1.0])[:, 0]
-    panels = above.subplots(1, len(places), squeeze=False)[0]
+    panels = above.subplots(1, len(strip), squeeze=False)[0]
     patterns, hidden = replay.patterns(view.head), replay.hidden_of(view.head)
     top = float(patterns.max(initial=0.0)) or 1.0
     names = drawable(replay.first.tokens)
     image = None
-    for axes, place in zip(panels, places, strict=True):
+    for axes, place in zip(panels, strip, strict=True):
         image = axes.imshow(patterns[place], cmap="cividis", vmin=0.0, vmax=top)
         if hidden is not None and hidden.any():
             veil = np.ma.masked_where(~hidden, np.ones(hidden.shape))
@@ -242,20 +242,28 @@ def replay_figure(view: ReplayView) -> Figure:
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
     charts = below.subplots(1, 2 if replay.losses else 1, squeeze=False)[0]
+    knots = replay.knots
+
+    def at(points: Sequence[tuple[float, float]]) -> tuple[Any, Any]:
+        steps, values = zip(*points, strict=True)
+        return np.interp(steps, knots, range(len(knots))), values
+
     charts[0].set_title(f"Scores of layer {view.head.layer}, head {view.head.head}", fontsize=11)
     for line in view.lines:
         style = "-" if not line.dash else (0, [float(x) / 2 for x in line.dash.split()])
         charts[0].plot(
-            *zip(*line.points, strict=True), label=line.name, color=line.color, linewidth=2.2,
+            *at(line.points), label=line.name, color=line.color, linewidth=2.2,
             linestyle=style, marker="o", markersize=3,
         )  # fmt: skip
     charts[0].set_ylim(-0.02, 1.02)
     charts[0].legend(fontsize=8, frameon=False, loc="best")
     if replay.losses:
-        charts[1].plot(*zip(*replay.losses, strict=True), color="#1a1a1a", linewidth=1.4)
+        charts[1].plot(*at(replay.losses), color="#1a1a1a", linewidth=1.4)
         charts[1].set_title("Loss", fontsize=11)
         charts[1].set_xlim(charts[0].get_xlim())
+    places = range(len(knots))[:: -max(1, -(-len(knots) // 12))]
     for axes in charts:
+        axes.set_xticks(places, [f"{knots[place]:,}" for place in places])
         axes.set_xlabel("training step", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)

@@ -8,7 +8,8 @@
 #               "values": [for each step [layers x H]]}, ...],
 #   "score": place in "scores" of the one that the sentence is about,
 #   "becomes": weight from which a head is called by what it looks at,
-#   "losses": [[step, loss], ...],   "left_out": [sentences]
+#   "losses": [[step, loss], ...], "knots": [the steps that stand at even distances in charts],
+#   "left_out": [sentences]
 #
 # `start` (see page.py) says which head is shown first.
 
@@ -92,6 +93,15 @@ class Replay:
         if len(self.steps) == 1:
             return np.asarray(self.values[0])
         return np.asarray(self.values[-1] - self.values[0])
+
+    @property
+    def knots(self) -> list[int]:
+        """The steps that charts have at even distances: snapshots, and the ends of what was logged.
+
+        Snapshots are mostly taken ever farther apart, since most happens early.
+        """
+        every = [*self.steps, *(step for step, _ in self.losses)]
+        return sorted({*self.steps, min(every), max(every)})
 
     def course(self, head: Head, score: int) -> Array:
         """One score of one head at each step."""
@@ -266,6 +276,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         ],
         "score": score,
         "becomes": BECOMES,
+        "knots": replay.knots,
         "losses": thinned(replay.losses, MOST_LOSSES),
         "left_out": left_out,
     }

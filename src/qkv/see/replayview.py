@@ -154,13 +154,13 @@ class ReplayView(View):
             for place in self.strip
         ]
         where = f"layer {self.head.layer}, head {self.head.head}"
-        logged = [step for step, _ in replay.losses]
-        over = min([*self.steps, *logged]), max([*self.steps, *logged])
-        charts = [svg.chart(self.lines, f"Scores of {where}, over the steps", over, (0.0, 1.0))]
+        charts = [
+            svg.chart(self.lines, f"Scores of {where}, over the steps", replay.knots, (0.0, 1.0))
+        ]
         if replay.losses:
             points = [(x, y) for x, y in thinned(replay.losses, MOST_LOSSES)]
             ends = min(y for _, y in points), max(y for _, y in points)
-            charts.append(svg.chart([svg.Line(points, "", svg.INK)], "Loss", over, ends))
+            charts.append(svg.chart([svg.Line(points, "", svg.INK)], "Loss", replay.knots, ends))
         notes = [
             f"This head is shown because {self.head.reason}.",
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "

@@ -245,7 +245,7 @@ class Line(NamedTuple):
 def chart(
     lines: Sequence[Line],
     caption: str,
-    over: tuple[float, float],
+    knots: Sequence[float],
     ends: tuple[float, float],
     *,
     width: float = 460,
@@ -255,19 +255,18 @@ def chart(
     Args:
         lines: the lines.
         caption: what is shown.
-        over: the ends of the axis from left to right.
+        knots: what stands at even distances on the axis from left to right, in order.
         ends: those of the axis from below to above.
         width: of the whole.
     """
     left, top, height = 46.0, 26.0, 150.0
     named = [line for line in lines if line.name]
     low, high = ends
-    first, last = over
-    wide = (width - left - 12) / ((last - first) or 1)
+    wide = (width - left - 16) / max(1, len(knots) - 1)
     tall = height / ((high - low) or 1)
 
     def x(value: float) -> float:
-        return left + (value - first) * wide
+        return left + float(np.interp(value, knots, range(len(knots)))) * wide
 
     def y(value: float) -> float:
         return top + (high - value) * tall
@@ -275,13 +274,13 @@ def chart(
     elements = [text(0, 12, caption, weight="bold")]
     for value in (low, (low + high) / 2, high):
         elements += [
-            f'<path d="M{left:g} {y(value):.1f}H{width - 12:g}" stroke="{LINE}"/>',
+            f'<path d="M{left:g} {y(value):.1f}H{width - 16:g}" stroke="{LINE}"/>',
             text(left - 6, y(value) + 4, f"{value:.2f}", size=10, fill=DIM, anchor="end"),
         ]
-    elements.append(text(left, top + height + 16, f"{first:,.0f}", size=10, fill=DIM))
-    if last > first:
-        words = text(width - 12, top + height + 16, f"{last:,.0f}", size=10, fill=DIM, anchor="end")
-        elements.append(words)
+    every = -(-len(knots) * 50 // int(width - left))  # so that names do not meet
+    for knot in knots[::-1][::every]:
+        words, low_end = f"{knot:,.0f}", top + height + 16
+        elements.append(text(x(knot), low_end, words, size=10, fill=DIM, anchor="middle"))
     for line in lines:
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         drawn = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line.points)

@@ -2,14 +2,12 @@
 // The payload is described at the top of replay.py.
 
 VIEWS.replay = (box, payload, ui) => {
-  const { tokens, layers, heads: H, steps, shown, scores, losses, ...data } = payload.replay;
+  const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
   const [L, last, first] = [tokens.length, shown.length - 1, payload.start];
   const [packed, unit] = [unpack(data.weights), data.weights.unit];
   const bits = data.hidden && unpack(data.hidden);
   const dashes = ["", "8 4", "2 4", "10 3 2 3"];
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const ends = [steps, losses.map(([step]) => step)].flat();
-  const [from, to] = [Math.min(...ends), Math.max(...ends)];
   const state = { at: last, l: layers.indexOf(first.layer), h: first.head, score: data.score };
   let timer = 0;
 
@@ -58,7 +56,7 @@ VIEWS.replay = (box, payload, ui) => {
 
   /** Lines over the steps with a mark at the present one; what() -> {label, low, high, lines}. */
   function chart(what, high_, low_) {
-    const node = el("div", { class: "replay-chart", onclick: ({ clientX }) => x && near(x.back(clientX - node.getBoundingClientRect().left)) });
+    const node = el("div", { class: "replay-chart", onclick: ({ clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
     let x = null;
     function draw() {
       const width = node.clientWidth;
@@ -66,13 +64,16 @@ VIEWS.replay = (box, payload, ui) => {
       if (!width) return;
       const { label, low, high, lines } = what();
       const [left, right, top, floor] = [44, width - 14, 10, tall - 24];
-      const wide = (right - left) / (to - from || 1);
-      x = (value) => left + (value - from) * wide;
-      x.back = (px) => from + (px - left) / wide;
+      const wide = (right - left) / Math.max(1, knots.length - 1);
+      x = (value) => {
+        const k = Math.max(0, Math.min(knots.length - 2, knots.findLastIndex((knot) => knot <= value)));
+        return left + (k + (value - knots[k]) / (knots[k + 1] - knots[k] || 1)) * wide;
+      };
       const y = (value) => floor - ((value - low) / (high - low)) * (floor - top);
       const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
       const here = x(steps[now()]);
-      const middle = width > 420 && to - from > 3 ? [Math.round((from + to) / 2)] : [];
+      const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // so that names do not meet
+      const names = knots.filter((_, k) => (knots.length - 1 - k) % every < 1);
       fill(
         node,
         svg(
@@ -82,9 +83,7 @@ VIEWS.replay = (box, payload, ui) => {
             svg("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "axis" }),
             words_(number(value, high - low < 0.2 ? 3 : 1), left - 6, y(value) + 4, "end"),
           ]),
-          words_(count(from), left, tall - 6, from === to ? "middle" : "start"),
-          middle.map((value) => words_(count(value), x(value), tall - 6, "middle")),
-          from === to ? null : words_(count(to), right, tall - 6, "end"),
+          names.map((knot) => words_(count(knot), Math.min(x(knot), width - 4 * count(knot).length - 2), tall - 6, "middle")),
           svg("line", { x1: here, x2: here, y1: top - 6, y2: floor + 4, class: "replay-now" }),
           lines.map(({ points, name, look, faint, value }) => [
             svg("polyline", { points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" "), class: faint ? "faint" : "", ...look }, svg("title", {}, name)),
@@ -104,7 +103,7 @@ VIEWS.replay = (box, payload, ui) => {
     });
     const said = scores.map(({ of }, k) => `${of} ${share(lines[k].points[0][1])} at first, ${share(lines[k].points.at(-1)[1])} at last`);
     return { label: `Scores of ${called(state.l, state.h)}: ${said.join("; ")}`, low: 0, high: 1, lines };
-  }, 250, 180);
+  }, losses.length ? 250 : 380, 180);
   const every = chart(() => {
     const k = state.score;
     const all = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => ({ l, h, values: course(k, l, h) })));
@@ -124,7 +123,7 @@ VIEWS.replay = (box, payload, ui) => {
 
   // ---- one head, and all of them
 
-  const map = heatmap(ui, { label: "Weights", value: () => 0 });
+  const map = heatmap(ui, { label: "Weights", value: () => 0, cell: { max: 44 } });
   const legend = el("ul", { class: "replay-legend" });
   const lossNow = el("b");
   const [sentence, why] = [el("p", { class: "sentence" }), el("p", { class: "note" })];
@@ -213,10 +212,10 @@ VIEWS.replay = (box, payload, ui) => {
     drawGrid();
   }
 
-  /** To the snapshot nearest to a step. */
-  function near(value) {
+  /** To the snapshot that is nearest. */
+  function near(distance) {
     stop();
-    const far = shown.map((k) => Math.abs(steps[k] - value));
+    const far = shown.map(distance);
     go(far.indexOf(Math.min(...far)));
   }
 
@@ -230,6 +229,9 @@ VIEWS.replay = (box, payload, ui) => {
     fill(ownTitle, `Scores of ${called(l, h)} over the steps`);
     go(state.at, true);
     move.refresh();
+    const [node, room] = [grid.children[move.at], grid.clientHeight];
+    const down = node.offsetTop - grid.offsetTop - grid.scrollTop;
+    if (down < 0 || down + node.offsetHeight > room) grid.scrollTop += down - room / 2;
   }
 
   function play() {
@@ -277,7 +279,7 @@ VIEWS.replay = (box, payload, ui) => {
       { class: "panel" },
       el("div", { class: "bar" }, el("h3", {}, `All heads: ${layers.length} × ${H}`), menu.node),
       el("p", { class: "note" }, "Each picture is a head at this step, named layer · head, with its score. Click one to open it; in the chart each is a line."),
-      el("div", { class: "panels replay-all" }, grid, every.node),
+      el("div", { class: H > 8 ? "" : "panels replay-all" }, grid, every.node),
     ),
   );
   stop();
