@@ -17,6 +17,7 @@ import pytest
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
+from qkv import activations, backward
 
 from . import writer
 
@@ -68,7 +69,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     def file(part: bool) -> Path:
         path = folder / ("part" if part else "all")
         if not made:
-            made.extend([*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear()])
+            made.extend(
+                [*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear(), *learning()]
+            )
         if not path.exists():
             path.write_bytes(b"".join(made[::3] if part else made))
         return path
@@ -309,6 +312,97 @@ def linear() -> list[bytes]:
                 expected=expected,
                 allowed=allowed,
                 gap=gap,
+            )
+        )
+    return found
+
+
+def learning() -> list[bytes]:
+    """The way back, over sizes that no tile or piece divides; expected values are NumPy's."""
+    found = []
+    for seed in range(36):
+        rng = np.random.default_rng(seed)
+        rows = int(rng.choice([1, 2, 13, 64, 385, 800]))
+        left, right = (int(n) for n in rng.choice([1, 5, 13, 14, 15, 31, 33, 64, 200], 2))
+        gap, name = int(rng.integers(0, 3)), f"learning {seed}"
+
+        def some(*shape: int, gap: int = 0) -> Any:
+            drawn = rng.standard_normal((*shape[:-1], shape[-1] + gap)).astype(np.float32)  # noqa: B023
+            return drawn[..., : shape[-1]]
+
+        def room(*shapes: Any) -> list[Any]:
+            return [np.full(shape, 7, np.float32) for shape in shapes]
+
+        x, above = some(rows, left, gap=gap), some(rows, right, gap=2 * gap)
+        steps = (left + gap, right + 2 * gap)
+        a, b = x.astype(np.float64), above.astype(np.float64)
+        expected = [a.T @ b, a.sum(0), b.sum(0)]
+        found.append(
+            writer.learning_case(
+                f"{name} outer", "outer", (rows, left, right, *steps), [x, above],
+                room((left, right), left, right), expected,
+            )
+        )  # fmt: skip
+
+        count, activation = rows * left, 1 + seed % 4
+        kind = writer.ACTIVATIONS[activation]
+        flat, grad = some(count) * 3, some(count) if seed % 3 else None
+        wide = flat.astype(np.float64)
+        expected = [
+            activations.activate(wide, kind)
+            if grad is None
+            else backward.activation_grad(wide, grad.astype(np.float64), kind)
+        ]
+        found.append(
+            writer.learning_case(
+                f"{name} map", "map", (count, activation), [flat, grad], room(count), expected
+            )
+        )
+
+        centred, weight, scale = seed % 2, some(left), np.abs(some(rows)) + 1
+        grad = some(rows, left, gap=1)
+        given = [x, weight, scale, grad]
+        wides = [it.astype(np.float64) for it in (x, weight, scale[:, None], grad)]
+        expected = list(backward.norm_grad(*wides, centred=bool(centred), bias=True))
+        found.append(
+            writer.learning_case(
+                f"{name} norm", "norm_grad", (rows, left, left + gap, left + 1, centred), given,
+                room((rows, left), left, left), expected,
+            )
+        )  # fmt: skip
+
+        targets, weights = rng.integers(0, right, rows), some(rows) if seed % 2 else None
+        expected = list(backward.cross_entropy(b, targets, weights))
+        found.append(
+            writer.learning_case(
+                f"{name} loss", "cross_entropy", (rows, right, right + 2 * gap),
+                [above, targets, weights], room(rows, (rows, right)), expected,
+            )
+        )  # fmt: skip
+
+        states = [some(count), some(count), np.square(some(count))]
+        gradient, decays = some(count), some(count) if seed % 2 else None
+        wides = [it.astype(np.float64) for it in states]
+        backward.adamw(
+            wides[0], gradient.astype(np.float64), wides[1], wides[2], rate=0.1, betas=(0.9, 0.98),
+            eps=1e-3, decay=0.2 if decays is None else decays.astype(np.float64), step=3,
+            factor=0.5,
+        )  # fmt: skip
+        rest = (0.1, 0.5, 1e-3, 0.9, 0.1, 0.98, 0.02, 0.1 / (1 - 0.9**3), (1 - 0.98**3) ** -0.5)
+        found.append(
+            writer.learning_case(
+                f"{name} adamw", "adamw", (count,), [gradient, decays], states, wides,
+                settings=(0.2, *rest),
+            )
+        )  # fmt: skip
+        found.append(
+            writer.learning_case(
+                f"{name} squares",
+                "squares",
+                (count,),
+                [flat],
+                room(1),
+                [np.square(wide).sum()[None]],
             )
         )
     return found

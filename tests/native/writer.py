@@ -355,13 +355,7 @@ def linear_case(
         return 0 if array is None else array.strides[axis] // array.itemsize
 
     def memory(array: Array | None) -> bytes:
-        """From its first element to its last, which also ends the last row."""
-        if array is None or not array.size:
-            return block()
-        count = 1 + sum(
-            (n - 1) * s // array.itemsize for n, s in zip(array.shape, array.strides, strict=True)
-        )
-        return block(ctypes.string_at(array.ctypes.data, count * array.itemsize))
+        return block() if array is None else block(_memory(array))
 
     y = _room((len(x), weight.shape[1]), x.dtype, gap)
     return b"".join(
@@ -375,6 +369,43 @@ def linear_case(
             block(allowed, np.float64),
         ]
     )
+
+
+def learning_case(
+    name: str,
+    which: str,
+    sizes: Sequence[int],
+    given: Sequence[Array | None],
+    found: Sequence[Array],
+    expected: Sequence[Array],
+    *,
+    settings: Sequence[float] = (),
+) -> bytes:
+    """A call of what learning needs: `found` is what its results stand in, before the call."""
+    largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
+    return b"".join(
+        [
+            heading(3, name),
+            block(which.encode()),
+            whole(len(sizes), *sizes),
+            whole(len(settings)),
+            real(*settings),
+            whole(len(given)),
+            *(block() if array is None else block(_memory(array)) for array in given),
+            whole(len(found)),
+            *(block(array, np.float32) for array in found),
+            *(block(array, np.float64) for array in expected),
+            real(1e-5 * float(largest)),
+        ]
+    )
+
+
+def _memory(array: Array) -> bytes:
+    """From its first element to its last, whatever lies between its rows."""
+    if not array.size:
+        return b""
+    ends = zip(array.shape, array.strides, strict=True)
+    return ctypes.string_at(array.ctypes.data, array.itemsize + sum((n - 1) * s for n, s in ends))
 
 
 def linear_rounding(dtype: np.dtype[Any]) -> float:
