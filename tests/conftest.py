@@ -1,7 +1,9 @@
 """Settings that every test shares: fixed random cases in CI, no network, no screen."""
 
 import os
+import sys
 
+import pytest
 from hypothesis import settings
 
 # Set before any test imports what reads them.
@@ -12,3 +14,10 @@ os.environ.pop("QKV_MODEL", None)
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads as there are by default, whatever the test before has set."""
+    if "qkv.backend" in sys.modules:
+        monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", None)

@@ -15,13 +15,6 @@ import pytest
 import qkv
 from qkv.backend import BACKENDS, BODIES, activate, body, kernel, linear, run_all, set_num_threads
 
-
-@pytest.fixture(autouse=True)
-def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test sets is gone after it."""
-    monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", None)
-
-
 XS = np.concatenate([np.linspace(-8, 8, 40001), [0.0, -0.0, 1e-30, -1e-4, 30.0, -30.0, 200.0]])
 
 EXACT = {
