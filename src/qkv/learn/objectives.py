@@ -16,7 +16,7 @@ from qkv.text import Tokenizer
 
 MASKS = ("[MASK]", "<mask>")
 _LOGITS_AT_ONCE = 1 << 23
-_MOST_BARREN = 100_000
+_MOST_BARREN = 10_000
 
 
 class Objective(Protocol):
