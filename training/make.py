@@ -29,7 +29,7 @@ from qkv.learn import (
 from qkv.learn.checkpoints import CHECKPOINTS
 from qkv.models.files import TOKENIZER
 from qkv.text import SubwordTokenizer, Tokenizer
-from training.objectives import Senses, pieces_of, sentences
+from training.objectives import Senses, entries, pieces_of, sentences
 from training.wordnet import FOLDER, WordNet, documents, read
 
 MINUTES = 140.0
@@ -55,6 +55,8 @@ class Recipe:
         wrong: how many other senses of each.
         temperature: what its cosines are divided by.
         replaced: in this share of the uses a synonym stands in the word's place.
+        hidden: the share of a use's other tokens that is hidden.
+        defined: the share of the uses that are words before their own definitions.
         seed: of everything.
     """
 
@@ -69,10 +71,12 @@ class Recipe:
     warmup: float = 0.03
     begin: float = 0.35
     weight: float = 1.0
-    uses: int = 48
-    wrong: int = 2
+    uses: int = 64
+    wrong: int = 3
     temperature: float = 0.07
     replaced: float = 0.2
+    hidden: float = 0.15
+    defined: float = 0.3
     seed: int = 0
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -133,12 +137,19 @@ def make(
         tokenizer.save(kept)
     source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
     masked = Masked(source, tokenizer, share=recipe.masked, tokens_per_step=recipe.tokens)
+    uses, definitions = sentences(wordnet, tokenizer, recipe.length)
+    words, theirs = entries(wordnet, tokenizer, recipe.length)
     senses = Senses(
-        *sentences(wordnet, tokenizer, recipe.length),
+        uses,
+        {**definitions, **theirs},
+        words,
+        mask=masked.mask,
         uses=recipe.uses,
         wrong=recipe.wrong,
         temperature=recipe.temperature,
         replaced=recipe.replaced,
+        hidden=recipe.hidden,
+        defined=recipe.defined,
     )
     model = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name="wordnet")
     network = Network(model)

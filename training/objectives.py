@@ -15,6 +15,9 @@ from qkv.text import Tokenizer
 from training.wordnet import WordNet
 
 
+HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
+
+
 @dataclass(frozen=True)
 class Sentence:
     """A use as token ids.
@@ -57,13 +60,20 @@ class Uses:
 class Senses:
     """Pull a word in its sentence towards the definition of its sense, away from all others.
 
+    Most senses have no sentence to learn from, and their definitions would be met as wrong ones
+    alone. So some of the draws are of a word before its own definition, half of which is hidden.
+
     Args:
         sentences: the uses to draw from.
         definitions: token ids of the definition of each synset that they name.
+        entries: words before their definitions, to draw from in their place.
+        mask: the id that hides a token.
         uses: U, how many sentences a step has.
         wrong: how many other senses of each word have their definitions there too, at most.
         temperature: what cosines are divided by.
         replaced: in this share of the draws a synonym stands in the word's place, if there is one.
+        hidden: the share of a sentence's other tokens that is hidden.
+        defined: the share of the draws that are of entries.
 
     Source:
         van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
@@ -76,22 +86,27 @@ class Senses:
         self,
         sentences: Sequence[Sentence],
         definitions: dict[int, Array],
+        entries: Sequence[Sentence] = (),
         *,
-        uses: int = 48,
-        wrong: int = 2,
+        mask: int,
+        uses: int = 64,
+        wrong: int = 3,
         temperature: float = 0.07,
         replaced: float = 0.2,
+        hidden: float = 0.15,
+        defined: float = 0.3,
     ) -> None:
         if not sentences:
             raise ValueError("Senses: there is no sentence: give at least one")
-        self.sentences, self.definitions = sentences, definitions
-        self.uses, self.wrong = uses, wrong
+        self.sentences, self.definitions, self.entries = sentences, definitions, entries
+        self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
+        self.hidden, self.defined = hidden, defined if entries else 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
         """What makes it another objective than one that is like it."""
-        names = ("uses", "wrong", "temperature", "replaced")
+        names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined")
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
@@ -100,14 +115,17 @@ class Senses:
         spans: list[tuple[int, int]] = []
         columns: dict[int, int] = {}  # synset -> its place among the definitions
         targets: list[int] = []
-        for number in rng.integers(len(self.sentences), size=self.uses):
-            one = self.sentences[number]
+        for is_entry in rng.random(self.uses) < self.defined:
+            source = self.entries if is_entry else self.sentences
+            one = source[rng.integers(len(source))]
             ids, end, wrong = one.ids, one.end, one.wrong
             if rng.random() < self.replaced and one.synonyms:
                 word, wrong = one.synonyms[rng.integers(len(one.synonyms))]
                 ids = np.concatenate([ids[: one.begin], word, ids[one.end :]])
                 end = one.begin + len(word)
-            texts.append(ids)
+            hidden = rng.random(len(ids)) < (HIDDEN_OF_ENTRIES if is_entry else self.hidden)
+            hidden[[0, *range(one.begin, end), -1]] = False  # the word, and special tokens
+            texts.append(np.where(hidden, self.mask, ids))
             spans.append((one.begin, end))
             targets.append(columns.setdefault(one.synset, len(columns)))
             for other in rng.permutation(wrong)[: self.wrong].tolist():
@@ -221,6 +239,33 @@ def sentences(
     ids = tokenizer.ids_batch([wordnet.synsets[number].definition for number in order])
     whole = (np.concatenate([before, one, after]) for one in ids)
     definitions = {number: cut(one, limit, after) for number, one in zip(order, whole, strict=True)}
+    return found, definitions
+
+
+def entries(
+    wordnet: WordNet, tokenizer: Tokenizer, limit: int
+) -> tuple[list[Sentence], dict[int, Array]]:
+    """Each word of several senses before the definition of each, and the definitions.
+
+    The senses are those of one part of speech. An entry that is too long for the limit is cut.
+    """
+    before, after = around(tokenizer)
+    several = {key: senses for key, senses in wordnet.index.items() if len(senses) > 1}
+    needed = sorted({number for senses in several.values() for number in senses})
+    ids = tokenizer.ids_batch([wordnet.synsets[number].definition for number in needed])
+    bare = dict(zip(needed, ids, strict=True))
+    words = tokenizer.ids_batch([f"{word}:" for word, _ in several])
+    found = []
+    for senses, word in zip(several.values(), words, strict=True):
+        for number in senses:
+            whole = np.concatenate([before, word, bare[number], after])
+            end = len(before) + len(word) - 1  # the colon is no part of it
+            others = tuple(other for other in senses if other != number)
+            found.append(Sentence(cut(whole, limit, after), len(before), end, number, others, ()))
+    definitions = {
+        number: cut(np.concatenate([before, one, after]), limit, after)
+        for number, one in bare.items()
+    }
     return found, definitions
 
 

@@ -188,11 +188,14 @@ def documents(wordnet: WordNet) -> Iterator[str]:
 def document(synset: Synset, examples: Sequence[str]) -> str:
     """That of one, with these of its examples.
 
+    A full stop parts them; there is none at the end, as there is none behind an example.
+
     >>> document(Synset("n", ("bank", "cant"), "a slope in a road", ()), ["the bank was steep"])
-    'bank, cant: a slope in a road. the bank was steep.'
+    'bank, cant: a slope in a road. the bank was steep'
     """
     head = f"{', '.join(synset.lemmas)}: {synset.definition}"
-    return " ".join(_ended(text) for text in (head, *examples))
+    *before, last = head, *examples
+    return " ".join([*map(_ended, before), last])
 
 
 def _words(text: str) -> tuple[str, ...]:

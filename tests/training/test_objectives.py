@@ -9,7 +9,7 @@ from qkv.learn.network import Network
 from qkv.learn.tokens import train_tokenizer
 from qkv.models.fresh import fresh_model
 from training import wordnet
-from training.objectives import Senses, Sentence, nearest, pieces_of, sentences
+from training.objectives import Senses, Sentence, entries, nearest, pieces_of, sentences
 from training.wordnet import read
 
 
@@ -51,7 +51,7 @@ DEFINITIONS = {n: np.array([2, 20 + n // 100, 3]) for n in (100, 200, 300, 400, 
 
 
 def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
-    senses = Senses(SENTENCES, DEFINITIONS, uses=12, wrong=2, replaced=0.5)
+    senses = Senses(SENTENCES, DEFINITIONS, mask=4, uses=12, wrong=2, replaced=0.5, hidden=0)
     batch = senses.batch(0, np.random.default_rng(3))
     texts = np.split(batch.ids, batch.cu_lengths[1:-1])
     definitions = [int(text[1]) - 20 for text in texts[12:]]
@@ -73,11 +73,42 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
     assert all(np.array_equal(getattr(batch, k), getattr(again, k)) for k in vars(batch))
 
 
+def test_what_stands_beside_a_word_is_hidden_now_and_then() -> None:
+    long = Sentence(np.array([2, 10, *range(100, 200), 3]), 1, 2, 100, (), ())
+    entry = Sentence(np.array([2, 11, *range(200, 300), 3]), 1, 2, 200, (), ())
+    senses = Senses([long], DEFINITIONS, [entry], mask=4, uses=400, hidden=0.1, defined=0.25)
+    batch = senses.batch(0, np.random.default_rng(0))
+    uses = np.split(batch.ids, batch.cu_lengths[1:-1])[:400]
+    shares: dict[int, list[float]] = {10: [], 11: []}
+    for ids in uses:
+        whole = long if ids[1] == 10 else entry
+        assert ids[[0, 1, -1]].tolist() == whole.ids[[0, 1, -1]].tolist()
+        assert set(ids[ids != whole.ids]) <= {4}
+        shares[ids[1]].append(float((ids == 4).sum()) / 100)
+    assert np.mean(shares[10]) == pytest.approx(0.1, abs=0.01)
+    assert np.mean(shares[11]) == pytest.approx(0.5, abs=0.03)
+    assert len(shares[11]) == pytest.approx(100, abs=30)
+
+
+def test_entries_are_words_of_several_senses_before_each(folder: Path) -> None:
+    known = read(folder)
+    tokenizer = train_tokenizer([*known.index, "a"], "wordpiece", 200)
+    found, definitions = entries(known, tokenizer, 12)
+    several = {word: senses for (word, _), senses in known.index.items() if len(senses) > 1}
+    assert len(found) == sum(map(len, several.values())) > 0
+    for one in found:
+        word = tokenizer.decode(one.ids[one.begin : one.end])
+        assert set(several[word]) == {one.synset, *one.wrong}
+        definition = known.synsets[one.synset].definition
+        assert definition.lower().startswith(tokenizer.decode(one.ids[one.end + 1 : -1])[:5])
+        assert one.synset in definitions
+        assert len(one.ids) <= 12
+
+
 def test_as_many_wrong_senses_as_asked_for() -> None:
     for wrong, count in ((0, 1), (1, 2), (2, 3), (9, 4)):
-        batch = Senses(SENTENCES[:1], DEFINITIONS, uses=1, wrong=wrong).batch(
-            0, np.random.default_rng(0)
-        )
+        senses = Senses(SENTENCES[:1], DEFINITIONS, mask=4, uses=1, wrong=wrong)
+        batch = senses.batch(0, np.random.default_rng(0))
         assert len(batch.spans) == 1 + count
 
 
@@ -88,7 +119,7 @@ def test_the_gradient_goes_through_the_whole_network() -> None:
     network = Network(fresh_model(config, seed=0, dtype=np.float64))
     rng = np.random.default_rng(0)
     network.flat += rng.normal(0, 0.3, network.flat.size)
-    senses = Senses(SENTENCES, DEFINITIONS, uses=6, wrong=2, temperature=0.3)
+    senses = Senses(SENTENCES, DEFINITIONS, mask=4, uses=6, wrong=2, temperature=0.3)
     batch = senses.batch(0, np.random.default_rng(0))
     loss, tokens = senses(network, batch)
     found = network.gradient.copy()

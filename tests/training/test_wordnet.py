@@ -79,8 +79,8 @@ def test_nothing_held_out_is_learned_from(folder: Path, monkeypatch: pytest.Monk
     path.write_text(path.read_text().replace("so!", "see, the bank's doors are open"))
     small = read(folder)
     texts = list(documents(small))
-    assert texts[1] == "bank: an institution: money. two banks."
-    assert texts[3] == "bank, look up: tip. he banked the plane."  # it stands in the other example
+    assert texts[1] == "bank: an institution: money. two banks"
+    assert texts[3] == "bank, look up: tip. he banked the plane"  # it stands in the other example
     assert [use.sentence for use in small.uses(held_out=True)] == ["the Bank's doors"]
     assert {"two banks", "he banked the plane"} <= {
         use.sentence for use in small.uses(held_out=False)
