@@ -14,7 +14,6 @@ from qkv.learn.network import Network
 from qkv.text import Tokenizer
 from training.wordnet import WordNet
 
-
 HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
 
 

@@ -92,7 +92,8 @@ def test_what_stands_beside_a_word_is_hidden_now_and_then() -> None:
 
 def test_entries_are_words_of_several_senses_before_each(folder: Path) -> None:
     known = read(folder)
-    tokenizer = train_tokenizer([*known.index, "a"], "wordpiece", 200)
+    texts = [one.definition for one in known.synsets] + [word for word, _ in known.index]
+    tokenizer = train_tokenizer(texts, "wordpiece", 200)
     found, definitions = entries(known, tokenizer, 12)
     several = {word: senses for (word, _), senses in known.index.items() if len(senses) > 1}
     assert len(found) == sum(map(len, several.values())) > 0
