@@ -116,7 +116,7 @@ class Senses:
         targets: list[int] = []
         for is_entry in rng.random(self.uses) < self.defined:
             source = self.entries if is_entry else self.sentences
-            one = source[rng.integers(len(source))]
+            one = source[int(rng.integers(len(source)))]
             ids, end, wrong = one.ids, one.end, one.wrong
             if rng.random() < self.replaced and one.synonyms:
                 word, wrong = one.synonyms[rng.integers(len(one.synonyms))]
