@@ -352,7 +352,8 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
     with pytest.raises(OSError, match=r"checkpoint of step 4 cannot be written \(No space") as info:
         train(network(), Pull(), folder=tmp_path, steps=10, checkpoint_steps=2, snapshots=[])
     assert info.value.errno == errno.ENOSPC
-    assert "step-00000002.safetensors in" in str(info.value)
+    assert "checkpoints/step-00000002.safetensors is whole" in info.value.strerror
+    assert info.value.filename == str(tmp_path)
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000002.safetensors"]
     monkeypatch.setattr(checkpoints_module, "replacing", replacing)
     again, whole = network(), network()
@@ -380,7 +381,7 @@ def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
         assert done.steps == 4
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints_module, "replacing", full)
-        with pytest.raises(OSError, match="there is none before"):
+        with pytest.raises(OSError, match="there is no checkpoint before"):
             train(network(), Pull(), folder=tmp_path / "first", steps=4)
 
 

@@ -107,9 +107,10 @@ def saving(what: str, folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kept = [path.name for path in _paths(folder)]
-        good = f"{kept[-1]} in {folder / CHECKPOINTS} is whole" if kept else "there is none before"
+        good = f"{CHECKPOINTS}/{kept[-1]} is whole" if kept else "there is no checkpoint before"
         reason = error.strerror or str(error)
-        raise OSError(error.errno, f"{what} cannot be written ({reason}): {good}") from error
+        told = f"{what} cannot be written ({reason}): {good}"
+        raise OSError(error.errno, told, str(folder)) from error
 
 
 def _paths(folder: Path) -> list[Path]:
