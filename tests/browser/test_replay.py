@@ -304,3 +304,15 @@ def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
     assert len(asset("replay.js").encode()) < 15_000
     assert "VIEWS.replay = " in html
     assert "VIEWS.replay = " not in page_of(qkv.show("the cat sat", model="random"))
+
+
+def test_two_replays_on_a_page_do_not_disturb_each_other(visit: Visit, view: ReplayView) -> None:
+    one, two = (each._repr_html_() for each in (view, made(seed=1)))
+    page = visit(f"<!doctype html><html lang=en><title>two</title><main>{one}{two}{one}</main>")
+    assert page.locator(".view").count() == 3
+    steps = page.locator(".replay-step")
+    page.evaluate("window.heard = []; addEventListener('keydown', (e) => heard.push(e.key))")
+    slider(page).nth(1).focus()
+    press(page, "ArrowLeft")
+    assert [text.split()[1] for text in steps.all_inner_texts()] == ["1,000", "400", "1,000"]
+    assert page.evaluate("heard") == []  # a notebook around it has keys of its own

@@ -1,9 +1,11 @@
 """The replay of a run: its numbers are those of the snapshots, what it says follows from them."""
 
+import base64
 import json
 import re
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -144,6 +146,28 @@ def test_a_head_that_loses_its_structure() -> None:
     view = replay({1: made_run(["a"])[0], 2: made_run(["a"])[0]})
     assert view.sentence == (
         "In layer 0, head 0 the weight on the first token stays at 1.00 from step 1 to step 2."
+    )
+
+
+def two_tokens(weight: float) -> Trace:
+    """One causal head over two tokens, the second of which puts this much on the first."""
+    arrays = {"pattern": [[1, 0], [weight, 1 - weight]], "attn_scores": [[0, -np.inf], [0, 0]]}
+    return Trace(
+        {f"blocks.0.attn.hook_{name}": np.array([[array]]) for name, array in arrays.items()},
+        tokens=[["a", "b"]],
+    )
+
+
+def test_what_falls_and_what_was_there_already() -> None:
+    falling = replay({step: two_tokens(x) for step, x in ((1, 1.0), (2, 0.9), (3, 0.2))})
+    assert falling.sentence == (
+        "In layer 0, head 0 the weight on the first token falls from 1.00 at step 1 to 0.60 at "
+        "step 3, the largest part between steps 2 and 3."
+    )
+    there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
+    assert there.sentence == (  # it was one before
+        "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
+        "step 2."
     )
 
 
@@ -387,8 +411,26 @@ def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
     lines = list(root.iter(f"{space}polyline"))
     assert len(lines) == 5  # four scores and the loss
     assert "weight on the previous token" in words
+    for place, line in enumerate(lines[:4]):
+        y = [float(point.split(",")[1]) for point in line.get("points").split()]
+        course = view.replay.values[:, 1, 2, place]
+        np.testing.assert_allclose(y, 26 + 150 * (1 - course), atol=0.06)  # 1 is on top
     long = replay(made_run(COPIES, list(range(0, 110, 10))))
     assert long.strip == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
+    view = replay({1: two_tokens(1.0), 2: two_tokens(0.0)})
+    found = re.findall(r"base64,([^\"]+)", view._picture())
+    parts = [base64.b64decode(data) for data in found]
+    # after the header of 33 bytes a chunk: its length, "IDAT", the data
+    rows = [zlib.decompress(part[41 : 41 + int.from_bytes(part[33:37])]) for part in parts]
+    pixels = [np.frombuffer(row, np.uint8).reshape(2, 7)[:, 1:].reshape(2, 2, 3) for row in rows]
+    dark, light, grey = (0, 34, 78), (254, 232, 56), (226, 226, 226)
+    for shown, expected in zip(
+        pixels, ([[light, grey], [light, dark]], [[light, grey], [dark, light]]), strict=True
+    ):
+        np.testing.assert_array_equal(shown, expected)
 
 
 def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> None:
@@ -436,7 +478,8 @@ def test_a_plain_terminal_and_many_heads(tmp_path: Path) -> None:
         view.print(Console(file=file, width=60, highlight=False))
     text = path.read_text("ascii")
     assert "24 of 48 heads that changed most" in text.replace("\n", " ")
-    assert "0.99" in text or "1.00" in text
+    course = view.replay.course(view.head, view.score)
+    assert re.search(rf"\n +1 - 2 +{course[0]:.2f} -> {course[-1]:.2f} ", text)
 
 
 def test_its_numbers_are_ready_for_json(view: ReplayView) -> None:

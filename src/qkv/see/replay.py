@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -142,8 +141,8 @@ def replay_of(run: Run, text: Text) -> Replay:
     for place, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
         now = heads_of(trace)
         if first is None or heads is None:
-            first, heads = copy.copy(trace), now
-            first.model = run.name or trace.model
+            first, heads = trace, now
+            first.model = run.name or trace.model  # a run of given traces has no name
             wanted = set(spread(len(run.steps), MOST_CELLS // heads.cells))
         weights = np.array(now.weights, dtype=np.float32)
         if not np.isfinite(weights).all():
