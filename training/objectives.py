@@ -48,19 +48,24 @@ class Uses:
         spans: (B, 2) the rows whose mean is a text's vector: a sentence's word, or all of a
             definition.
         targets: (U,) for each of the U sentences which of the definitions is right.
+        priors: (U, M) for each of them how much likelier each of the M definitions is drawn as the
+            right one than its word's most common sense, as a logarithm; 0 for those of other words.
     """
 
     ids: Array
     cu_lengths: Array
     spans: Array
     targets: Array
+    priors: Array
 
 
 class Senses:
     """Pull a word in its sentence towards the definition of its sense, away from all others.
 
     Most senses have no sentence to learn from, and their definitions would be met as wrong ones
-    alone. So some of the draws are of a word before its own definition, half of which is hidden.
+    alone. So some of the draws are of a word before its own definition, half of which is hidden;
+    and how often each sense of a word is drawn is added to its logits, so that the vectors need
+    not learn it.
 
     Args:
         sentences: the uses to draw from.
@@ -76,7 +81,8 @@ class Senses:
 
     Source:
         van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
-        equation 4.
+        equation 4; what is added: Menon et al. 2021, "Long-tail learning via logit adjustment",
+        equation 10.
     """
 
     name = "senses"
@@ -101,6 +107,10 @@ class Senses:
         self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
         self.hidden, self.defined = hidden, defined if entries else 0.0
+        self._rates: dict[int, float] = {}  # how often a draw has this sense
+        for source, share in ((sentences, 1 - self.defined), (entries, self.defined)):
+            for one in source:
+                self._rates[one.synset] = self._rates.get(one.synset, 0.0) + share / len(source)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,6 +124,7 @@ class Senses:
         spans: list[tuple[int, int]] = []
         columns: dict[int, int] = {}  # synset -> its place among the definitions
         targets: list[int] = []
+        own: list[list[int]] = []  # the senses of each word
         for is_entry in rng.random(self.uses) < self.defined:
             source = self.entries if is_entry else self.sentences
             one = source[int(rng.integers(len(source)))]
@@ -127,8 +138,10 @@ class Senses:
             texts.append(np.where(hidden, self.mask, ids))
             spans.append((one.begin, end))
             targets.append(columns.setdefault(one.synset, len(columns)))
-            for other in rng.permutation(wrong)[: self.wrong].tolist():
+            others = rng.permutation(wrong)[: self.wrong].tolist()
+            for other in others:
                 columns.setdefault(other, len(columns))
+            own.append([one.synset, *others])
         for synset in columns:
             texts.append(self.definitions[synset])
             spans.append((0, len(texts[-1])))
@@ -138,7 +151,16 @@ class Senses:
             starts,
             np.array(spans, np.int64) + starts[:-1, None],
             np.array(targets, np.int64),
+            self._priors(own, columns),
         )
+
+    def _priors(self, own: Sequence[Sequence[int]], columns: dict[int, int]) -> Array:
+        priors = np.zeros((len(own), len(columns)), np.float32)
+        least = min(self._rates.values())
+        for row, senses in zip(priors, own, strict=True):
+            rates = np.log([self._rates.get(sense, least) for sense in senses])
+            row[[columns[sense] for sense in senses]] = rates - rates.max()
+        return priors
 
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""
@@ -146,7 +168,7 @@ class Senses:
         places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
         saved: dict[str, Any] = {}
         rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
-        loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature)
+        loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature, batch.priors)
         network.add(network.transformer.backward(grad, saved))
         return loss, len(batch.ids)
 
@@ -158,17 +180,20 @@ class Senses:
         """Nothing either."""
 
 
-def nearest(rows: Array, spans: Array, targets: Array, temperature: float) -> tuple[float, Array]:
+def nearest(
+    rows: Array, spans: Array, targets: Array, temperature: float, priors: Array | float = 0.0
+) -> tuple[float, Array]:
     """How far words are from having their own definition as the nearest, and the gradient.
 
     With u a word's vector, d the definitions' and t the right one, the mean over words of
-    `-log(softmax(cos(u, d) / temperature)[t])`.
+    `-log(softmax(cos(u, d) / temperature + prior)[t])`.
 
     Args:
         rows: (total, D), the vectors of all tokens.
         spans: (U + M, 2), the rows of each of U words and M definitions, whose mean is its vector.
         targets: (U,) the right definition of each word.
         temperature: what cosines are divided by.
+        priors: (U, M), what is added to that.
 
     Returns:
         The loss, and its gradient of the shape of `rows`.
@@ -183,7 +208,8 @@ def nearest(rows: Array, spans: Array, targets: Array, temperature: float) -> tu
     lengths = np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     unit = means / lengths
     words, definitions = unit[: len(targets)], unit[len(targets) :]
-    losses, above = cross_entropy(words @ definitions.T / temperature, targets)  # (U, M)
+    logits = words @ definitions.T / temperature + priors  # (U, M)
+    losses, above = cross_entropy(logits, targets)
     above /= temperature * len(targets)
     back = np.concatenate([above @ definitions, above.T @ words])
     back -= unit * (back * unit).sum(1, keepdims=True)  # a vector's length changes no cosine

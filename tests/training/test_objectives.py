@@ -106,6 +106,33 @@ def test_entries_are_words_of_several_senses_before_each(folder: Path) -> None:
         assert len(one.ids) <= 12
 
 
+def test_priors_are_how_often_a_words_senses_are_drawn() -> None:
+    drawn = [
+        *[Sentence(np.array([2, 10, 3]), 1, 2, 100, (200,), ())] * 3,
+        Sentence(np.array([2, 10, 3]), 1, 2, 200, (100,), ()),
+        Sentence(np.array([2, 11, 3]), 1, 2, 300, (), ()),
+    ]
+    entries = [Sentence(np.array([2, 10, 3]), 1, 2, 200, (100,), ())]
+    senses = Senses(drawn, DEFINITIONS, entries, mask=4, uses=60, wrong=1, defined=0.5)
+    batch = senses.batch(0, np.random.default_rng(0))
+    texts = np.split(batch.ids, batch.cu_lengths[1:-1])
+    columns = [int(text[1]) - 20 for text in texts[60:]]
+    assert batch.priors.shape == (60, 3)
+    for text, row in zip(texts[:60], batch.priors, strict=True):
+        prior = dict(zip(columns, row.tolist(), strict=True))
+        if text[1] == 11:
+            assert prior == {1: 0, 2: 0, 3: 0}
+        else:  # 0.5 * 3 / 5 against 0.5 * 1 / 5 + 0.5 * 1
+            assert prior == pytest.approx({1: np.log(0.3 / 0.6), 2: 0, 3: 0})
+
+
+def test_a_prior_is_added_to_the_logits() -> None:
+    rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    spans = np.array([[0, 1], [1, 2], [2, 3]])
+    loss, _ = nearest(rows, spans, np.array([0]), 0.5, np.array([[-2.0, 0.0]]))
+    assert loss == pytest.approx(np.log(2))  # 1 / 0.5 - 2 is what the other has: 0
+
+
 def test_as_many_wrong_senses_as_asked_for() -> None:
     for wrong, count in ((0, 1), (1, 2), (2, 3), (9, 4)):
         senses = Senses(SENTENCES[:1], DEFINITIONS, mask=4, uses=1, wrong=wrong)
