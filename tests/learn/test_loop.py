@@ -101,6 +101,21 @@ def test_a_step_is_the_sum_of_its_objectives_by_their_weights(tmp_path: Path) ->
     assert double[0]["grad_norm"] == pytest.approx(2 * alone[0]["grad_norm"], rel=1e-6)
 
 
+def test_what_is_drawn_is_another_in_each_step_objective_and_seed(tmp_path: Path) -> None:
+    drawn = []
+
+    class Drawing(Pull):
+        def batch(self, step: int, rng: np.random.Generator) -> Any:
+            drawn.append(rng.random())
+            return super().batch(step, rng)
+
+    for seed in (0, 1, 1):
+        parts = [Drawing("one"), Drawing("two")]
+        train(network(), parts, folder=tmp_path / str(len(drawn)), steps=5, seed=seed, snapshots=[])
+    assert drawn[10:20] == drawn[20:]
+    assert len(set(drawn)) == 20
+
+
 def test_spread() -> None:
     assert len(spread(20_000)) == 12
     assert (spread(20_000)[0], spread(20_000)[-1], spread(1)) == (0, 20_000, [0, 1])

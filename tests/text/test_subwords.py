@@ -30,6 +30,15 @@ def library_tokenizer() -> tokenizers.Tokenizer:
     return built
 
 
+def test_ids_alone_come_without_special_tokens() -> None:
+    tokenizer = SubwordTokenizer(library_tokenizer())
+    rows = tokenizer.ids_batch(["the cafe. playing the playing", "", "[SEP] x"])
+    assert [row.tolist() for row in rows] == [[6, 7, 8, 4, 5, 6, 4, 5], [], [3, 1]]
+    assert {row.dtype for row in rows} == {np.dtype(np.int32)}
+    with pytest.raises(TypeError, match="ids_batch: texts is one str"):
+        tokenizer.ids_batch("the cafe")
+
+
 @pytest.fixture(scope="module")
 def minilm() -> Path:
     """The tokenizer files of all-MiniLM-L6-v2."""
