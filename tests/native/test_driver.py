@@ -320,10 +320,12 @@ def linear() -> list[bytes]:
 def learning() -> list[bytes]:
     """The way back, over sizes that no tile or piece divides; expected values are NumPy's."""
     found = []
-    for seed in range(36):
+    for seed in range(24):
         rng = np.random.default_rng(seed)
-        rows = int(rng.choice([1, 2, 13, 64, 385, 800]))
-        left, right = (int(n) for n in rng.choice([1, 5, 13, 14, 15, 31, 33, 64, 200], 2))
+        rows = 400 if seed == 0 else int(rng.choice([1, 2, 13, 64, 385]))
+        left, right = (int(n) for n in rng.choice([1, 5, 13, 14, 15, 31, 33, 64], 2))
+        if seed == 0:  # more than one piece of everything
+            left = right = 200
         gap, name = int(rng.integers(0, 3)), f"learning {seed}"
 
         def some(*shape: int, gap: int = 0) -> Any:
