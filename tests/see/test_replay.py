@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import shutil
-import sys
 import zlib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import qkv
-from qkv.see import replay
+from qkv.see import replay, replayview
 from qkv.see import replay as the_call
 from qkv.see.measures import after_copies, on_cells
 from qkv.see.replayview import ReplayView
@@ -370,7 +369,7 @@ def test_the_page_of_a_small_model_is_under_a_megabyte(tmp_path: Path) -> None:
 def test_of_a_run_that_is_too_large_some_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(list("abcab"), list(range(9)))
     cells = 2 * 3 * 5 * 5
-    monkeypatch.setattr(sys.modules["qkv.see.replay"], "MOST_CELLS", 3 * cells)
+    monkeypatch.setitem(replayview.replay_of.__globals__, "MOST_CELLS", 3 * cells)
     view = replay(run)
     found = payload_in(view._repr_html_())["replay"]
     assert found["shown"] == [0, 4, 8]
@@ -381,7 +380,7 @@ def test_of_a_run_that_is_too_large_some_weights_are_kept(monkeypatch: pytest.Mo
     ]
     np.testing.assert_array_equal(view.weights[1], run[4].pattern(1, 2))
     assert view.to_dict()["shown_steps"] == [0, 4, 8]
-    monkeypatch.setattr(sys.modules["qkv.see.replay"], "MOST_CELLS", 2 * cells - 1)
+    monkeypatch.setitem(replayview.replay_of.__globals__, "MOST_CELLS", 2 * cells - 1)
     with pytest.raises(
         ValueError, match="5 tokens, and of 6 heads a page holds those of 4 at most"
     ):

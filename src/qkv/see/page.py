@@ -10,7 +10,7 @@
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
 #             "heads": [numbers] | null, "specials": bool} | null,
 #   "compare": COMPARE | null, "walk": see walk.py | null, "shift": see shift.py | null,
-#   "replay": see replay.py | null }
+#   "replay": see training.py | null }
 #
 # TEXT = {
 #   "name": str, "tokens": [L strings], "keys": [S strings] | null (they are the tokens),

@@ -17,7 +17,9 @@ from qkv.see.findings import Head
 from qkv.see.imageview import png
 from qkv.see.lines import heading, title
 from qkv.see.page import check_theme, payload_of, start_at
-from qkv.see.replay import (
+from qkv.see.snapshots import read_run
+from qkv.see.terminal import Screen, bar, prose, shade, strongest
+from qkv.see.training import (
     MOST_LOSSES,
     Replay,
     choose,
@@ -27,8 +29,6 @@ from qkv.see.replay import (
     spread,
     thinned,
 )
-from qkv.see.snapshots import read_run
-from qkv.see.terminal import Screen, bar, prose, shade, strongest
 from qkv.see.view import View
 
 if TYPE_CHECKING:
