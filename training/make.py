@@ -32,7 +32,7 @@ from qkv.text import SubwordTokenizer, Tokenizer
 from training.objectives import Senses, entries, pieces_of, sentences
 from training.wordnet import FOLDER, WordNet, documents, read
 
-MINUTES = 140.0
+STEPS = 7500  # about an hour on two cores
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.make", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--minutes", type=float, help=f"how long ({MINUTES:g} without --steps)")
-    parser.add_argument("--steps", type=int, help="how many")
+    parser.add_argument("--minutes", type=float, help="how long, at most")
+    parser.add_argument("--steps", type=int, help=f"how many ({STEPS} without --minutes)")
     parser.add_argument("--threads", type=int, help="how many (all cores)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument(
@@ -189,13 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.threads is not None:
         qkv.set_num_threads(given.threads)
-    minutes = MINUTES if given.minutes is None and given.steps is None else given.minutes
+    steps = STEPS if given.minutes is None and given.steps is None else given.steps
     done = make(
         Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
         read(given.wordnet),
         given.out,
-        steps=given.steps,
-        minutes=minutes,
+        steps=steps,
+        minutes=given.minutes,
         resume=given.resume,
         snapshots=given.snapshots,
         tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),

@@ -40,10 +40,11 @@ dictionary definitions and little else; for search or ranking take a larger one.
 
 By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
 {tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
-definition. examples"; after {begin:.0%} of the run a word in an example sentence is also drawn to
-the mean of the rows of its sense's definition, and away from other definitions, those of its other
-senses among them. `make model` does it again; a tokenizer that is trained again may break ties in
-another way, so the numbers will be near these and not the same.
+definition. examples"; after {begin:.0%} of the run a word in an example sentence, or before its
+own definition with half of that hidden, is also drawn to the mean of the rows of its sense's
+definition, and away from other definitions, those of its other senses among them. `make model` does
+it again; a tokenizer that is trained again may break ties in another way, so the numbers will be
+near these and not the same.
 
 Recipe: {recipe}.
 
