@@ -123,17 +123,17 @@ def test_a_tokenizer_of_ones_own(corpus: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path: Path) -> None:
-    options = ("--objective", "causal", *QUICK, "--steps", "400")
+    options = ("--objective", "causal", *QUICK, "--steps", "150")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run("train", corpus, *options, "-o", str(whole)).exit_code == 0
     process = train_process(corpus, *options, "-o", str(broken))
-    wait_for(broken, 20, process)
+    wait_for(broken, 10, process)
     process.send_signal(how)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     if how == signal.SIGINT:
         assert process.returncode == 130
         step = last_checkpoint(broken).about["step"]
-        assert 20 <= step < 400
+        assert 10 <= step < 150
         last = said.decode().strip().splitlines()[-1]
         assert last.endswith(
             f"stopped at step {step}: checkpoint and model are in {broken}: go on with: "
@@ -152,7 +152,7 @@ def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path:
     assert result.exit_code == 0
     found, expected = numbers(broken), numbers(whole)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    assert [row["step"] for row in read_metrics(broken)] == list(range(1, 401))
+    assert [row["step"] for row in read_metrics(broken)] == list(range(1, 151))
 
 
 def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) -> None:
@@ -175,6 +175,30 @@ def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) ->
     result = run(*again)
     assert result.exit_code == 2
     assert f"has {len(TEXT) + 4} bytes and had {len(TEXT)} when" in result.stderr
+
+
+def test_a_run_that_diverges(corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "wild"
+    result = run(
+        *("train", corpus, "--objective", "causal", *QUICK, "--steps", "300", "--rate", "30"),
+        *("-o", str(folder)),
+    )
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("qkv train: at step ")
+    assert f"{folder} holds the model of its last good checkpoint, step 0: take a lower" in last
+    assert (folder / "curves.png").exists()
+    assert qkv.load(folder).parameters["embed.weight"].std() < 0.03
+
+
+def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder = tmp_path / "plain"
+    options = ("--objective", "causal", *QUICK, "--steps", "2", "-o", str(folder))
+    result = run("train", corpus, *options)
+    assert result.exit_code == 0
+    assert "no curves: this needs matplotlib" in result.stderr
+    assert not (folder / "curves.png").exists()
 
 
 def test_refused(corpus: str, tmp_path: Path) -> None:

@@ -324,6 +324,12 @@ def test_ten_in_a_row_end_the_run_with_the_last_good_model(tmp_path: Path) -> No
     )
 
 
+def test_skipped_steps_with_good_ones_between_do_not_end_it(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="was skipped"):
+        done = train(network(), Pull(poison=range(0, 40, 2)), folder=tmp_path, steps=40)
+    assert (done.steps, done.skipped) == (40, 20)
+
+
 def test_a_loss_that_rises_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"the loss of pull has risen from \d.\d\d to .*lower rate"):
         train(

@@ -51,7 +51,7 @@ def train(
     DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
     curves.png, snapshots from along the way, and checkpoints. Ctrl-C saves, and --resume goes on.
     """
-    from qkv.learn import Interrupted, TextRun, train_on_text, write_curves
+    from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 
     given = {name: value for name, value in options.items() if value is not None}
     if objective is not None:
@@ -69,12 +69,13 @@ def train(
     try:
         done = train_on_text(run, output, resume=resume, say=say)
     except Interrupted as error:
+        _draw(output)
         say(f"{error}: go on with: qkv train --resume -o {output}")
         raise
-    try:
-        say(f"curves: {write_curves(output)}")
-    except ImportError as error:
-        say(f"no curves: {error}")
+    except Diverged:
+        _draw(output)
+        raise
+    _draw(output)
     again = 'generate "The"' if run.objective == "causal" else 'show "A sentence."'
     say(
         f"{done.steps:,} steps, {done.tokens:,} tokens, {done.seconds:,.0f} s, "
@@ -87,3 +88,12 @@ def train(
             **{name: getattr(done, name) for name in ("steps", "tokens", "loss", "skipped")},
             "seconds": round(done.seconds, 3),
         })  # fmt: skip
+
+
+def _draw(output: str) -> None:
+    from qkv.learn import write_curves
+
+    try:
+        say(f"curves: {write_curves(output)}")
+    except ImportError as error:  # without the extra
+        say(f"no curves: {error}")

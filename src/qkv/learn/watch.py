@@ -8,6 +8,7 @@ from typing import Any
 
 MOST_SKIPPED = 10  # steps in a row
 _MEMORY = 0.95  # of the running mean of a loss
+_SOME = 20  # steps before which a mean says little
 _UNEASY, _TOO_MUCH = 1.0, 3.0  # what a loss may lie above its lowest, in nats
 
 
@@ -59,7 +60,7 @@ class Watch:
             mean += (loss - mean) * (1 - _MEMORY) / (1 - _MEMORY**seen)
             self._mean[name] = mean
             self._lowest[name] = lowest = min(self._lowest.get(name, mean), mean)
-            if mean - lowest > _TOO_MUCH:
+            if seen >= _SOME and mean - lowest > _TOO_MUCH:
                 raise Diverged(f"the loss of {name} has risen from {lowest:.2f} to {mean:.2f}")
 
     def loss(self) -> float:
