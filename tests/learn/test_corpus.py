@@ -240,3 +240,10 @@ def test_what_is_not_text(tmp_path: Path) -> None:
     files = Files([write(tmp_path / "bad", b"one\n\ntw\0o")])
     with pytest.raises(ValueError, match=r"bad is not text: byte 3 of line 3 is NUL"):
         by_blocks(files, 4)
+
+
+def test_a_line_in_pieces_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 16)
+    files = Files([write(tmp_path / "bad", b"one two " * 9 + b"\ntw\xff\n")])
+    with pytest.raises(ValueError, match=r"line 2 holds the byte 0xff, byte 76 of the file"):
+        list(files.lines())
