@@ -122,6 +122,13 @@ def test_spread() -> None:
     assert spread(None)[:5] == [0, 1, 2, 4, 8]
 
 
+def test_the_end_of_a_run_has_a_snapshot_wherever_it_comes(tmp_path: Path) -> None:
+    done = train(network(), Pull(), folder=tmp_path, steps=5, snapshots=[0, 2, 100])
+    names = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert names == [f"step-{step:08d}" for step in (0, 2, done.steps)]
+    assert done.steps == 5
+
+
 def test_minutes_end_a_run(tmp_path: Path) -> None:
     done = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, snapshots=[])
     assert done.seconds >= 0.05

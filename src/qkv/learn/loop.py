@@ -98,7 +98,8 @@ def train(
         resume: go on from the last checkpoint in the folder.
         checkpoint_steps: how many steps lie between two checkpoints.
         checkpoint_seconds: how many seconds do, at most.
-        snapshots: after which steps; about twelve, ever farther apart, by default.
+        snapshots: after which steps, and at the end; about twelve, ever farther apart, by default;
+            none where this is empty.
         settings: what else a checkpoint should hold, and must be the same when a run goes on.
         show_progress_bar: None for one on a terminal.
 
@@ -144,6 +145,8 @@ def train(
         raise Diverged(run.back_to_good(home, error)) from None
     if run.watch.well:
         run.save(home)
+    if wanted and run.step not in wanted:
+        run.snapshot(home)
     run.save_model(home)
     if stop:
         raise Interrupted(f"stopped at step {run.step}: checkpoint and model are in {home}")
