@@ -1,0 +1,160 @@
+"""The measures of heads, on weights that were made by hand, so that the answers are known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.learn.tokens import train_tokenizer
+from qkv.models.fresh import fresh_model
+from qkv.models.model import Model
+from training import heads
+from training.heads import (
+    directions,
+    explained,
+    forms,
+    lines_up,
+    measure,
+    place_scores,
+    principal_cosines,
+    random_texts,
+)
+
+SENTENCES = ["we saw a cat sit on the mat", "her dog ran home", "now eat"]
+PLACES, DIM = 32, 64
+
+
+def bert(**sizes: int) -> Model:
+    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 80)
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    config |= {"vocab_size": len(tokenizer), "hidden_size": DIM, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": PLACES}
+    return fresh_model(config | sizes, tokenizer, seed=1)
+
+
+def made_by_hand() -> Model:
+    """Places in the first half of a vector, words in the other; head 0 reads that, head 1 this."""
+    model = bert()
+    rng = np.random.default_rng(0)
+    table = model.parameters["embed.weight"] * 0
+    signs = np.array([[(n >> k) & 1 for k in range(7)] for n in range(len(table))]) * 2.0 - 1
+    table[:, PLACES : PLACES + 7] = signs
+    table[:, PLACES + 7 : PLACES + 14] = -signs  # so that the norm has nothing to centre
+    positions = np.zeros((PLACES, DIM))
+    positions[:, :PLACES] = 4 * (np.eye(PLACES) - 1 / PLACES)
+    w_q, w_k = np.zeros((2, DIM, DIM))
+    w_q[:PLACES, :PLACES] = 30 * np.eye(PLACES, k=-1)  # place i asks for place i - 1
+    w_k[:PLACES, :PLACES] = np.eye(PLACES)
+    w_q[PLACES:, PLACES:] = w_k[PLACES:, PLACES:] = 9 * np.eye(DIM - PLACES)  # its own word
+    for name, value in (
+        ("embed.weight", table),
+        ("pos_embed.weight", positions),
+        ("token_type_embed.weight", np.zeros((2, DIM))),
+        ("blocks.0.attn.q_proj.weight", w_q),
+        ("blocks.0.attn.k_proj.weight", w_k),
+        ("blocks.0.attn.k_proj.bias", rng.standard_normal(DIM)),  # changes whole rows alone
+    ):
+        model.parameters[name] = value
+    return model
+
+
+def test_a_head_made_for_places_and_one_made_for_words() -> None:
+    found = measure(made_by_hand(), SENTENCES)
+    assert found["previous"][0] == pytest.approx([1, 0], abs=0.01)
+    assert found["next"][0] == pytest.approx([0, 0], abs=0.05)  # [CLS], in front, looks anywhere
+    assert found["same"][0, 1] == pytest.approx(1, abs=0.01)
+    assert found["from_places"][0] == pytest.approx([1, 0], abs=0.1)
+    for letter in "qk":
+        assert found[f"{letter}_places"][0] == pytest.approx([1, 0], abs=0.05)
+        assert found[f"{letter}_words"][0] == pytest.approx([0, 1], abs=0.05)
+    looks = found["place_scores"][0, 0].argmax(axis=1)  # of places 1 to 24, [CLS] left out
+    assert looks[1:].tolist() == list(range(heads.WORDS - 1))
+    assert heads.best(found["same"]) == (0, 1)
+
+
+def test_random_weights_give_chance() -> None:
+    model = bert(hidden_size=96, num_hidden_layers=2, num_attention_heads=6)
+    found = forms(model, random_texts(model, 32, 24))
+    for name in ("q_places", "k_places", "q_words", "k_words"):
+        assert found[name].mean() == pytest.approx(16 / 96, abs=0.02), name
+    rng = np.random.default_rng(0)
+    drawn = [lines_up(rng.standard_normal((60, 6)), np.eye(60)[:, :4]) for _ in range(200)]
+    assert np.mean(drawn) == pytest.approx(6 / 60, abs=0.01)
+
+
+def test_principal_cosines_are_those_of_known_angles() -> None:
+    angles = np.array([0.2, 0.7, 1.5])
+    one = np.eye(6)[:, :3]
+    other = np.concatenate([np.diag(np.cos(angles)), np.diag(np.sin(angles))])
+    turned = other @ np.array([[2.0, 1, 0], [0, 1, 5], [0, 0, 3]])  # other columns, same space
+    np.testing.assert_allclose(principal_cosines(one, turned), np.cos(angles), rtol=1e-12)
+    np.testing.assert_allclose(principal_cosines(turned[:, :2], turned[:, :2]), [1, 1], rtol=1e-12)
+    assert lines_up(turned, one) == pytest.approx((np.cos(angles) ** 2).mean())
+
+
+def test_directions_are_those_of_the_largest_variance() -> None:
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    rows = rng.standard_normal((400, 5)) * [9, 7, 0.1, 0.1, 0.1] @ basis.T + 100
+    assert lines_up(directions(rows, 2), basis[:, :2]) == pytest.approx(1, abs=1e-3)
+
+
+def test_place_scores_and_what_they_explain() -> None:
+    rng = np.random.default_rng(0)
+    places, w_q, w_k = (rng.standard_normal(shape) for shape in ((3, 4), (4, 2), (4, 2)))
+    b_q, b_k = rng.standard_normal((2, 2))
+    by_hand = [
+        [sum((x @ w_q + b_q) * (y @ w_k + b_k)) / np.sqrt(2) for y in places] for x in places
+    ]
+    scores = place_scores(places, w_q, w_k, b_q, b_k)
+    np.testing.assert_allclose(scores, by_hand)
+    without = place_scores(places, w_q, w_k, b_q)
+    assert np.ptp(scores - without, axis=1) == pytest.approx(0, abs=1e-12)  # a number for each row
+    assert explained(scores, without) == pytest.approx(1)
+    assert explained(np.array([[1.0, -1.0], [1.0, -1.0]]), np.array([[1.0, -1.0], [0.0, 0.0]])) == (
+        0.5
+    )
+    assert explained(scores, -scores) == pytest.approx(-3)
+    assert explained(np.ones((2, 3)), np.ones((2, 3))) == 0
+
+
+def test_random_texts_have_words_alone_between_the_special_tokens() -> None:
+    model = bert()
+    ids = random_texts(model, 50, 24)
+    assert ids.shape == (50, 26)
+    assert model.tokenizer is not None
+    vocabulary = model.tokenizer.vocabulary
+    assert set(ids[:, 0]) == {vocabulary["[CLS]"]}
+    assert set(ids[:, -1]) == {vocabulary["[SEP]"]}
+    assert not any(model.tokenizer.is_special(one) for one in set(ids[:, 1:-1].ravel().tolist()))
+    assert len(set(ids[:, 1:-1].ravel().tolist())) > len(vocabulary) / 2
+    np.testing.assert_array_equal(ids, random_texts(model, 50, 24))
+
+
+def test_a_run_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    bert().save(run / "snapshots" / "step-00000000")
+    made_by_hand().save(run / "snapshots" / "step-00000060")
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 61):
+            losses = {"masked": 100.0 - step} | ({"senses": 1.0} if step > 40 else {})
+            file.write(json.dumps({"step": step, "loss": 0.0, "losses": losses}) + "\n")
+    monkeypatch.setattr(heads, "held_out_sentences", lambda _: SENTENCES)
+    monkeypatch.setattr(heads, "read", lambda _: None)
+    said: list[str] = []
+    heads.main([str(run), "-o", str(out)], said.append)
+
+    result = json.loads((out / "scores.json").read_text())
+    assert result["steps"] == [0, 60]
+    assert result["objectives"] == {"masked": 1, "senses": 41}
+    assert result["loss"] == [99.0, np.mean(100.0 - np.arange(11, 61))]
+    assert (result["layers"], result["heads"], result["sentences"]) == (1, 2, 3)
+    expected = measure(made_by_hand(), SENTENCES)
+    for name, values in result["scores"].items():
+        assert values[1] == pytest.approx(expected[name].ravel(), abs=2e-3), name
+    assert "0.0" in said[-1]
+    assert "step 60: previous 1.00 in 0.0" in said[1]
+    for name in ("scores.png", "places.png", "subspaces.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert "previous" in (out / "replay.html").read_text()
