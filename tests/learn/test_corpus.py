@@ -86,6 +86,17 @@ def test_a_sample_is_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(b - a for a, b in pairwise(found)) < 100
 
 
+def test_a_sample_of_one_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 100)
+    files = Files([write(tmp_path / "a", " ".join(f"{k:09d}" for k in range(2000)))])
+    sample = list(files.lines(5000))
+    assert sum(map(len, sample)) == 5000
+    words = [word for piece in sample for word in piece.split() if len(word) == 9]
+    assert len(set(words)) > 400
+    assert min(map(int, words)) < 50
+    assert max(map(int, words)) > 1900
+
+
 # Cutting
 
 

@@ -95,8 +95,9 @@ class Files:
                 with self.paths[file].open("rb") as stream:
                     stream.seek(size * number // stretches)
                     raw = stream.read(share // stretches)
-                # its first and its last line are in pieces; what is not text shows when it is read
-                yield from raw.decode("utf-8", "ignore").splitlines(keepends=True)[1:-1]
+                # what is not text shows when it is read
+                found = raw.decode("utf-8", "ignore").splitlines(keepends=True)
+                yield from found[1:-1] or found  # the first and the last line are in pieces
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
         where = f"corpus: {self.paths[file]}"
