@@ -242,6 +242,15 @@ def test_what_else_is_refused(tmp_path: Path) -> None:
         train(network(), [Pull(), Pull()], folder=tmp_path, steps=1)
     with pytest.raises(ValueError, match="of unlike names"):
         train(network(), [], folder=tmp_path, steps=1)
+    for name, value in (
+        *(("steps", 0), ("steps", -1), ("minutes", 0), ("minutes", float("nan"))),
+        *(("checkpoint_steps", 0), ("seed", -1)),
+    ):
+        given: dict[str, Any] = {"steps": 1} | {name: value}
+        with pytest.raises(ValueError, match=f"^train: {name} is {value}: it must be"):
+            train(network(), Pull(), folder=tmp_path, **given)
+    with pytest.raises(ValueError, match="the optimizer is of another network"):
+        train(network(), Pull(), folder=tmp_path, steps=1, optimizer=AdamW(network()))
     assert not list(tmp_path.iterdir())
 
 

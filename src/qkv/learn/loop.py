@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.arrays import whole_number
 from qkv.learn.checkpoints import (
     Checkpoint,
     last_checkpoint,
@@ -104,7 +105,8 @@ def train(
         show_progress_bar: None for one on a terminal.
 
     Raises:
-        ValueError: the folder holds another run, or nothing to resume from.
+        ValueError: a number is out of range, the optimizer is of another network, or the folder
+            holds another run, or nothing to resume from.
         Diverged: the loss rises and rises, or ten steps in a row were skipped; the folder then
             holds the model of the last good checkpoint.
         OSError: something cannot be written; the checkpoints that are there are whole.
@@ -112,6 +114,17 @@ def train(
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
+    if steps is not None:
+        steps = whole_number(steps, call="train", name="steps", least=1)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"train: minutes is {minutes}: it must be above 0")
+    if checkpoint_steps is not None:
+        checkpoint_steps = whole_number(
+            checkpoint_steps, call="train", name="checkpoint_steps", least=1
+        )
+    seed = whole_number(seed, call="train", name="seed", least=0)
+    if optimizer is not None and optimizer.network is not network:
+        raise ValueError("train: the optimizer is of another network: make it with AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
     given = objectives if isinstance(objectives, Iterable) else [objectives]
