@@ -234,6 +234,7 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
     assert "No such file" in why(text=str(tmp_path / "none.txt"))
     assert "is a folder: name the text files in it" in why(text=str(tmp_path))
     assert "is a file: name a folder" in why(folder=corpus)
+    assert "cannot be made: " in why(folder=f"{corpus}/inside/it")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")

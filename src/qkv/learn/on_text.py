@@ -74,6 +74,8 @@ class TextRun:
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"train: minutes is {self.minutes}: it must be above 0")
         Schedule(self.rate)
+        if isinstance(self.corpus, str | os.PathLike):
+            raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
         paths = [str(Path(path).absolute()) for path in self.corpus]  # it may go on elsewhere
         object.__setattr__(self, "corpus", tuple(paths))
 
@@ -190,7 +192,8 @@ def need_free(folder: Path) -> None:
 
     Raises:
         ValueError: there is one, or other files.
-        NotADirectoryError: it is a file.
+        NotADirectoryError: it is a file, or in one.
+        PermissionError: nothing can be written there.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"train: {folder} is a file: name a folder")
@@ -200,6 +203,11 @@ def need_free(folder: Path) -> None:
         raise ValueError(
             f"train: {folder} holds files that are not of a run: name a new or empty folder"
         )
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"train: {folder} cannot be made: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"train: {folder} cannot be written: {there} is read-only")
 
 
 def _tokenizer(
