@@ -97,6 +97,23 @@ def test_experts() -> None:
     check(layer, lambda saved: layer(x, saved=saved), {"x": x, **layer.parameters})
 
 
+def test_experts_of_float32_with_wide_vectors() -> None:
+    shapes = {"gate_up": (4, 6, 10), "gate_up_bias": (4, 10), "down": (4, 5, 6)}
+    shapes |= {"down_bias": (4, 6)}
+    narrow = {f"experts.{name}": numbers(*shape) for name, shape in shapes.items()}
+    narrow |= {"router_proj.weight": numbers(6, 4), "router_proj.bias": numbers(4)}
+    narrow = {name: array.astype(np.float32) for name, array in narrow.items()}
+    wide = {name: array.astype(np.float64) for name, array in narrow.items()}
+    x, up, found = numbers(5, 6), numbers(5, 6, seed=3), []
+    for parameters in (narrow, wide):
+        layer, saved = Experts(parameters, top_k=2), {}
+        layer(x, saved=saved)
+        found.append(layer.backward(up, saved).parameters)
+    for name, expected in found[1].items():
+        assert found[0][name].dtype == np.float64, name
+        np.testing.assert_allclose(found[0][name], expected, rtol=1e-12, atol=1e-14)
+
+
 BIAS = numbers(1, 4, 5, 5, seed=5)
 MASK = np.tril(np.ones((5, 5), bool))
 OPTIONS: dict[str, dict[str, Any]] = {

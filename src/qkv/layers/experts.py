@@ -139,7 +139,7 @@ class Experts:
         above = gradient_of(grad, shape, saved, call=type(self).__name__).reshape(-1, self.dim)
         rows, chosen, weights = (saved[name] for name in ("rows", "chosen", "weights"))
         found = {
-            name: np.zeros_like(array)
+            name: np.zeros(array.shape, above.dtype)
             for name, array in self.parameters.items()
             if name.startswith("experts.")
         }
