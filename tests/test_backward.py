@@ -128,6 +128,13 @@ def test_a_target_outside_is_an_error(target: int) -> None:
         cross_entropy(numbers(2, 9), np.array([3, target]))
 
 
+def test_targets_and_weights_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"weights have shape \(1,\) and targets \(2,\)"):
+        cross_entropy(numbers(2, 9), np.array([3, 4]), np.ones(1))
+    with pytest.raises(TypeError, match="targets are float64: give whole numbers"):
+        cross_entropy(numbers(2, 9), np.array([3.0, 4.0]))
+
+
 @pytest.mark.parametrize(("dtype", "allowed"), [(np.float64, 1e-12), (np.float32, 2e-6)])
 @pytest.mark.parametrize("each", [False, True])
 def test_adamw_by_its_formula(each: bool, dtype: Any, allowed: float) -> None:

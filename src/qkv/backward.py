@@ -153,7 +153,7 @@ def cross_entropy(
     >>> losses, grad
     (array([1.38629436]), array([[ 0.5 , -0.75,  0.25]]))
     """
-    _check_targets(logits, targets)
+    _check_targets(logits, targets, weights)
     (logits,) = _working(logits)
     factor = None if weights is None else weights.astype(logits.dtype, copy=False)
     if (here := _kernel_for(logits)) is not None:
@@ -285,12 +285,19 @@ def _whole_rows(array: Array) -> Array:
     return array if together else _plain(array)
 
 
-def _check_targets(logits: Array, targets: Array) -> None:
+def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None:
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(
             f"cross_entropy: logits have shape {logits.shape} and targets {targets.shape}: "
             "give (N, V) and (N,)"
         )
+    if weights is not None and weights.shape != targets.shape:
+        raise ValueError(
+            f"cross_entropy: weights have shape {weights.shape} and targets {targets.shape}: "
+            "give one for each"
+        )
+    if targets.dtype.kind not in "iu":
+        raise TypeError(f"cross_entropy: targets are {targets.dtype}: give whole numbers")
     if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
         raise ValueError(
             f"cross_entropy: targets run from {targets.min()} to {targets.max()} "
