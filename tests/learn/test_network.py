@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -119,3 +121,20 @@ def test_without_a_head_there_is_nothing_to_learn() -> None:
     net = network({**BERT, "architectures": ["BertModel"]})
     with pytest.raises(ValueError, match="no head over words"):
         words_loss(net, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("texts", "at", "words"),
+    [
+        ([[1] * 17], [0], "a text has 17 tokens and fresh takes 16"),
+        ([[1], [2, 23]], [0], "ids run from 1 to 23 and fresh has 23 tokens"),
+        ([[-1, 2]], [0], "ids run from -1 to 2"),
+        ([[1, 2]], [], "there is no target"),
+        ([[1, 2, 3]], [2, 0, 2], "at has a row twice"),
+    ],
+)
+def test_a_batch_that_does_not_fit(texts: Any, at: list[int], words: str) -> None:
+    ends = np.cumsum([0, *map(len, texts)])
+    where = np.array(at, np.int64)
+    with pytest.raises(ValueError, match=words):
+        words_loss(network(), Words(np.concatenate(texts), ends, where, np.zeros_like(where)))

@@ -67,7 +67,7 @@ class Words:
     Attributes:
         ids: (total,) tokens.
         cu_lengths: (B + 1,) where each text begins and the last one ends.
-        at: (n,) the rows of the tokens whose vectors go into the head.
+        at: (n,) the rows of the tokens whose vectors go into the head, each once.
         targets: (n,) what it should say there.
     """
 
@@ -81,11 +81,15 @@ def words_loss(network: Network, batch: Words) -> float:
     """The mean cross-entropy over the targets; its gradient is added to the network's.
 
     Only the rows that have a target go through the head, some thousand at a time.
+
+    Raises:
+        ValueError: the model has no head over words, or the batch does not fit it.
     """
     head = network.transformer.head
     if head is None or not head.predicts:
         raise ValueError(f"{network.source.name} has no head over words: there is nothing to learn")
     lengths = np.diff(batch.cu_lengths)
+    _check_words(network, batch, int(lengths.max(initial=0)))
     places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
     saved: dict[str, Any] = {}
     rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
@@ -103,6 +107,25 @@ def words_loss(network: Network, batch: Words) -> float:
         network.add(found.parameters)
     network.add(network.transformer.backward(grad, saved))
     return total / count
+
+
+def _check_words(network: Network, batch: Words, longest: int) -> None:
+    room, vocabulary = network.transformer.embedding.room, network.design.vocabulary
+    if room is not None and longest > room:
+        raise ValueError(
+            f"words_loss: a text has {longest} tokens and {network.source.name} takes {room}: "
+            "cut it, or take a model with more positions"
+        )
+    ids = batch.ids
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
+        raise ValueError(
+            f"words_loss: ids run from {ids.min()} to {ids.max()} and {network.source.name} has "
+            f"{vocabulary} tokens: take the tokenizer of the model"
+        )
+    if not len(batch.at):
+        raise ValueError("words_loss: there is no target: ask for at least one row")
+    if np.bincount(batch.at).max() > 1:
+        raise ValueError("words_loss: at has a row twice: ask for each once")
 
 
 class _Filled:
