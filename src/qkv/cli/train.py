@@ -10,7 +10,7 @@ from qkv.cli.common import debug_option, json_option, print_json, say
 
 
 @click.command()
-@click.argument("corpus", nargs=-1, metavar="CORPUS...")
+@click.argument("corpus", nargs=-1, metavar="[CORPUS]...")
 @click.option(
     "--objective",
     type=click.Choice(["causal", "masked"]),
@@ -23,7 +23,7 @@ from qkv.cli.common import debug_option, json_option, print_json, say
 @click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
 @click.option("--vocabulary", type=int, help="At most so many tokens. Default: 8192.")
 @click.option("--length", type=int, help="The most tokens of a text. Default: 128.")
-@click.option("--steps", type=int, help="How many. Default: 1000.")
+@click.option("--steps", type=int, help="How many. Default: 1000 without --minutes.")
 @click.option(
     "--minutes", type=float, help="How long it may take; such a run is not the same twice."
 )
@@ -49,7 +49,8 @@ def train(
     """A model of your own from text files: CORPUS is one or more of them, UTF-8.
 
     DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
-    curves.png, snapshots from along the way, and checkpoints. Ctrl-C saves, and --resume goes on.
+    curves.png, snapshots from along the way, and checkpoints. Ctrl-C saves, and
+    `qkv train --resume -o DIR` goes on.
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 
