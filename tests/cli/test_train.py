@@ -15,6 +15,7 @@ import pytest
 
 import qkv
 from qkv.learn import last_checkpoint, read_metrics
+from qkv.learn.loop import Run
 
 from .test_cli import refused, run
 
@@ -199,6 +200,21 @@ def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert result.exit_code == 0
     assert "no curves: this needs matplotlib" in result.stderr
     assert not (folder / "curves.png").exists()
+
+
+def test_ctrl_c_before_the_first_step(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "snapshot", lambda self, folder: signal.raise_signal(signal.SIGINT))
+    folder = tmp_path / "early"
+    options = ("--objective", "causal", *QUICK, "--steps", "2", "-o", str(folder))
+    result = run("train", corpus, *options)
+    assert result.exit_code == 130
+    assert "holds no step" in result.stderr
+    assert f"go on with: qkv train --resume -o {folder}" in result.stderr
+    monkeypatch.undo()
+    assert run("train", "--resume", "-o", str(folder)).exit_code == 0
+    assert [row["step"] for row in read_metrics(folder)] == [1, 2]
 
 
 def test_refused(corpus: str, tmp_path: Path) -> None:

@@ -96,5 +96,5 @@ def _draw(output: str) -> None:
 
     try:
         say(f"curves: {write_curves(output)}")
-    except ImportError as error:  # without the extra
+    except (ImportError, OSError, ValueError) as error:  # no extra, no room, no step
         say(f"no curves: {error}")
