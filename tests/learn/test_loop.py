@@ -472,3 +472,15 @@ def test_a_checkpoint_says_all(tmp_path: Path) -> None:
     assert found.about["settings"]["model"]["n_embd"] == 8
     assert found.about["objectives"] == {"pull": {"taken": 4}}
     json.dumps(found.about)
+
+
+def test_a_checkpoint_takes_numbers_of_numpy(tmp_path: Path) -> None:
+    settings = {"sizes": np.array([2, 3]), "share": np.float64(0.5)}
+    given = {"folder": tmp_path, "steps": 1, "schedule": np.float32(0.5), "settings": settings}
+    train(network(), Pull(), **given)
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert found.about["settings"]["sizes"] == [2, 3]
+    assert train(network(), Pull(), **given, resume=True).steps == 1
+    with pytest.raises(TypeError, match="a checkpoint cannot hold a set: give numbers"):
+        train(network(), Pull(), folder=tmp_path / "odd", steps=1, settings={"a": {1}})

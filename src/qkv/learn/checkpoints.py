@@ -48,7 +48,7 @@ def write_checkpoint(
     home.mkdir(exist_ok=True)
     path = home / f"step-{step:08d}.safetensors"
     with replacing(path) as file:
-        file.write(save(dict(arrays), {"qkv": json.dumps(about)}))
+        file.write(save(dict(arrays), {"qkv": json.dumps(about, default=_plain)}))
         file.flush()
         os.fsync(file.fileno())  # so that after a power cut it is whole, too
     for old in _paths(folder)[:-_KEPT]:
@@ -72,26 +72,14 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """The settings in the last checkpoint of a run.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    found = last_checkpoint(folder)
-    if found is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint to go on from")
-    settings: dict[str, Any] = found.about["settings"]
-    return settings
-
-
 def need_same(found: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:
     """An error that names the first setting in which a checkpoint is another than what is asked.
 
     Raises:
         ValueError: there is one.
     """
-    theirs, ours = dict(_flat(found)), dict(_flat(json.loads(json.dumps(asked))))
+    same = json.loads(json.dumps(asked, default=_plain))  # as it would be read again
+    theirs, ours = dict(_flat(found)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise ValueError(
@@ -127,6 +115,16 @@ def _read(path: Path) -> Checkpoint | None:
     except (SafetensorError, KeyError, ValueError):
         return None
     return Checkpoint(path, arrays, about)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's, or an array, as JSON can hold it."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(
+        f"train: a checkpoint cannot hold a {type(value).__name__}: give numbers, strings, lists "
+        "and dicts"
+    )
 
 
 def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -200,13 +200,13 @@ class Run:
         """Make one step, and give its line of the metrics."""
         began, tokens = time.perf_counter(), 0
         middle = self.share + (0.5 / self.steps if self.steps else 0.0)
-        rate = self.schedule(middle)
+        rate = float(self.schedule(middle))
         self.network.gradient[:] = 0
         losses: dict[str, float] = {}
         total = 0.0
         with np.errstate(all="ignore"):  # what is not finite is looked for below
             for number, part in enumerate(self.parts):
-                weight = part.at(middle)
+                weight = float(part.at(middle))
                 if weight == 0:
                     continue
                 rng = np.random.default_rng([self.seed, self.step, number])
@@ -214,7 +214,7 @@ class Run:
                 with self.network.weighted(weight):
                     loss, count = part.objective(self.network, batch)
                 losses[part.objective.name] = float(loss)
-                total, tokens = total + weight * float(loss), tokens + count
+                total, tokens = total + weight * float(loss), tokens + int(count)
             length = self.optimizer.length()
             skipped = not (math.isfinite(total) and math.isfinite(length))
             if not skipped:
