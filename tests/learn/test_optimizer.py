@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,26 @@ def test_what_a_schedule_refuses() -> None:
         ({"rate": math.nan}, "above 0"),
         ({"rate": 1.0, "warmup": 1.0}, "below 1"),
         ({"rate": 1.0, "fall": "off"}, "choose linear"),
+        ({"rate": 1.0, "least": -0.1}, "from 0 to 1"),
+        ({"rate": 1.0, "least": math.nan}, "from 0 to 1"),
     ):
         with pytest.raises(ValueError, match=words):
             Schedule(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"betas": (0.9,)},
+        {"eps": -1e-8},
+        {"decay": math.nan},
+        {"clip": 0.0},
+        {"clip": -1.0},
+    ],
+)
+def test_what_the_optimizer_refuses(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=f"^AdamW: {name} (is|are) "):
+        AdamW(network(), **given)

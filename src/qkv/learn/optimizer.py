@@ -19,11 +19,15 @@ class AdamW:
         betas: how much of the running means of gradients, and of their squares, stays each step.
         eps: added to the root of the second.
         decay: by how much of itself, times the rate, each number of a matrix shrinks.
-        clip: the most that the whole gradient's length may be; a longer one is scaled down.
+        clip: the most that the whole gradient's length may be; a longer one is scaled down, none
+            where this is `math.inf`.
 
     Attributes:
         mean, square: (n,) the running means.
         count: the steps that were made.
+
+    Raises:
+        ValueError: a number is out of range.
 
     Source:
         Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
@@ -38,6 +42,13 @@ class AdamW:
         decay: float = 0.01,
         clip: float = 1.0,
     ) -> None:
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"AdamW: betas are {betas}: give two, from 0 to below 1")
+        for name, value in (("eps", eps), ("decay", decay)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"AdamW: {name} is {value}: it must be finite and not negative")
+        if not clip > 0:
+            raise ValueError(f"AdamW: clip is {clip}: it must be above 0, math.inf for no limit")
         self.network, self.betas, self.eps = network, betas, eps
         self.decay, self.clip = decay, clip
         self.mean, self.square = np.zeros_like(network.flat), np.zeros_like(network.flat)

@@ -31,6 +31,8 @@ class Schedule:
             raise ValueError(f"Schedule: rate is {self.rate}: it must be a finite number above 0")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"Schedule: warmup is {self.warmup}: it must be from 0 to below 1")
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"Schedule: least is {self.least}: it must be from 0 to 1")
         if self.fall not in ("linear", "cosine", "none"):
             raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
 
