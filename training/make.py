@@ -7,6 +7,7 @@ on with one that was stopped; `python -m training.ship DIR` makes the folder of 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import qkv
 from qkv.learn import (
     AdamW,
+    Interrupted,
     Masked,
     Network,
     Part,
@@ -57,6 +59,8 @@ class Recipe:
         replaced: in this share of the uses a synonym stands in the word's place.
         hidden: the share of a use's other tokens that is hidden.
         defined: the share of the uses that are words before their own definitions.
+        late: the share of the run after which senses that are seldom drawn are favoured.
+        late_prior: as `prior` of `Senses` then; before it is 1.
         seed: of everything.
     """
 
@@ -77,6 +81,8 @@ class Recipe:
     replaced: float = 0.2
     hidden: float = 0.15
     defined: float = 0.3
+    late: float = 0.8
+    late_prior: float = 2.0
     seed: int = 0
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -113,8 +119,8 @@ def make(
 ) -> Trained:
     """Train it.
 
-    A tokenizer that is trained twice may break ties in two ways, so a run keeps its own from the
-    beginning.
+    A run keeps its tokenizer from the beginning, so that another release of the library that trains
+    it changes nothing half-way.
 
     Args:
         recipe: what it is.
@@ -139,23 +145,32 @@ def make(
     masked = Masked(source, tokenizer, share=recipe.masked, tokens_per_step=recipe.tokens)
     uses, definitions = sentences(wordnet, tokenizer, recipe.length)
     words, theirs = entries(wordnet, tokenizer, recipe.length)
-    senses = Senses(
-        uses,
-        {**definitions, **theirs},
-        words,
-        mask=masked.mask,
-        uses=recipe.uses,
-        wrong=recipe.wrong,
-        temperature=recipe.temperature,
-        replaced=recipe.replaced,
-        hidden=recipe.hidden,
-        defined=recipe.defined,
+    first, late = (
+        Senses(
+            uses,
+            {**definitions, **theirs},
+            words,
+            mask=masked.mask,
+            uses=recipe.uses,
+            wrong=recipe.wrong,
+            temperature=recipe.temperature,
+            replaced=recipe.replaced,
+            hidden=recipe.hidden,
+            defined=recipe.defined,
+            prior=prior,
+            name=name,
+        )
+        for name, prior in (("senses", 1.0), ("senses, late", recipe.late_prior))
     )
     model = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name="wordnet")
     network = Network(model)
     return train(
         network,
-        [Part(masked), Part(senses, recipe.weight, recipe.begin)],
+        [
+            Part(masked),
+            Part(first, lambda share: recipe.weight * (share < recipe.late), recipe.begin),
+            Part(late, recipe.weight, recipe.late),
+        ],
         folder=folder,
         steps=steps,
         minutes=minutes,
@@ -190,16 +205,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.threads is not None:
         qkv.set_num_threads(given.threads)
     steps = STEPS if given.minutes is None and given.steps is None else given.steps
-    done = make(
-        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
-        read(given.wordnet),
-        given.out,
-        steps=steps,
-        minutes=given.minutes,
-        resume=given.resume,
-        snapshots=given.snapshots,
-        tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),
-    )
+    tokenizer = None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer)
+    try:
+        done = make(
+            Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
+            read(given.wordnet),
+            given.out,
+            steps=steps,
+            minutes=given.minutes,
+            resume=given.resume,
+            snapshots=given.snapshots,
+            tokenizer=tokenizer,
+        )
+    except Interrupted as stop:
+        sys.exit(f"{stop}; --resume goes on")
     print(
         f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
         f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"

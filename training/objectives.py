@@ -78,14 +78,15 @@ class Senses:
         replaced: in this share of the draws a synonym stands in the word's place, if there is one.
         hidden: the share of a sentence's other tokens that is hidden.
         defined: the share of the draws that are of entries.
+        prior: how many times the logarithm of how often a sense is drawn is added; above 1 senses
+            that are seldom drawn are drawn to their words more strongly.
+        name: what the loss is called.
 
     Source:
         van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
         equation 4; what is added: Menon et al. 2021, "Long-tail learning via logit adjustment",
         equation 10.
     """
-
-    name = "senses"
 
     def __init__(
         self,
@@ -100,6 +101,8 @@ class Senses:
         replaced: float = 0.2,
         hidden: float = 0.15,
         defined: float = 0.3,
+        prior: float = 1.0,
+        name: str = "senses",
     ) -> None:
         if not sentences:
             raise ValueError("Senses: there is no sentence: give at least one")
@@ -107,6 +110,7 @@ class Senses:
         self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
         self.hidden, self.defined = hidden, defined if entries else 0.0
+        self.prior, self.name = prior, name
         self._rates: dict[int, float] = {}  # how often a draw has this sense
         for source, share in ((sentences, 1 - self.defined), (entries, self.defined)):
             for one in source:
@@ -115,7 +119,7 @@ class Senses:
     @property
     def settings(self) -> dict[str, Any]:
         """What makes it another objective than one that is like it."""
-        names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined")
+        names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior")
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
@@ -159,7 +163,7 @@ class Senses:
         least = min(self._rates.values())
         for row, senses in zip(priors, own, strict=True):
             rates = np.log([self._rates.get(sense, least) for sense in senses])
-            row[[columns[sense] for sense in senses]] = rates - rates.max()
+            row[[columns[sense] for sense in senses]] = self.prior * (rates - rates.max())
         return priors
 
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:

@@ -42,9 +42,10 @@ By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps
 {tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
 definition. examples"; after {begin:.0%} of the run a word in an example sentence, or before its
 own definition with half of that hidden, is also drawn to the mean of the rows of its sense's
-definition, and away from other definitions, those of its other senses among them. `make model` does
-it again; a tokenizer that is trained again may break ties in another way, so the numbers will be
-near these and not the same.
+definition, and away from other definitions, those of its other senses among them. How often each
+sense is drawn is taken from the logits, after {late:.0%} of the run {late_prior:g} times over, for
+the sake of senses without a sentence. `make model` does it again, and another processor rounds
+otherwise, so the numbers will be near these and not the same.
 
 Recipe: {recipe}.
 
@@ -141,6 +142,8 @@ def card(
         tokens=about["tokens"],
         minutes=about["seconds"] / 60,
         begin=recipe["begin"],
+        late=recipe["late"],
+        late_prior=recipe["late_prior"],
         recipe=", ".join(f"{name} {value}" for name, value in recipe.items()),
         uses=found["uses"],
         pairs=found["pairs"],

@@ -106,14 +106,16 @@ def test_entries_are_words_of_several_senses_before_each(folder: Path) -> None:
         assert len(one.ids) <= 12
 
 
-def test_priors_are_how_often_a_words_senses_are_drawn() -> None:
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_priors_are_how_often_a_words_senses_are_drawn(times: float) -> None:
     drawn = [
         *[Sentence(np.array([2, 10, 3]), 1, 2, 100, (200,), ())] * 3,
         Sentence(np.array([2, 10, 3]), 1, 2, 200, (100,), ()),
         Sentence(np.array([2, 11, 3]), 1, 2, 300, (), ()),
     ]
     entries = [Sentence(np.array([2, 10, 3]), 1, 2, 200, (100,), ())]
-    senses = Senses(drawn, DEFINITIONS, entries, mask=4, uses=60, wrong=1, defined=0.5)
+    options = {"uses": 60, "wrong": 1, "defined": 0.5, "prior": times}
+    senses = Senses(drawn, DEFINITIONS, entries, mask=4, **options)
     batch = senses.batch(0, np.random.default_rng(0))
     texts = np.split(batch.ids, batch.cu_lengths[1:-1])
     columns = [int(text[1]) - 20 for text in texts[60:]]
@@ -123,7 +125,7 @@ def test_priors_are_how_often_a_words_senses_are_drawn() -> None:
         if text[1] == 11:
             assert prior == {1: 0, 2: 0, 3: 0}
         else:  # 0.5 * 3 / 5 against 0.5 * 1 / 5 + 0.5 * 1
-            assert prior == pytest.approx({1: np.log(0.3 / 0.6), 2: 0, 3: 0})
+            assert prior == pytest.approx({1: times * np.log(0.3 / 0.6), 2: 0, 3: 0})
 
 
 def test_a_prior_is_added_to_the_logits() -> None:
