@@ -129,6 +129,19 @@ def test_the_end_of_a_run_has_a_snapshot_wherever_it_comes(tmp_path: Path) -> No
     assert done.steps == 5
 
 
+def test_snapshots_of_steps_that_are_made_again_go(tmp_path: Path) -> None:
+    class Ends(Pull):
+        def batch(self, step: int, rng: np.random.Generator) -> Any:
+            raise RuntimeError("the end")
+
+    given: dict[str, Any] = {"folder": tmp_path, "steps": 4, "checkpoint_steps": 2}
+    train(network(), Pull(), **given, snapshots=[2, 4])
+    (tmp_path / "checkpoints" / "step-00000004.safetensors").unlink()
+    with pytest.raises(RuntimeError, match="the end"):
+        train(network(), Ends(), **given, snapshots=[2, 4], resume=True)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["step-00000002"]
+
+
 def test_minutes_end_a_run(tmp_path: Path) -> None:
     done = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, snapshots=[])
     assert done.seconds >= 0.05

@@ -299,7 +299,7 @@ class Run:
 
     def snapshot(self, folder: Path) -> None:
         """Write the model in float16 to a folder of its own."""
-        place = folder / SNAPSHOTS / f"step-{self.step:08d}"
+        place = folder / SNAPSHOTS / snapshot_name(self.step)
         part = place.with_name(f".{place.name}.part")
         with saving(f"the snapshot of step {self.step}", folder):
             try:
@@ -342,10 +342,18 @@ def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> 
     if found is not None:
         need_same(found.about["settings"], settings, found.path)
         run.restore(found)
+        for path in (folder / SNAPSHOTS).glob("step-*"):
+            if path.name > snapshot_name(run.step):  # of a step that is made again
+                shutil.rmtree(path, ignore_errors=True)
         return
     with saving("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     run.save(folder)
+
+
+def snapshot_name(step: int) -> str:
+    """What the folder of a snapshot is called."""
+    return f"step-{step:08d}"
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
