@@ -197,7 +197,7 @@ class Corpus:
         """Go on from there.
 
         Raises:
-            ValueError: the files have changed.
+            ValueError: the files have other sizes.
         """
         if state["sizes"] != self._files.sizes:
             raise ValueError(
