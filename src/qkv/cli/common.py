@@ -175,7 +175,8 @@ def _file(*suffixes: str) -> Callable[[click.Context, click.Parameter, str | Non
 model_option = click.option(
     "--model",
     metavar="NAME",
-    help="A folder, a short name (minilm, random) or a Hub id. Default: QKV_MODEL, else minilm.",
+    help="A folder, a short name (wordnet, minilm, random) or a Hub id. Default: QKV_MODEL, else "
+    "wordnet, which comes with qkv.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 png_option = click.option(

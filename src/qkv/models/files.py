@@ -69,15 +69,17 @@ SHORT_NAMES = {
         folder="model",
     ),
 }
-DEFAULT = "minilm"
+SHIPPED = {"wordnet": Path(__file__).parents[1] / "data" / "wordnet"}  # come with qkv itself
+DEFAULT = "wordnet"
 
 
 def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a model: a local one, or one that is found, or downloaded, by its name.
 
     Args:
-        name: a folder, a short name ("minilm") or a Hub id ("organisation/name"). A name is looked
-            for in the Hugging Face cache, then in an installed package, then on the Hub.
+        name: a folder, a short name ("wordnet", which comes with qkv, or "minilm") or a Hub id
+            ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
+            installed package, then on the Hub.
         revision: a branch, tag or commit; the package has none, so it is left out then.
 
     Raises:
@@ -89,10 +91,17 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
     if name == "":
         raise ValueError("load: the name of the model is empty: give a name or a folder")
     folder = Path(name).expanduser()
-    if folder.is_dir() and (name not in SHORT_NAMES or _has_model(folder)):
+    is_name = name in SHORT_NAMES or name in SHIPPED
+    if folder.is_dir() and (not is_name or _has_model(folder)):
         return folder
     if folder.is_file():
         raise NotADirectoryError(f"load: {name} is a file: name the folder that it is in")
+    if name in SHIPPED:
+        if revision is not None:
+            raise ValueError(
+                f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
+            )
+        return SHIPPED[str(name)]
     known: Known | None
     if name in SHORT_NAMES:
         known = SHORT_NAMES[str(name)]
@@ -117,7 +126,9 @@ def places() -> list[tuple[str, str, Path | None]]:
     First the models with a short name, each with every place; then what else the Hugging Face
     cache holds in a form that can be read. Nothing is downloaded or opened.
     """
-    rows: list[tuple[str, str, Path | None]] = []
+    rows: list[tuple[str, str, Path | None]] = [
+        (name, "comes with qkv", folder) for name, folder in SHIPPED.items()
+    ]
     for name, known in SHORT_NAMES.items():
         rows.append((name, f"Hugging Face cache {cache_folder()}", cached(known.hub_id)))
         rows.append((name, f"package {known.requirement.partition('=')[0]}", packaged(known)))
@@ -296,7 +307,7 @@ def _known_as(hub_id: str) -> Known | None:
 
 
 def _unknown_name(name: str) -> str:
-    names = [*SHORT_NAMES, "random"]
+    names = [*SHIPPED, *SHORT_NAMES, "random"]
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.4) or names
     return (
         f"load: there is no model {name!r}: the nearest names are {', '.join(near)}; "
