@@ -25,7 +25,11 @@ def main() -> None:
     views = {  # what to show, how much of it, and what to press first
         "show": (qkv.show(BANK, model=model, layer=2, head=5), 698, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 705, "weights"),
-        "compare": (qkv.compare(BANK, LOAN, word="bank", model=model), 885, None),
+        "compare": (
+            qkv.compare(BANK, LOAN, word="bank", model=model, layer=2, head=5),
+            868,
+            None,
+        ),
         "shift": (qkv.plot_shift(traces), 824, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
