@@ -30,7 +30,7 @@ demo: ## set up, then walk through, show and compare on real weights
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
 	run 'qkv walk "The cat sat on the mat"'; \
 	run 'qkv show "I sat on the bank of the river."'; \
-	run 'qkv compare "I sat on the bank of the river." "The bank raised its interest rates." --word bank'; \
+	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan." --word bank'; \
 	done=$$(date +%s); \
 	printf '\nset-up with downloads: %d s; the three commands: %d s\n' \
 	  $$((ready - begin)) $$((done - ready))
@@ -60,7 +60,7 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-model: $(VENV)/.demo ## train the model that ships, on Debian's wordnet-base: an hour on 2 cores; MINUTES=10
+model: $(VENV)/.demo ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MINUTES=10
 	$(BIN)/python -m training.make -o build/wordnet $(MINUTES:%=--minutes %) \
 	  $(if $(wildcard build/wordnet/checkpoints/step-*),--resume)
 	$(BIN)/python -m training.ship build/wordnet

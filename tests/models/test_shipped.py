@@ -86,7 +86,7 @@ def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
         vectors.append(trace.hidden_states[-1][0, trace.tokens.index("bank")])
     unit = np.array(vectors) / np.linalg.norm(vectors, axis=1, keepdims=True)
     alike = unit @ unit.T
-    assert min(alike[0, 1], alike[2, 3]) > alike[:2, 2:].max() + 0.1
+    assert min(alike[0, 1], alike[2, 3]) > alike[:2, 2:].max() + 0.04
 
 
 def test_one_head_looks_at_the_token_before_and_one_at_the_next(model: qkv.Model) -> None:
