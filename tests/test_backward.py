@@ -10,7 +10,7 @@ import pytest
 
 from qkv import activations
 from qkv.activations import ACTIVATIONS
-from qkv.backend import BACKENDS, BODIES, kernel, set_num_threads
+from qkv.backend import BODIES, kernel, set_num_threads
 from qkv.backward import (
     activate,
     activation_grad,
@@ -24,14 +24,8 @@ from qkv.backward import (
 Array = np.ndarray[Any, Any]
 
 module = sys.modules["qkv.backend"]
+pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
-
-
-@pytest.fixture(params=BACKENDS, autouse=True)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("QKV_BACKEND", request.param)
-    monkeypatch.setattr(module, "_threads", None)
-    return request.param
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:

@@ -10,19 +10,13 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.backend import BACKENDS, BODIES, kernel, linear, narrowed, set_num_threads
+from qkv.backend import BODIES, kernel, linear, narrowed, set_num_threads
 
 Array = np.ndarray[Any, Any]
 
 module = sys.modules["qkv.backend"]
+pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
-
-
-@pytest.fixture(params=BACKENDS, autouse=True)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("QKV_BACKEND", request.param)
-    monkeypatch.setattr(module, "_threads", None)
-    return request.param
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:

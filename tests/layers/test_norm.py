@@ -1,7 +1,6 @@
 """LayerNorm and RMSNorm, against sums made by hand and in exact arithmetic."""
 
 import math
-import sys
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qkv.backend import BACKENDS, set_num_threads
+from qkv.backend import set_num_threads
 from qkv.layers import LayerNorm, RMSNorm
 
 from .support import numbers
@@ -39,12 +38,6 @@ def exact(row: Any, eps: float, centre: bool) -> list[float]:
     return [float(value) / math.sqrt(variance + Fraction(eps)) for value in centred]
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("QKV_BACKEND", request.param)
-    return request.param
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("centre", [True, False])
@@ -65,11 +58,9 @@ def test_each_size_of_rows_and_vectors(centre: bool, bias: bool) -> None:
     assert layer(np.zeros((3, 0, 1000), np.float32)).shape == (3, 0, 1000)
 
 
-def test_the_same_bits_on_any_number_of_threads(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("backend")
+def test_the_same_bits_on_any_number_of_threads() -> None:
     x, layer = numbers(500, 100, dtype=np.float32), LayerNorm(100)
-    monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", None)
     found = []
     for threads in (1, 2, 5):
         set_num_threads(threads)
