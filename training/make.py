@@ -29,6 +29,7 @@ from qkv.learn import (
     train_tokenizer,
 )
 from qkv.learn.checkpoints import CHECKPOINTS
+from qkv.learn.on_text import encoder_config
 from qkv.models.files import TOKENIZER
 from qkv.text import SubwordTokenizer, Tokenizer
 from training.objectives import Senses, entries, pieces_of, sentences
@@ -88,18 +89,9 @@ class Recipe:
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The config.json of the model."""
         return {
-            "model_type": "bert",
-            "architectures": ["BertForMaskedLM"],
-            "vocab_size": len(tokenizer),
-            "hidden_size": self.dim,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": 4 * self.dim,
-            "max_position_embeddings": self.length,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-12,
-            "type_vocab_size": 2,
-            "pad_token_id": tokenizer.vocabulary["[PAD]"],
+            **encoder_config(
+                tokenizer, layers=self.layers, heads=self.heads, dim=self.dim, length=self.length
+            ),
             "tie_word_embeddings": True,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
