@@ -60,7 +60,7 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-model: $(VENV)/.demo ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MINUTES=10
+model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MINUTES=10
 	$(BIN)/python -m training.make -o build/wordnet $(MINUTES:%=--minutes %) \
 	  $(if $(wildcard build/wordnet/checkpoints/step-*),--resume)
 	$(BIN)/python -m training.ship build/wordnet
