@@ -33,6 +33,7 @@ from qkv.files import replacing
 from qkv.learn import read_metrics
 from qkv.see.measures import on_offset
 from qkv.see.snapshots import read_run
+from training import command
 from training.objectives import around
 from training.senses import heads, held_out_sentences
 from training.wordnet import FOLDER, read
@@ -335,4 +336,4 @@ def dumped(result: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -20,6 +20,7 @@ from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.learn import Network, Trained, Words, fresh_model, read_metrics, train, words_loss
+from training import command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -295,4 +296,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

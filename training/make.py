@@ -7,7 +7,6 @@ on with one that was stopped; `python -m training.ship DIR` makes the folder of 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import qkv
 from qkv.learn import (
     AdamW,
-    Interrupted,
     Masked,
     Network,
     Part,
@@ -32,6 +30,7 @@ from qkv.learn.checkpoints import CHECKPOINTS
 from qkv.learn.on_text import encoder_config
 from qkv.models.files import TOKENIZER
 from qkv.text import SubwordTokenizer, Tokenizer
+from training import command
 from training.objectives import Senses, entries, pieces_of, sentences
 from training.wordnet import FOLDER, WordNet, documents, read
 
@@ -198,19 +197,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         qkv.set_num_threads(given.threads)
     steps = STEPS if given.minutes is None and given.steps is None else given.steps
     tokenizer = None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer)
-    try:
-        done = make(
-            Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
-            read(given.wordnet),
-            given.out,
-            steps=steps,
-            minutes=given.minutes,
-            resume=given.resume,
-            snapshots=given.snapshots,
-            tokenizer=tokenizer,
-        )
-    except Interrupted as stop:
-        sys.exit(f"{stop}; --resume goes on")
+    done = make(
+        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
+        read(given.wordnet),
+        given.out,
+        steps=steps,
+        minutes=given.minutes,
+        resume=given.resume,
+        snapshots=given.snapshots,
+        tokenizer=tokenizer,
+    )
     print(
         f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
         f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
@@ -218,4 +214,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -38,6 +38,7 @@ import qkv
 from qkv.arrays import Array
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
+from training import command
 from training.wordnet import FOLDER, Use, WordNet, is_held_out, read
 
 LETTERS = 16_000  # of the texts that are run at once
@@ -299,4 +300,4 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -17,6 +17,7 @@ import numpy as np
 import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
+from training import command
 from training.senses import HEAD_SCORES, evaluate, held_out_uses, senses
 from training.wordnet import FOLDER, read
 
@@ -186,4 +187,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
