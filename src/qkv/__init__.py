@@ -98,15 +98,21 @@ __all__ = [
     "walk",
 ]
 
+_LATER = ("integrations", "learn")
 _SEEING = ("compare", "head_view", "image_view", "plot_shift", "replay", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:
     """What draws, and what works in other libraries, loads on first use."""
-    if name in ("integrations", "learn"):
+    if name in _LATER:
         return import_module(f"qkv.{name}")
     if name == "record":
         return import_module("qkv.integrations.record").record
     if name in _SEEING:
         return getattr(import_module("qkv.see"), name)
     raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a user calls by hand, what loads on first use included: this is what Tab offers."""
+    return [*__all__, *_LATER, "__version__"]
