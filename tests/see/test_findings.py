@@ -21,18 +21,6 @@ def weights(layers: int = 2, heads: int = 2, **cells: float) -> np.ndarray:
     return table
 
 
-@pytest.mark.parametrize(
-    "token", [".", ",", "...", "!?", "$", "+", "`", "¿", "—", "。", "«", "##.", "~"]
-)
-def test_punctuation(token: str) -> None:
-    assert findings.is_punctuation(token)
-
-
-@pytest.mark.parametrize("token", ["a", "##s", "[UNK]", "3", "don't", "€5", "😀", "你", "é", "##1"])
-def test_what_is_no_punctuation(token: str) -> None:
-    assert not findings.is_punctuation(token)
-
-
 def test_content_leaves_out_special_tokens_and_punctuation_only() -> None:
     trace = made_trace([*TOKENS[:3], "[UNK]", *TOKENS[3:]], np.zeros((1, 1, 7, 7)))
     assert findings.content(trace).tolist() == [False, True, True, True, True, False, False]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from qkv.models import Model, random_model
-from qkv.see.heads import Heads, heads_from, heads_of, word_spans
+from qkv.see.heads import Heads, heads_from, heads_of
 from qkv.see.measures import summarize
 from qkv.trace import Trace
 
-from .support import BANK, CAT
+from .support import CAT
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.dirichlet(np.ones(4), size=(2, 3, 4))  # (layers, heads, L, S)
@@ -179,33 +179,3 @@ def test_a_long_block_marks_what_was_not_kept() -> None:
         block.values, [[np.nan, 0.6], [0.7, np.nan], [0.9, np.nan], [1.0, np.nan]]
     )
     assert block.missing == "not among the weights that were kept"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (["[CLS]", "to", "##ken", "##s", ".", "[SEP]"], ["[CLS]", "tokens", ".", "[SEP]"]),
-        (["The", "Ġri", "ver", ",", "Ġbank"], ["The", "river", ",", "Ġbank"]),
-        (["▁the", "▁ri", "ver", ".", "</s>"], ["▁the", "river", ".", "</s>"]),
-        (["the</w>", "ri", "ver</w>", ".</w>"], ["the</w>", "river", ".</w>"]),
-        (["Ġ(", "see", "ing", "Ġit"], ["Ġ(", "seeing", "Ġit"]),
-        (["[CLS]", "##ing"], None),  # nothing to go on with
-        (["a", "b"], None),
-        ([], None),
-    ],
-)
-def test_pieces_make_words(tokens: list[str], words: list[str] | None) -> None:
-    special = [token in ("[CLS]", "[SEP]", "</s>") for token in tokens]
-    spans = word_spans(tokens, special)
-    assert (spans and [word for _, _, word in spans]) == words
-    if spans:
-        assert [first for first, _, _ in spans] == [0, *(end for _, end, _ in spans[:-1])]
-        assert spans[-1][1] == len(tokens)
-
-
-def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
-    trace = minilm.trace(BANK)
-    assert word_spans(trace.tokens, trace.special) is None
-    trace = minilm.trace("Tokenization helps")
-    spans = word_spans(trace.tokens, trace.special)
-    assert [word for _, _, word in spans] == ["[CLS]", "tokenization", "helps", "[SEP]"]

@@ -9,8 +9,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
-from qkv.see import heads as of_heads
-from qkv.see.heads import Heads, heads_of, is_punctuation
+from qkv.see import words as of_words
+from qkv.see.heads import Heads, heads_of
+from qkv.see.words import is_punctuation
 from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.trace import Trace
 
@@ -91,7 +92,7 @@ def content(trace: Trace) -> Array:
 
     A piece of a word ("##ing") counts, and so does an unknown word.
     """
-    return of_heads.content(trace.tokens, trace.special)
+    return of_words.content(trace.tokens, trace.special)
 
 
 def strongest_links(

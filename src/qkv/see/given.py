@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings
-from qkv.see.heads import bare, heads_from, word_spans
+from qkv.see.heads import heads_from
 from qkv.see.page import LONG
+from qkv.see.words import bare, word_spans
 from qkv.text.tokenizer import check_text
 from qkv.trace import Trace
 

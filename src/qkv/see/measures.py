@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.heads import Heads, Span, Summary
+from qkv.see.heads import Heads, Summary
+from qkv.see.words import Span
 
 UNIT = 65535
 NOTHING = 65535  # among packed scores: there is no number

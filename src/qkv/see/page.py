@@ -54,8 +54,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see import measures
-from qkv.see.heads import Heads, Summary, word_spans
+from qkv.see.heads import Heads, Summary
 from qkv.see.svg import readable
+from qkv.see.words import word_spans
 
 THEMES = ("auto", "light", "dark")
 POLICY = (

@@ -18,8 +18,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see import findings
 from qkv.see.figures import named_points
-from qkv.see.heads import is_punctuation
 from qkv.see.plane import fit_plane
+from qkv.see.words import is_punctuation
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 

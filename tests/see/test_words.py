@@ -1,0 +1,50 @@
+"""Which tokens make up a word, and which words carry content."""
+
+import pytest
+
+from qkv.models import Model
+from qkv.see.words import is_punctuation, word_spans
+
+from .support import BANK
+
+
+@pytest.mark.parametrize(
+    "token", [".", ",", "...", "!?", "$", "+", "`", "¿", "—", "。", "«", "##.", "~"]
+)
+def test_punctuation(token: str) -> None:
+    assert is_punctuation(token)
+
+
+@pytest.mark.parametrize("token", ["a", "##s", "[UNK]", "3", "don't", "€5", "😀", "你", "é", "##1"])
+def test_what_is_no_punctuation(token: str) -> None:
+    assert not is_punctuation(token)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["[CLS]", "to", "##ken", "##s", ".", "[SEP]"], ["[CLS]", "tokens", ".", "[SEP]"]),
+        (["The", "Ġri", "ver", ",", "Ġbank"], ["The", "river", ",", "Ġbank"]),
+        (["▁the", "▁ri", "ver", ".", "</s>"], ["▁the", "river", ".", "</s>"]),
+        (["the</w>", "ri", "ver</w>", ".</w>"], ["the</w>", "river", ".</w>"]),
+        (["Ġ(", "see", "ing", "Ġit"], ["Ġ(", "seeing", "Ġit"]),
+        (["[CLS]", "##ing"], None),  # nothing to go on with
+        (["a", "b"], None),
+        ([], None),
+    ],
+)
+def test_pieces_make_words(tokens: list[str], words: list[str] | None) -> None:
+    special = [token in ("[CLS]", "[SEP]", "</s>") for token in tokens]
+    spans = word_spans(tokens, special)
+    assert (spans and [word for _, _, word in spans]) == words
+    if spans:
+        assert [first for first, _, _ in spans] == [0, *(end for _, end, _ in spans[:-1])]
+        assert spans[-1][1] == len(tokens)
+
+
+def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
+    trace = minilm.trace(BANK)
+    assert word_spans(trace.tokens, trace.special) is None
+    trace = minilm.trace("Tokenization helps")
+    spans = word_spans(trace.tokens, trace.special)
+    assert [word for _, _, word in spans] == ["[CLS]", "tokenization", "helps", "[SEP]"]
