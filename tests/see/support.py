@@ -13,6 +13,7 @@ from qkv.trace import Trace
 BANK = "I sat on the bank of the river."
 MONEY = "The bank raised its interest rates."
 CAT = "The cat sat on the mat"
+TOKENS = ["[CLS]", "the", "bank", "##er", ".", "[SEP]"]
 
 
 def made_trace(
@@ -54,3 +55,12 @@ def random_of(values: dict[str, Any]) -> Model:
         design=design,
         weights=Weights({name: np.float32(array) for name, array in parameters.items()}),
     )
+
+
+def weights(layers: int = 2, heads: int = 2, **cells: float) -> np.ndarray:
+    """Weights over TOKENS of 0.01, but for `L0H1_2_3=0.5` and the like."""
+    table = np.full((layers, heads, 6, 6), 0.01, dtype=np.float32)
+    for place, weight in cells.items():
+        where, i, j = place.split("_")
+        table[int(where[1]), int(where[3]), int(i), int(j)] = weight
+    return table

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    from qkv.see.findings import Head
+    from qkv.see.choice import Head
     from qkv.see.heads import Heads
     from qkv.see.imageview import ImageView
     from qkv.see.replayview import ReplayView

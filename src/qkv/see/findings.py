@@ -27,16 +27,6 @@ class Link:
     weight: float
 
 
-@dataclass(frozen=True)
-class Head:
-    """The head to show, its strongest link if it has one, and why it is this one, in words."""
-
-    layer: int
-    head: int
-    link: Link | None
-    reason: str
-
-
 @dataclass(frozen=True, eq=False)
 class Movement:
     """How far each token went from its static vector to its contextual one, all `(T,)` float64.
@@ -102,7 +92,9 @@ def strongest_links(
 
     Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
     """
-    weights, keys = _seen(trace).links(layer, head)  # (L, S), or (L, k) where only those are kept
+    weights, keys = seen_heads(trace).links(
+        layer, head
+    )  # (L, S), or (L, k) where only those are kept
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     places = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [
@@ -110,74 +102,6 @@ def strongest_links(
         for i, j in places
         if weights[i, j] > 0
     ]
-
-
-def other_heads(trace: Trace | Heads, shown: Head, count: int) -> list[Link]:
-    """The strongest link of other heads, largest first; each pair of tokens once."""
-    seen_heads = _seen(trace)
-    links = [
-        Link(layer, head, int(query), int(key), float(weight))
-        for layer in seen_heads.layers
-        for head, (weight, query, key) in enumerate(zip(*seen_heads.best_links(layer), strict=True))
-    ]
-    seen = {(shown.link.query, shown.link.key)} if shown.link else set()
-    kept = []
-    for link in sorted(links, key=lambda link: -link.weight):
-        pair, place = (link.query, link.key), (link.layer, link.head)
-        if link.weight > 0 and pair not in seen and place != (shown.layer, shown.head):
-            seen.add(pair)
-            kept.append(link)
-    return kept[:count]
-
-
-def choose_head(
-    trace: Trace | Heads,
-    layer: int | None = None,
-    head: int | None = None,
-    *,
-    call: str = "show",
-) -> Head:
-    """The head with the largest weight between two different content tokens.
-
-    Special tokens, punctuation and a token's weight on itself are left out; ties go to the lowest
-    layer, then head. `layer` and `head` narrow the choice.
-
-    Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
-    """
-    seen = _seen(trace)
-    _check_place(seen, layer, head, call)
-    best: Link | None = None
-    for candidate in seen.layers if layer is None else [layer]:
-        weights, queries, keys = seen.best_links(candidate)  # (H,)
-        at = int(weights.argmax()) if head is None else head
-        if weights[at] > (best.weight if best else 0.0):
-            best = Link(candidate, at, int(queries[at]), int(keys[at]), float(weights[at]))
-    if layer is not None and head is not None:
-        return Head(layer, head, best, "it was asked for")
-    if best is None:
-        first = min(seen.layers) if layer is None else layer
-        return Head(
-            first,
-            head or 0,
-            None,
-            f"it is the first of {searched(seen, layer, head)}: in none does a content token look "
-            "at another one",
-        )
-    reason = (
-        "it has the largest weight between two different content tokens, of "
-        f"{searched(seen, layer, head)} (special tokens, punctuation and self left out)"
-    )
-    return Head(best.layer, best.head, best, reason)
-
-
-def searched(seen: Heads, layer: int | None, head: int | None) -> str:
-    """Among which heads one was chosen, in words."""
-    if layer is not None:
-        return f"all heads of layer {layer}"
-    every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
-    layers = "all layers" if every else f"the layers traced ({', '.join(map(str, seen.layers))})"
-    return f"{layers} and heads" if head is None else f"head {head} of {layers}"
 
 
 def hidden_cells(trace: Trace, layer: int, head: int) -> Array | None:
@@ -276,123 +200,8 @@ def similarity_by_layer(
 
 def attended(trace: Trace | Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
     """What a word attends to in one head, `(T,)` and summing to 1: the mean over its pieces."""
-    seen = _seen(trace)
+    seen = seen_heads(trace)
     return np.asarray(np.mean([seen.row(layer, head, place) for place in positions], axis=0))
-
-
-def contrasting_head(
-    a: Trace,
-    positions_a: Sequence[int],
-    b: Trace,
-    positions_b: Sequence[int],
-    layer: int | None = None,
-    head: int | None = None,
-) -> Head:
-    """The head in which what a word attends to differs most between two texts.
-
-    The difference is half the sum, over all tokens of both texts, of what separates the weights
-    that each receives: 0 is the same, 1 nothing in common. Ties go to the lowest layer, then head.
-
-    Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
-    """
-    seen, other = heads_of(a), heads_of(b)
-    _check_place(seen, layer, head, "compare")
-    _check_place(other, layer, head, "compare")
-    if layer is not None and head is not None:
-        return Head(layer, head, None, "it was asked for")
-    best, place = -1.0, (0, 0)
-    for at_layer in seen.layers if layer is None else [layer]:
-        heads = range(seen.count) if head is None else [head]
-        for at_head in heads:
-            apart = _apart(
-                *(a.tokens, attended(seen, at_layer, at_head, positions_a)),
-                *(b.tokens, attended(other, at_layer, at_head, positions_b)),
-            )
-            if apart > best:
-                best, place = apart, (at_layer, at_head)
-    reason = (
-        "it is the one where what the word looks at differs most between the two "
-        f"({best:.2f} of its weight is elsewhere), of {searched(seen, layer, head)}"
-    )
-    return Head(*place, None, reason)
-
-
-def changed_head(a: Trace, b: Trace, layer: int | None = None, head: int | None = None) -> Head:
-    """The head whose weights differ most between two runs of one text.
-
-    The difference is half the sum of what separates the weights of each query, and its mean over
-    the queries. Heads that either run went without are left out. Ties go to the lowest layer, then
-    head.
-
-    Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
-    """
-    first, second = heads_of(a), heads_of(b)
-    _check_place(first, layer, head, "compare")
-    _check_place(second, layer, head, "compare")
-    if layer is not None and head is not None:
-        return Head(layer, head, None, "it was asked for")
-    without = {tuple(pair) for run in (a, b) for pair in run.changed.get("ablate", ())}
-    best, place = -1.0, (min(first.layers) if layer is None else layer, head or 0)
-    for at_layer in first.layers if layer is None else [layer]:
-        changes = _changes(first, second, at_layer)  # (H,)
-        for at_head in range(first.count) if head is None else [head]:
-            if changes[at_head] > best and (at_layer, at_head) not in without:
-                best, place = float(changes[at_head]), (at_layer, at_head)
-    reason = (
-        f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
-        f"its weight is elsewhere), of {searched(first, layer, head)}"
-    )
-    return Head(*place, None, reason)
-
-
-def rising_head(
-    seen: Heads,
-    rises: Array,
-    names: Sequence[str],
-    layer: int | None = None,
-    head: int | None = None,
-) -> tuple[Head, int]:
-    """The head of which a score rose most through training, and which score that is.
-
-    Ties go to the lowest layer, then head, then the first score.
-
-    Args:
-        seen: the heads, at any step.
-        rises: by how much each score rose, `(layers, heads, scores)`.
-        names: what the scores are called.
-        layer: narrows the choice.
-        head: narrows the choice.
-
-    Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
-    """
-    _check_place(seen, layer, head, "replay")
-    there = np.full(rises.shape, -np.inf)
-    rows = slice(None) if layer is None else [seen.layers.index(layer)]
-    columns = slice(None) if head is None else [head]
-    there[rows, columns] = rises[rows, columns]
-    row, column, score = (int(i) for i in np.unravel_index(int(there.argmax()), rises.shape))
-    reason = "it was asked for"
-    if layer is None or head is None:
-        among = f"of all scores of {searched(seen, layer, head)}"
-        rose = "rose most" if there.max() > 0 else "fell least"
-        reason = f"its {names[score]} {rose}, {among}"
-    return Head(seen.layers[row], column, None, reason), score
-
-
-def _changes(a: Heads, b: Heads, layer: int) -> Array:
-    """How much of each head's weight is elsewhere in the other run, `(H,)`: the mean of queries."""
-    queries = range(len(a.tokens))
-    rows = [
-        [np.stack([seen.row(layer, head, query) for query in queries]) for head in range(a.count)]
-        if not seen.weights
-        else seen.weights[seen.layers.index(layer)]
-        for seen in (a, b)
-    ]
-    pairs = zip(*rows, strict=True)  # of (L, S)
-    return np.array([np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2 for x, y in pairs])
 
 
 def strongest_by_token(trace: Trace, positions: Sequence[int], count: int) -> list[Link]:
@@ -413,21 +222,6 @@ def strongest_by_token(trace: Trace, positions: Sequence[int], count: int) -> li
     return sorted(best.values(), key=lambda link: -link.weight)[:count]
 
 
-def _apart(
-    tokens_a: Sequence[str], weights_a: Array, tokens_b: Sequence[str], weights_b: Array
-) -> float:
-    """The total variation distance of two attentions, by what the tokens are.
-
-    >>> _apart(["a", "b"], np.array([0.5, 0.5]), ["b", "c"], np.array([0.5, 0.5]))
-    0.5
-    """
-    difference: dict[str, float] = {}
-    for tokens, weights, sign in ((tokens_a, weights_a, 1), (tokens_b, weights_b, -1)):
-        for token, weight in zip(tokens, weights.tolist(), strict=True):
-            difference[token] = difference.get(token, 0.0) + sign * weight
-    return sum(map(abs, difference.values())) / 2
-
-
 def _mean(state: Array, positions: Sequence[int]) -> Array:
     return np.asarray(state[0, list(positions)].astype(np.float64).mean(axis=0))
 
@@ -437,37 +231,6 @@ def between_content(trace: Trace, weights: Array) -> Array:
     return Heads(trace.tokens, trace.special, []).between_content(weights)
 
 
-def _seen(trace: Trace | Heads) -> Heads:
+def seen_heads(trace: Trace | Heads) -> Heads:
+    """The heads of a trace, or what already is heads."""
     return heads_of(trace) if isinstance(trace, Trace) else trace
-
-
-def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:
-    if heads.others and (not heads.layers or layer in heads.others):
-        asked = min(heads.others) if layer is None else layer
-        rest = _span(heads.layers) if heads.layers else "none"
-        raise ValueError(
-            f"{call}: layer {asked} is {heads.others[asked]}, whose queries or keys are other "
-            f"tokens than this trace's (layers of these: {rest}): its numbers are "
-            f'trace["top_weights", {asked}], and qkv.head_view shows the weights that the model '
-            "gives with output_attentions=True"
-        )
-    if not heads.layers:
-        raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
-    if layer is not None and layer not in heads.layers:
-        raise IndexError(f"{call}: there is no layer {layer}: the layers are {_span(heads.layers)}")
-    known = range(heads.count)
-    if head is not None and head not in known:
-        raise IndexError(f"{call}: there is no head {head}: the heads are {_span(known)}")
-
-
-def _span(numbers: Sequence[int]) -> str:
-    """Whole numbers in words: `0 to 5`, or `2, 4`.
-
-    >>> _span([0, 1, 2]), _span([2, 4]), _span([0])
-    ('0 to 2', '2, 4', '0 only')
-    """
-    if len(numbers) == 1:
-        return f"{numbers[0]} only"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
-from qkv.see import findings
-from qkv.see.findings import Head
+from qkv.see import choice, findings
+from qkv.see.choice import Head
 from qkv.see.heads import Heads, heads_from
 from qkv.see.lines import head_lines, link_lines, title
 from qkv.see.onehead import link_in_words, show_payload, show_picture
@@ -86,7 +86,7 @@ class HeadView(View):
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
         yield from head_lines(screen, heads, self.head)
-        others = findings.other_heads(heads, self.head, 5)
+        others = choice.other_heads(heads, self.head, 5)
         if others:
             yield Text()
             yield title("Other heads worth a look", "the strongest link of each")
@@ -206,7 +206,7 @@ def head_view(
             raise IndexError(
                 f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
             )
-    chosen = findings.choose_head(parts[0], layer, asked[0] if asked else None, call="head_view")
+    chosen = choice.choose_head(parts[0], layer, asked[0] if asked else None, call="head_view")
     view = HeadView(parts, chosen, asked, theme)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.see import findings
-from qkv.see.findings import Head, Link, Movement
+from qkv.see.choice import Head
+from qkv.see.findings import Link, Movement
 from qkv.see.heads import Heads
 from qkv.see.terminal import Screen, bar, grid, strongest
 from qkv.trace import Trace

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.see import svg
-from qkv.see.findings import Head
+from qkv.see.choice import Head
 from qkv.see.heads import Heads
 from qkv.see.page import payload_of, start_at, text_payload
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see import svg
+from qkv.see.choice import Head
 from qkv.see.figures import replay_figure
-from qkv.see.findings import Head
 from qkv.see.imageview import png
 from qkv.see.lines import heading, title
 from qkv.see.page import check_theme, payload_of, start_at

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see import findings, svg
-from qkv.see.findings import Head
+from qkv.see import choice, findings, svg
+from qkv.see.choice import Head
 from qkv.see.heads import Heads, heads_of
 from qkv.see.lines import heading, title
 from qkv.see.page import payload_of, start_at, text_payload
@@ -223,7 +223,7 @@ def compare_runs(
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
-    chosen = findings.changed_head(a, b, layer, head)
+    chosen = choice.changed_head(a, b, layer, head)
     return RunsView((a, b), (_name(a), _name(b)), chosen, changes, _by_layer(a, b), theme)
 
 

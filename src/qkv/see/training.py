@@ -24,8 +24,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.cut import callers
-from qkv.see import findings, measures
-from qkv.see.findings import Head
+from qkv.see import choice, measures
+from qkv.see.choice import Head
 from qkv.see.heads import Heads, heads_of
 from qkv.see.page import packed_flags
 from qkv.see.snapshots import Run, Text, traces
@@ -218,7 +218,7 @@ def _values(weights: Array, heads: Heads) -> Array:
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, int]:
     """The head that came nearest to one of the scores, and the place of that score."""
     names = [score.of for score in replay.scores]
-    return findings.rising_head(heads_of(replay.first), replay.rises, names, layer, head)
+    return choice.rising_head(heads_of(replay.first), replay.rises, names, layer, head)
 
 
 def in_words(replay: Replay, head: Head, score: int) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.models.pairs import Seq2SeqTrace
-from qkv.see import findings, svg
-from qkv.see.findings import Head, Link, Movement
+from qkv.see import choice, findings, svg
+from qkv.see.choice import Head
+from qkv.see.findings import Link, Movement
 from qkv.see.given import model_of, places_of, texts_of, traced
 from qkv.see.heads import Heads, heads_of
 from qkv.see.lines import (
@@ -497,12 +498,12 @@ def show(
     check_theme(theme, "show")
     trace, used = traced(trace_or_text, tokens, model, "show")
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
-    chosen = findings.choose_head(heads, layer, head, call="show")
+    chosen = choice.choose_head(heads, layer, head, call="show")
     return ShowView(
         trace,
         chosen,
         findings.strongest_links(heads, chosen.layer, chosen.head, 10),
-        findings.other_heads(heads, chosen, 5),
+        choice.other_heads(heads, chosen, 5),
         findings.movement(trace),
         heads,
         theme,
@@ -606,7 +607,7 @@ def compare(
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
         return compare_runs(a, b, layer, head, theme)
     places = places_of(used, word, a, b)
-    chosen = findings.contrasting_head(a, places[0][0], b, places[1][0], layer, head)
+    chosen = choice.contrasting_head(a, places[0][0], b, places[1][0], layer, head)
     parameters = None if used is None else used.parameters
     sides = []
     for name, trace, found in zip("AB", (a, b), places, strict=True):

@@ -27,7 +27,7 @@ from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.models.transformer import Embedding, Layer
-from qkv.see import findings
+from qkv.see import choice
 from qkv.see.source import KNOWN, Source
 from qkv.see.spell import spell
 from qkv.see.steps import (
@@ -120,7 +120,7 @@ def walk_head(
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
-    chosen = findings.choose_head(trace, layer, head, call="walk")
+    chosen = choice.choose_head(trace, layer, head, call="walk")
     block = blocks[layer] if blocks else None
     tokens = list(trace.tokens)
     at = Source(trace, layer, parameters or {}, _plain_rotary(block))
@@ -374,7 +374,7 @@ def _walk(notes: Notes, at: Source, head: int, own_name: str, own: Array) -> Wal
     )
 
 
-def _cell_to_spell(trace: Trace, chosen: findings.Head) -> tuple[int, int]:
+def _cell_to_spell(trace: Trace, chosen: choice.Head) -> tuple[int, int]:
     """The strongest link of the head; without one, its largest weight."""
     if chosen.link is not None:
         return chosen.link.query, chosen.link.key
