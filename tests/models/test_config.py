@@ -317,7 +317,7 @@ def test_lower_case_where_the_files_ask_for_it(folder):
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ({"default_prompt_name": "query"}, "default_prompt_name is 'query': there is no prompt"),
+        ({"default_prompt_name": "q"}, "default_prompt_name is 'q': there is query, document"),
         ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q': there is query"),
         ({"default_prompt_name": 3, "prompts": {"query": "q: "}}, "is 3"),
         ({"prompts": {"query": 3}}, "prompts are"),

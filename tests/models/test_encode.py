@@ -59,13 +59,35 @@ def test_the_default_prompt_gives_way_to_another(folder):
 
 def test_prompts_that_do_not_go(folder):
     model = with_prompts(folder)
-    with pytest.raises(ValueError, match=r"no prompt 'other': .* has query, passage, none"):
+    with pytest.raises(
+        ValueError, match=r"no prompt 'other': .* has query, document, passage, none"
+    ):
         model.encode(TEXTS, prompt_name="other")
     with pytest.raises(TypeError, match="encode: prompt is int"):
         model.encode(TEXTS, prompt=3)
     with pytest.warns(UserWarning, match="prompt_name is not used"):
         found = model.encode(TEXTS, prompt_name="passage", prompt="a cat ")
     np.testing.assert_array_equal(found, model.encode(TEXTS, prompt_name="query"))
+
+
+@pytest.mark.parametrize("files", [None, {}, {"prompts": {"passage": "the mat, "}}])
+def test_a_model_without_prompts_has_two_empty_ones(folder, files):
+    """As in sentence-transformers from 5 on, so that one program serves every model."""
+    folder.write()
+    if files is not None:
+        folder.json("config_sentence_transformers.json", files)
+    model = load(folder.path)
+    for name in ("query", "document"):
+        np.testing.assert_array_equal(model.encode(TEXTS, prompt_name=name), model.encode(TEXTS))
+    with pytest.raises(ValueError, match=r"no prompt 'other': .* has query, document"):
+        model.encode(TEXTS, prompt_name="other")
+
+
+def test_one_of_these_may_be_the_default(folder):
+    folder.write()
+    folder.json("config_sentence_transformers.json", {"default_prompt_name": "query"})
+    model = load(folder.path)
+    np.testing.assert_array_equal(model.encode(TEXTS), model.encode(TEXTS, prompt=""))
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,7 @@ class Encoder:
             return ""
         if name not in prompts:
             raise ValueError(
-                f"encode: there is no prompt {name!r:.80}: {self._name} has "
-                f"{', '.join(prompts) or 'none'}"
+                f"encode: there is no prompt {name!r:.80}: {self._name} has {', '.join(prompts)}"
             )
         return prompts[name]
 

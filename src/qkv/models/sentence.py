@@ -76,6 +76,7 @@ _ACTIVATIONS = {
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _NO_LIMIT = 10**20  # transformers writes 10**30 for none
+_NO_PROMPTS = {"query": "", "document": ""}
 
 # Others that are kept beside config.json, and those at the top of the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
@@ -136,7 +137,8 @@ class Sentence:
             `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
             modules.json a model has its own limit alone.
         lowercase: whether a text is turned to lower case before anything else.
-        prompts: what may stand before each text, by name.
+        prompts: what may stand before each text, by name; "query" and "document" are there in any
+            model, and empty where its files say nothing, as in sentence-transformers.
         default_prompt: the name of the one that does if none is asked for.
         files: the files that said so, by their place in the model's folder.
     """
@@ -148,7 +150,7 @@ class Sentence:
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=lambda: dict(_NO_PROMPTS))
     default_prompt: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -335,15 +337,15 @@ def _tokenizer_limit(path: Path) -> int | None:
 def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
     """What may stand before a text, by name, and the name of what does by default."""
     if not path.is_file():
-        return {}, None
+        return dict(_NO_PROMPTS), None
     values = read_json(path)
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
     if not strings:
         raise ModelError(f"{path}: prompts are {prompts!r:.80}: they must be strings by name")
+    prompts = _NO_PROMPTS | prompts
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ModelError(
-            f"{path}: default_prompt_name is {default!r:.40}: "
-            f"there is {', '.join(prompts) or 'no prompt'}"
+            f"{path}: default_prompt_name is {default!r:.40}: there is {', '.join(prompts)}"
         )
     return prompts, default
