@@ -166,6 +166,27 @@ def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
     assert "18 of 23 texts" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell closes the stream")
+def test_without_a_standard_error(model: str, tmp_path: Path) -> None:
+    """And no file takes its number, or what a library prints would stand in it."""
+    (tmp_path / "in.txt").write_text("\n".join(LINES))
+    command = [sys.executable, "-c", OPENED, "encode", str(tmp_path / "in.txt"), "-o",
+               str(tmp_path / "out.npy"), "--model", model]  # fmt: skip
+    done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *command], check=False, text=True,
+                          stdout=subprocess.PIPE)  # fmt: skip
+    assert done.returncode == 0
+    assert int(done.stdout) > 2
+    assert np.load(tmp_path / "out.npy").shape == (23, 8)
+
+
+OPENED = """
+import sys
+from qkv.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(open(sys.argv[2]).fileno())
+"""
 PROGRAM = """
 import resource, sys
 from qkv.cli import main

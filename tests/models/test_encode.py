@@ -320,6 +320,27 @@ def test_a_bar_without_an_end(folder, capfd):
     assert "encode" in capfd.readouterr().err
 
 
+class Plain:
+    """What some programs put in the place of standard error."""
+
+    def write(self, text):
+        raise AssertionError(text)
+
+
+@pytest.mark.parametrize(
+    ("stream", "show"),
+    [(None, None), (None, True), ("closed", None), ("closed", True), ("no terminal", None)],
+)
+def test_without_a_standard_error_there_is_no_bar(folder, monkeypatch, tmp_path, stream, show):
+    """`pythonw` has none."""
+    model = load(folder.write())
+    with (tmp_path / "gone").open("w") as closed:
+        pass
+    streams = {None: None, "closed": closed, "no terminal": Plain()}
+    monkeypatch.setattr(sys, "stderr", streams[stream])
+    assert model.encode(TEXTS, show_progress_bar=show).shape == (3, 12)
+
+
 MEMORY = """
 import resource, numpy as np, qkv
 model = qkv.load("random")

@@ -66,6 +66,7 @@ class Program(click.Group):
         run = partial(super().main, args, prog_name or self.name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
+        _fill_closed_streams()
         code = 0
         try:
             with _ending_on_request():
@@ -111,6 +112,16 @@ class Program(click.Group):
                 f"there is no command {args[0]!r}: the nearest are {', '.join(near)}", ctx
             )
         return super().resolve_command(ctx, args)
+
+
+def _fill_closed_streams() -> None:
+    """Give what the shell closed (`2>&-`) to nobody, or the next file that is opened would be it.
+
+    What a library prints there would stand in that file.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
 
 
 @contextmanager

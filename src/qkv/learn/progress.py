@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from qkv.models.progress import wanted
 
 Show = Callable[[float, str], None]
 
@@ -16,7 +17,7 @@ def training_progress(show: bool | None = None) -> Iterator[Show]:
     Args:
         show: True for a bar, False for none; None for one on a terminal.
     """
-    if show is False or (show is None and not (sys.stderr and sys.stderr.isatty())):
+    if not wanted(show):
         yield lambda share, words: None
         return
     from rich.console import Console

@@ -10,6 +10,17 @@ from contextlib import contextmanager
 PATIENCE = 2.0  # seconds that work may take before it shows how far it is
 
 
+def wanted(show: bool | None) -> bool:
+    """Whether a bar is shown: as `show` says, or for None on a terminal.
+
+    There is none where there is no standard error (`pythonw`, or where the shell closed it).
+    """
+    stream = sys.stderr
+    if stream is None or getattr(stream, "closed", False):
+        return False
+    return show is True or (show is None and hasattr(stream, "isatty") and stream.isatty())
+
+
 @contextmanager
 def progress(
     what: str, total: int | None, show: bool | None = None
@@ -21,7 +32,7 @@ def progress(
         total: how much there is to do; None where nobody knows.
         show: True for a bar at once, False for none; None for one on a terminal, if it takes long.
     """
-    if show is False or (show is None and not sys.stderr.isatty()):
+    if not wanted(show):
         yield lambda _: None
         return
     from rich.console import Console
