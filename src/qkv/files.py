@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
+    """The path of a folder that is to be written; "" is none, though `Path` reads it as "."."""
+    if not os.fspath(folder):
+        raise ValueError(f'{call}: the name of the folder is empty: give a name, "." for this one')
+    return Path(folder)
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A new file beside `path` that takes its place at the end, and vanishes on an error.

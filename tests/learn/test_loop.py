@@ -80,6 +80,14 @@ def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_has_a_folder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a path "" is the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="train: the name of the folder is empty"):
+        train(network(), Pull(), folder="", steps=1, schedule=Schedule(0.01))
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     train(network(), Pull(), folder=tmp_path, steps=7, checkpoint_steps=2, snapshots=[])
     assert checkpoints_of(tmp_path) == ["step-00000006.safetensors", "step-00000007.safetensors"]

@@ -13,6 +13,7 @@ from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
 from qkv.models.transformer import EMBED_HOOKS
 
+from .families import CONFIGS, write_small
 from .support import WORDS, Folder, plain_bert, tokenizer_json
 
 TEXTS = [
@@ -604,6 +605,44 @@ def test_where_nothing_can_be_saved(model, tmp_path):
     with pytest.raises(OSError, match="file"):
         model.save(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "here"
+
+
+def test_a_model_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
+    """As a path "" is the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="save: the name of the folder is empty"):
+        model.save("")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_another_limit(folder):
+    model = load(folder.write())  # of 16 positions, with [CLS] and [SEP] around a text
+    text = "the cat sat on the mat"
+    model.max_length = 5
+    with pytest.warns(UserWarning, match="cut to 5 tokens"):
+        assert len(model.trace(text).tokens) == 5
+    for limit, error, words in (
+        (100_000, ValueError, "max_length is 100000 and model has 16 positions: give at most 16"),
+        (None, ValueError, "max_length is None and model has 16 positions"),
+        (2, ValueError, "max_length is 2: it must be 3 or more"),
+        (-1, ValueError, "max_length is -1"),
+        (2.0, TypeError, r"max_length is 2\.0: give a whole number"),
+    ):
+        with pytest.raises(error, match=words):
+            model.max_length = limit
+    assert model.max_length == 5
+    model.max_length = 16
+    assert len(model.trace(text).tokens) == 8
+
+
+def test_a_limit_where_any_place_can_be_computed(tmp_path):
+    """Positions that are turned, not looked up, go on behind `max_position_embeddings`."""
+    model = load(write_small(tmp_path / "model", CONFIGS["llama"]))
+    most = model.max_length
+    for limit in (10 * most, None):
+        model.max_length = limit
+        assert len(model.trace("the cat " * most).tokens) > most
 
 
 def test_a_model_says_what_it_is(model):

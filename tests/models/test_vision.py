@@ -291,6 +291,14 @@ def test_no_image_gives_no_row(model):
     assert model(np.zeros((0, 3, 9, 13))).last_hidden_state.shape == (0, 10, 12)
 
 
+def test_it_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="save: the name of the folder is empty"):
+        model.save("")
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_without_a_preprocessor_pixels_are_given(tmp_path):
     model = load(vit(tmp_path, preprocessor=None))
     with pytest.raises(ValueError, match=r"no preprocessor_config\.json.*\(B, 3, 9, 13\)"):

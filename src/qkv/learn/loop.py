@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import whole_number
+from qkv.files import named_folder
 from qkv.learn.checkpoints import (
     Checkpoint,
     last_checkpoint,
@@ -130,7 +131,7 @@ def train(
     given = objectives if isinstance(objectives, Iterable) else [objectives]
     parts = [one if isinstance(one, Part) else Part(one) for one in given]
     run = Run(network, parts, schedule, optimizer or AdamW(network), seed, steps, minutes)
-    home = Path(folder)
+    home = named_folder(folder, "train")
     begin_in(home, run, resume, {**run.settings(), **(settings or {})})
     wanted = set(spread(steps) if snapshots is None else snapshots)
     saved_at = time.monotonic()

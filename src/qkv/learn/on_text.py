@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from qkv.arrays import whole_number
+from qkv.files import named_folder
 from qkv.learn.checkpoints import CHECKPOINTS, last_checkpoint, need_same, saving
 from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
 from qkv.learn.loop import Trained, train
@@ -164,7 +165,7 @@ def train_on_text(
         Diverged: as for `train`.
         Interrupted: as for `train`.
     """
-    home = Path(folder)
+    home = named_folder(folder, "train")
     if not resume:
         need_free(home)
     files = Files(run.corpus)

@@ -7,14 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, frozen, whole_number
-from qkv.files import replacing
+from qkv.files import named_folder, replacing
 from qkv.models.cut import Cutter
 from qkv.models.encode import Encoder
 from qkv.models.family import AnyDesign, Names, Weights
@@ -55,7 +54,6 @@ class Model:
         name: what it was asked for by.
         config: what its config.json says.
         tokenizer: cuts a text into the model's tokens; None if the folder has none.
-        max_length: the most tokens of a text, special ones included, None for no limit.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -94,7 +92,7 @@ class Model:
         limits = [
             limit for limit in (design.max_length, self._sentence.max_length) if limit is not None
         ]
-        self.max_length: int | None = min(limits, default=None)
+        self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
             _check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
 
@@ -107,6 +105,33 @@ class Model:
 
     def _build(self) -> None:
         self._body: Transformer = self._design.build(self._weights.parameters)
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text, special ones included, None for no limit.
+
+        Another number may be put in its place, up to the positions that the model has.
+
+        >>> import qkv
+        >>> model = qkv.load("random")
+        >>> model.max_length = 3
+        >>> model.max_length
+        3
+        """
+        return self._max_length
+
+    @max_length.setter
+    def max_length(self, limit: int | None) -> None:
+        room = self._body.embedding.room
+        around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
+        if limit is not None:
+            limit = whole_number(limit, call="model", name="max_length", least=around + 1)
+        if room is not None and (limit is None or limit > room):
+            raise ValueError(
+                f"model: max_length is {limit} and {self.name} has {room} positions: "
+                f"give at most {room}"
+            )
+        self._max_length = limit
 
     @property
     def parameters(self) -> Parameters:
@@ -545,11 +570,12 @@ class Model:
         `qkv.load` would read them.
 
         Raises:
+            ValueError: the name of the folder is empty.
             OSError: it cannot be written.
         """
         from safetensors.numpy import save
 
-        home = Path(folder)
+        home = named_folder(folder, "save")
         if home.exists() and not home.is_dir():
             raise NotADirectoryError(f"save: {home} is a file: name a folder")
         inner = home / self._sentence.home

@@ -17,7 +17,7 @@ from qkv.arrays import Array, as_array, compute_type, is_float
 from qkv.backend import linear
 from qkv.backward import linear_grad
 from qkv.extras import need
-from qkv.files import replacing
+from qkv.files import named_folder, replacing
 from qkv.layers.gradient import Saved, need_wide
 from qkv.layers.packed import keep
 from qkv.models.config import Config
@@ -436,13 +436,14 @@ class VisionModel(Model):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too."""
-        if self._pixels is not None and not Path(folder).is_file():
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            with replacing(Path(folder) / PREPROCESSOR) as file:
+        home = named_folder(folder, "save")
+        if self._pixels is not None and not home.is_file():
+            home.mkdir(parents=True, exist_ok=True)
+            with replacing(home / PREPROCESSOR) as file:
                 file.write(json.dumps(self._pixels.values, indent=2).encode())
-        super().save(folder)
-        if self._pixels is None and (Path(folder) / PREPROCESSOR).is_file():
-            (Path(folder) / PREPROCESSOR).unlink()  # that of another model
+        super().save(home)
+        if self._pixels is None and (home / PREPROCESSOR).is_file():
+            (home / PREPROCESSOR).unlink()  # that of another model
 
     @property
     def _wants(self) -> str:
