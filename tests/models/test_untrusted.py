@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from qkv.models import ModelError, load
+from qkv.models.config import Config
 from qkv.models.families import FAMILIES
+from qkv.models.rope import read_rotary
 
 from .families import CONFIGS, write_small
 from .support import CONFIG, Folder, bert_tensors, tokenizer_json
@@ -444,6 +446,61 @@ def test_a_number_that_is_none(models, value):
             path = models / family / "config.json"
             path.write_text(json.dumps({**config, key: value}))
             refused(path.parent, key, "config.json")
+
+
+ROPE = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {
+        **{"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 32.0},
+        **{"beta_slow": 1.0, "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "longrope": {"factor": 2.0, "short_factor": [1.0] * 2, "long_factor": [2.0] * 2},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
+}
+ABSURD = [10**31, 10**309, 10**400, 1e31, 1e39, 1e308, 1e-31, 5e-324]
+TOO_LARGE = [2**31, 2**63, 2**64]  # of what is counted
+FREE = {"architectures"}  # any value is as good as none
+
+
+def names_it(read, values, key):
+    """Whether the value is refused, by its key."""
+    try:
+        read(Config(values, "config.json"))
+    except ModelError as error:
+        return key in str(error)
+    return False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family):
+    """Each key that the family reads, those with a value of their own where none is given too."""
+
+    def read(config):
+        FAMILIES[family].design(config)
+        config.finish(FAMILIES[family].harmless)
+        return config
+
+    small = SMALL.get(family, {})  # what is not given has the family's own values
+    for key in read(Config(small, "config.json")).used - FREE:
+        counted = names_it(read, {**small, key: 1.5}, key)
+        for value in ABSURD + TOO_LARGE * counted:
+            assert names_it(read, {**small, key: value}, key), (key, value)
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_the_same_of_rotary_positions(kind):
+    table = {"rope_type": kind, **ROPE[kind]}
+
+    def read(config):
+        return read_rotary(Config({"rope_parameters": config.values}, "config.json"), 4, 16)
+
+    read(Config(table, "config.json"))
+    for key in [*ROPE[kind], "rope_theta"]:
+        for value in ABSURD:
+            wrong = [value] * 2 if isinstance(table.get(key), list) else value
+            assert names_it(read, {**table, key: wrong}, key), (key, value)
 
 
 @pytest.mark.parametrize("value", [1, 0, "true", 1.0, [], [True], {}])

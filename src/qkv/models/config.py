@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -55,6 +54,8 @@ ACTIVATIONS = {
 
 SLIDING, FULL = "sliding_attention", "full_attention"  # what a layer attends to, in layer_types
 _MOST_LAYERS = 10_000
+_MOST_WHOLE = 2**31 - 1  # a size beyond it is of no array that there is
+_LEAST, _MOST = 1e-30, 1e30  # float32 holds them and their inverses, with room to compute
 
 
 class Config:
@@ -75,11 +76,15 @@ class Config:
         self._read: set[str] = set()
 
     def size(self, key: str, default: int, *, least: int = 1) -> int:
-        """A whole number of at least 1, or what `least` says."""
+        """A whole number of at least 1, or what `least` says, that fits in 32 bits."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ModelError(
                 f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= {least}"
+            )
+        if value > _MOST_WHOLE:
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.40}: it must be at most {_MOST_WHOLE}"
             )
         return value
 
@@ -88,9 +93,10 @@ class Config:
         value = self._get(key, default)
         both = value if isinstance(value, list) else [value, value]
         whole = all(isinstance(side, int) and not isinstance(side, bool) for side in both)
-        if not whole or len(both) != 2 or min(both) < 1:
+        if not whole or len(both) != 2 or not 1 <= min(both) <= max(both) <= _MOST_WHOLE:
             raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= 1, or two"
+                f"{self.source}: {key} is {value!r:.40}: it must be a whole number from 1 to "
+                f"{_MOST_WHOLE}, or two"
             )
         return both[0], both[1]
 
@@ -112,11 +118,14 @@ class Config:
         return heads
 
     def positive(self, key: str, default: float) -> float:
-        """A finite number above 0."""
+        """A number above 0, of a size that can be computed with in float32."""
         value = self._get(key, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value <= sys.float_info.max:
-            raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be a number above 0")
+        if not number or not _LEAST <= value <= _MOST:
+            raise ModelError(
+                f"{self.source}: {key} is {value!r:.40}: it must be a number above 0, from "
+                f"{_LEAST:g} to {_MOST:g}"
+            )
         return float(value)
 
     def layers(self, key: str, default: int) -> int:
@@ -128,19 +137,14 @@ class Config:
 
     def whole(self, key: str, default: int) -> int:
         """A whole number of at least 0."""
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= 0"
-            )
-        return value
+        return self.size(key, default, least=0)
 
     def size_or_none(self, key: str, default: int | None = None) -> int | None:
         """A whole number of at least 1, or None where the config has null or nothing."""
         return None if self._get(key, default) is None else self.size(key, default or 1)
 
     def positive_or_none(self, key: str, default: float | None = None) -> float | None:
-        """A finite number above 0, or None where the config has null or nothing."""
+        """A number above 0, or None where the config has null or nothing."""
         return None if self._get(key, default) is None else self.positive(key, default or 1.0)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -213,7 +217,7 @@ class Config:
             )
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of so many finite numbers above 0."""
+        """A list of so many numbers above 0."""
         value = self._get(key, None)
         if not isinstance(value, list) or len(value) != count:
             raise ModelError(

@@ -233,10 +233,6 @@ class Pixels:
             if not np.array(std, np.float32).all():
                 raise ModelError(f"{path}: image_std is {values['image_std']}: none may be 0")
         found = cls(size, config.whole("resample", 2), factor, mean, std, values)
-        if found.factor > _MOST:
-            raise ModelError(
-                f"{path}: rescale_factor is {found.factor}: it must be at most {_MOST}"
-            )
         if found.resample > 5:
             raise ModelError(f"{path}: resample is {found.resample}: Pillow knows 0 to 5")
         return found
