@@ -20,11 +20,10 @@ from qkv.check.mistakes import (
     LARGE,
     MASK,
     OFFSET,
-    RIGHT,
     SHAPES,
-    compute,
     core,
 )
+from qkv.check.steps import RIGHT, compute
 
 X = "x,w_q,w_k,w_v"
 

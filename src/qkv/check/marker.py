@@ -12,9 +12,10 @@ from qkv.check import findings, inputs, mistakes
 from qkv.check.compare import answer, differ, explain, first_wrong, is_right, reproduces
 from qkv.check.findings import Finding
 from qkv.check.inputs import Case
-from qkv.check.mistakes import RIGHT, Mistake, Steps
+from qkv.check.mistakes import Mistake
 from qkv.check.result import CheckResult
 from qkv.check.run import NAMES, Learner, Run, learner
+from qkv.check.steps import RIGHT, Steps
 
 
 def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:

@@ -1,24 +1,19 @@
 """The ways to get attention wrong: each replaces a step of the right computation.
 
-`RIGHT` is the computation, step by step. A mistake names the steps it gets wrong; where learners
-write the same mistake in several ways there are several variants. Because steps are independent,
-two mistakes together are simply both replacements.
+A mistake names the steps it gets wrong; where learners write the same mistake in several ways there
+are several variants. Because steps are independent, two mistakes together are simply both
+replacements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.check.inputs import Case
-
-Steps = Mapping[str, Callable[..., Any]]
+from qkv.check.steps import RAW, Steps, flip, same, softmax
 
 
 @dataclass(frozen=True)
@@ -32,101 +27,6 @@ class Mistake:
     variants: tuple[Steps, ...]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers that somebody might scale by."""
-
-    d: int
-    dv: int
-    tokens: int
-    width: int
-    all_heads: int
-
-
-def compute(case: Case, steps: Steps) -> Array:
-    """The output of attention done by these steps."""
-    arrays, parts = case.arrays, list(case.arrays.values())
-    width = parts[0].shape[-1]
-    if "x" in arrays:
-        parts = list(steps["project"](*parts))
-    q, k, v = steps["choose"](*parts)
-    all_heads = q.shape[-1]
-    if case.heads > 1:
-        q, k, v = (steps["split"](a, case.heads) for a in (q, k, v))
-    sizes = Sizes(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
-    scores = steps["scale"](steps["score"](q, k), sizes)
-    visible = _visible(case, steps, *scores.shape[-2:])
-    if not visible.all():
-        scores = steps["hide"](scores, visible)
-    weights = steps["normalise"](steps["exp"](steps["shift"](scores)))
-    if not visible.all():
-        weights = steps["blank"](weights, visible)
-    out: Array = steps["weigh"](weights, v, sizes)
-    if case.heads > 1:
-        out = steps["join"](out)
-    return out
-
-
-def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    given = np.ones((queries, keys), bool) if case.mask is None else steps["mask"](case.mask)
-    i, j = np.arange(queries)[:, None], np.arange(keys)
-    offset = 0 if case.q_offset is None else case.q_offset
-    if not case.causal:
-        allowed = steps["not_causal"](i, j)
-    else:
-        allowed = steps["causal"](i, j, offset, keys - queries)
-    together = case.causal and case.mask is not None
-    visible: Array = (steps["both"] if together else np.logical_and)(given, allowed)
-    return visible
-
-
-def _same(a: Array, *_: Any) -> Array:
-    return a
-
-
-def _flip(a: Array) -> Array:
-    return np.swapaxes(a, -1, -2)
-
-
-def _softmax(s: Array) -> Array:
-    e: Array = np.exp(s - s.max(axis=-1, keepdims=True))
-    weights: Array = e / e.sum(axis=-1, keepdims=True)
-    return weights
-
-
-def _split(a: Array, heads: int) -> Array:
-    return np.swapaxes(
-        a.reshape(*a.shape[:-1], heads, -1), -3, -2
-    )  # (..., T, H * d) -> (..., H, T, d)
-
-
-def _join(a: Array) -> Array:
-    a = np.swapaxes(a, -3, -2)  # (..., T, H, d)
-    return a.reshape(*a.shape[:-2], -1)
-
-
-RIGHT: Steps = MappingProxyType(
-    {
-        "project": lambda x, w_q, w_k, w_v: (x @ w_q, x @ w_k, x @ w_v),
-        "choose": lambda q, k, v: (q, k, v),
-        "split": _split,
-        "score": lambda q, k: q @ _flip(k),
-        "scale": lambda s, n: s / np.sqrt(n.d),
-        "mask": _same,
-        "causal": lambda i, j, offset, ahead: j <= i + offset,
-        "not_causal": lambda i, j: (i >= 0) & (j >= 0),
-        "both": np.logical_and,
-        "hide": lambda s, visible: np.where(visible, s, -np.inf),
-        "shift": lambda s: s - s.max(axis=-1, keepdims=True),
-        "exp": np.exp,
-        "normalise": lambda e: e / e.sum(axis=-1, keepdims=True),
-        "blank": lambda w, visible: np.where(visible.any(axis=-1, keepdims=True), w, 0.0),
-        "weigh": lambda w, v, n: w @ v,
-        "join": _join,
-    }
-)
-
-RAW: Steps = {"shift": _same, "exp": _same, "normalise": _same}
 _SCALE = "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
 _SOFTMAX = (
     "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
@@ -150,14 +50,14 @@ SOFTMAX = (
         "the values are weighted by the scores first and softmax is taken of the result",
         "every row of the output sums to 1, whatever the values are",
         f"{_SOFTMAX}; {_CONTEXT}",
-        ({**RAW, "weigh": lambda w, v, n: _softmax(w @ v)},),
+        ({**RAW, "weigh": lambda w, v, n: softmax(w @ v)},),
     ),
     Mistake(
         "no-exp",
         "the scores are divided by their sum, without exp: that is not softmax",
         "a score below zero gives a weight below zero, and scores that sum to 0 divide by 0",
         _SOFTMAX,
-        ({"shift": _same, "exp": _same},),
+        ({"shift": same, "exp": same},),
     ),
     Mistake(
         "softmax-whole-matrix",
@@ -193,7 +93,7 @@ SOFTMAX = (
         _SOFTMAX,
         (
             {"normalise": lambda e: e / e.sum(axis=-1)},
-            {"shift": _same, "normalise": lambda e: e / e.sum(axis=-1)},
+            {"shift": same, "normalise": lambda e: e / e.sum(axis=-1)},
             {"shift": lambda s: s - s.max(axis=-1)},
             {"shift": lambda s: s - s.max(axis=-1), "normalise": lambda e: e / e.sum(axis=-1)},
         ),
@@ -204,9 +104,9 @@ SOFTMAX = (
         "the weights of a row do not sum to 1",
         _SOFTMAX,
         (
-            {"shift": _same, "normalise": _same},
-            {"normalise": _same},
-            {"shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True), "normalise": _same},
+            {"shift": same, "normalise": same},
+            {"normalise": same},
+            {"shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True), "normalise": same},
         ),
     ),
     Mistake(
@@ -214,7 +114,7 @@ SOFTMAX = (
         "softmax is taken twice",
         "the weights are too even: after the second softmax even a hidden place has some",
         f"{_SOFTMAX}  # once",
-        ({"weigh": lambda w, v, n: _softmax(w) @ v},),
+        ({"weigh": lambda w, v, n: softmax(w) @ v},),
     ),
 )
 
@@ -224,7 +124,7 @@ SCALING = (
         "the scores are not scaled: the division by sqrt(d) is missing",
         "the weights are too sharp, the more so the larger d is",
         _SCALE,
-        ({"scale": _same},),
+        ({"scale": same},),
     ),
     Mistake(
         "scale-d",
@@ -261,7 +161,7 @@ SCALING = (
         "the weights of a row sum to 1/sqrt(d)",
         f"{_SCALE}  # before softmax; the weights stay as they are",
         (
-            {"scale": _same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
+            {"scale": same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
             {"weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         ),
     ),
@@ -280,7 +180,7 @@ RESULT = (
         "the values are mixed with the weights transposed",
         "each output mixes values by the weights of a column, which do not sum to 1",
         _CONTEXT,
-        ({"weigh": lambda w, v, n: _flip(w) @ v},),
+        ({"weigh": lambda w, v, n: flip(w) @ v},),
     ),
     Mistake(
         "causal-always",
@@ -391,7 +291,7 @@ LARGE = (
         "softmax does not subtract the maximum of the row before exp",
         "exp(1000) overflows to inf, and inf / inf is nan",
         _SOFTMAX,
-        ({"shift": _same},),
+        ({"shift": same},),
     ),
     Mistake(
         "softmax-global-max",
@@ -437,21 +337,21 @@ HIDING = (
         "the mask is multiplied on the scores: a hidden place only gets the score 0",
         "hidden keys still take weight, since exp(0) is 1",
         _HIDE,
-        ({"hide": lambda s, visible: s * visible, "blank": _same},),
+        ({"hide": lambda s, visible: s * visible, "blank": same},),
     ),
     Mistake(
         "mask-added",
         "the mask is added to the scores as 0 and 1",
         "a hidden place only loses a factor e against a visible one",
         _HIDE,
-        ({"hide": lambda s, visible: s + visible, "blank": _same},),
+        ({"hide": lambda s, visible: s + visible, "blank": same},),
     ),
     Mistake(
         "mask-after-softmax",
         "the mask is applied after softmax, and the weights that are left no longer sum to 1",
         "the output shrinks towards 0 where much is hidden",
         f"{_HIDE}  # before softmax",
-        ({"hide": _same, "blank": lambda w, visible: w * visible},),
+        ({"hide": same, "blank": lambda w, visible: w * visible},),
     ),
 )
 
@@ -475,7 +375,7 @@ MASK = (
         "the mask is used transposed: its rows are the queries, its columns the keys",
         "it fails where there are more keys than queries and is silently wrong where not",
         _HIDE,
-        ({"mask": _flip},),
+        ({"mask": flip},),
     ),
 )
 
@@ -485,7 +385,7 @@ EMPTY = (
         "a query that may attend to nothing gives nan; its output should be zeros",
         "softmax of a row of -inf alone is 0 / 0",
         "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)",
-        ({"blank": _same},),
+        ({"blank": same},),
     ),
     Mistake(
         "masked-row-uniform",
@@ -493,8 +393,8 @@ EMPTY = (
         "a large negative number in place of -inf hides a key only beside one that is visible",
         "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)",
         (
-            {"hide": lambda s, visible: np.where(visible, s, -1e9), "blank": _same},
-            {"hide": lambda s, visible: s + np.where(visible, 0.0, -1e9), "blank": _same},
+            {"hide": lambda s, visible: np.where(visible, s, -1e9), "blank": same},
+            {"hide": lambda s, visible: s + np.where(visible, 0.0, -1e9), "blank": same},
         ),
     ),
 )
@@ -605,14 +505,14 @@ HEADS = (
         "the heads are not joined: their outputs stand side by side in one row per token",
         "the output has one dimension too many",
         _JOINED,
-        ({"join": _same},),
+        ({"join": same},),
     ),
     Mistake(
         "heads-ignored",
         "num_heads makes no difference: all the dimensions are one head",
         "each token has one row of weights where every head should have its own",
         _SPLIT,
-        ({"split": _same, "join": _same},),
+        ({"split": same, "join": same},),
     ),
     Mistake(
         "heads-scale",
