@@ -194,6 +194,127 @@ def of_this_package(query, key, value, attn_mask=None, *, is_causal=False, q_off
     )
 
 
+def with_in_place_softmax(q, k, v):
+    e = scaled(q, k)
+    e -= e.max(axis=-1, keepdims=True)
+    np.exp(e, out=e)
+    e /= e.sum(axis=-1, keepdims=True)
+    return e @ v
+
+
+def with_mask_added(q, k, v, mask=None):
+    """What a mask of 0 and -inf is for; the rows of -inf alone give 0."""
+    scores = scaled(q, k)
+    return hide(scores if mask is None else scores + mask, True) @ v
+
+
+def with_added_mask_by_default(q, k, v, attn_mask=0.0):
+    return hide(scaled(q, k) + attn_mask, True) @ v
+
+
+def with_added_mask_required(q, k, v, mask):
+    assert mask.dtype == np.float64
+    return with_mask_added(q, k, v, mask)
+
+
+def with_added_mask_read_by_its_infinities(q, k, v, mask=None, is_causal=False):
+    visible = True if mask is None else mask > -np.inf
+    if is_causal:
+        visible = visible & np.tri(len(q), len(k), dtype=bool)
+    return hide(scaled(q, k), visible) @ v
+
+
+def with_either_mask(q, k, v, mask=None, causal=False):
+    if mask is not None and mask.dtype != bool:
+        mask = mask == 0
+    return with_everything(q, k, v, mask, is_causal=causal)
+
+
+def with_added_masks_of_both_kinds(q, k, v, mask=0.0, is_causal=False):
+    scores = scaled(q, k) + mask
+    if is_causal:
+        scores = scores + np.triu(np.full(scores.shape[-2:], -np.inf), k=1)
+    return hide(scores, True) @ v
+
+
+def with_mask_by_place(q, k, v, mask=None, /):
+    return with_mask(q, k, v, mask)
+
+
+def with_mask_required_by_place(q, k, v, scale=None, mask=None, q_offset=0, /):
+    assert scale is None
+    return with_mask(q, k, v, mask)
+
+
+def with_mask_as_index(q, k, v, mask=None):
+    """A mask of two dimensions does not fit the scores of a batch: an error, not another result."""
+    scores = scaled(q, k)
+    if mask is not None:
+        scores[~mask] = -np.inf
+    return hide(scores, True) @ v
+
+
+def with_mask_in_loops(q, k, v, mask=None):
+    out = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        seen = [j for j in range(len(k)) if mask is None or mask[i][j]]
+        scores = [q[i] @ k[j] / math.sqrt(len(q[i])) for j in seen]
+        e = [math.exp(s - max(scores)) for s in scores]
+        for j, x in zip(seen, e, strict=True):
+            out[i] += x / sum(e) * v[j]
+    return out
+
+
+def with_numbers_below_which_exp_is_zero(q, k, v, mask=None):
+    """-1e9 hides as well as -inf, and what nothing sees is set to 0 after softmax."""
+    if mask is None:
+        mask = np.ones((q.shape[-2], k.shape[-2]), dtype=bool)
+    weights = softmax(np.where(mask, scaled(q, k), -1e9))
+    return weights * mask.any(axis=-1, keepdims=True) @ v
+
+
+def with_unused_weights_of_a_row_that_sees_nothing(q, k, v, mask=None):
+    weights = softmax(scaled(q, k) if mask is None else np.where(mask, scaled(q, k), -1e9))
+    out = weights @ v
+    return (out if mask is None else out * mask.any(axis=-1, keepdims=True)), weights
+
+
+def with_log_sum_exp(q, k, v):
+    scores = scaled(q, k)
+    top = scores.max(axis=-1, keepdims=True)
+    return plain(q, k, v), top[..., 0] + np.log(np.exp(scores - top).sum(axis=-1))
+
+
+def in_half_precision(q, k, v):
+    return plain(*(a.astype(np.float16) for a in (q, k, v)))
+
+
+def that_refuses_both_masks(q, k, v, attn_mask=None, is_causal=False):
+    """As torch's scaled_dot_product_attention does."""
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
+    return with_everything(q, k, v, attn_mask, is_causal=is_causal)
+
+
+class Tensor:
+    """The array of another library that remembers how it was computed."""
+
+    def __init__(self, array, watched=True):
+        self.array, self.watched = array, watched
+
+    def detach(self):
+        return Tensor(self.array, watched=False)
+
+    def __array__(self, dtype=None, copy=None):
+        if self.watched:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+        return np.asarray(self.array, dtype)
+
+
+def with_tensors(q, k, v):
+    return Tensor(plain(q, k, v)), Tensor(softmax(scaled(q, k)))
+
+
 class Module:
     """A learner's own class, as in other libraries."""
 
@@ -224,6 +345,23 @@ RIGHT_ONES = [
     that_refuses_whole_numbers,
     attention,
     of_this_package,
+    with_in_place_softmax,
+    with_mask_added,
+    with_added_mask_by_default,
+    with_added_mask_required,
+    with_added_mask_read_by_its_infinities,
+    with_either_mask,
+    with_added_masks_of_both_kinds,
+    with_mask_by_place,
+    with_mask_required_by_place,
+    with_mask_as_index,
+    with_mask_in_loops,
+    with_numbers_below_which_exp_is_zero,
+    with_unused_weights_of_a_row_that_sees_nothing,
+    with_tensors,
+    with_log_sum_exp,
+    in_half_precision,
+    that_refuses_both_masks,
     Module(),
     lambda *arrays: plain(*arrays),
     lambda q, k, v, **rest: plain(q, k, v),
@@ -236,9 +374,10 @@ def test_right_function_passes(function):
     assert result.passed, str(result)
     assert result
     assert result.mistake is None
-    assert result.mistakes == ()
+    assert result.mistakes == result.fragile == result.conventions == ()
+    assert result.points == 10
     assert result.example == {}
-    assert "is right" in result.message
+    assert " is right. Tried: " in " ".join(result.message.splitlines())
 
 
 def project(x, w_q, w_k, w_v):
@@ -284,6 +423,11 @@ def one_head_after_another(x, w_q, w_k, w_v, n_heads, mask=None, causal=False):
     return np.concatenate(outs, axis=-1)
 
 
+def heads_with_an_added_mask(x, w_q, w_k, w_v, mask=None, num_heads=1):
+    q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
+    return join(with_mask_added(q, k, v, mask))
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -292,11 +436,13 @@ def one_head_after_another(x, w_q, w_k, w_v, n_heads, mask=None, causal=False):
         several_heads,
         weights_averaged_over_heads,
         one_head_after_another,
+        heads_with_an_added_mask,
     ],
 )
 def test_right_function_of_word_vectors_passes(function):
     result = check(function, signature=X)
     assert result.passed, str(result)
+    assert result.points == 10
 
 
 # -- wrong ones -----------------------------------------------------------------------------------
@@ -373,8 +519,6 @@ WRONG_SOFTMAX = [
     ("softmax-not-normalised", attend(weights_of=exponentials_below_row_maximum)),
     ("softmax-not-normalised", attend(weights_of=exponentials_below_maximum)),
     ("softmax-twice", attend(weights_of=lambda s: softmax(softmax(s)))),
-    ("softmax-no-max", attend(weights_of=axes(False, -1))),
-    ("softmax-global-max", attend(weights_of=axes(None, -1, keep=True))),
 ]
 
 WRONG_SCALE = [
@@ -402,7 +546,6 @@ WRONG_USE = [
     ("weights-returned", lambda q, k, v: softmax(scaled(q, k))),
     ("weights-transposed", lambda q, k, v: softmax(scaled(q, k)).T @ v),
     ("causal-always", lambda q, k, v: with_causal(q, k, v, is_causal=True)),
-    ("tuple-order", lambda q, k, v: with_output_and_weights(q, k, v)[::-1]),
     ("weights-wrong", lambda q, k, v: (plain(q, k, v), scaled(q, k))),
     ("weights-wrong", lambda q, k, v: (plain(q, k, v), softmax(scaled(q, k)).swapaxes(-1, -2))),
     ("weights-wrong", lambda q, k, v: (plain(q, k, v), np.ones(3))),
@@ -440,12 +583,6 @@ def into_square_scores(q, k, v):
     for i in range(tokens):
         for j in range(tokens):
             scores[i, j] = q[i] @ k[j] / np.sqrt(q.shape[1])
-    return softmax(scores) @ v
-
-
-def with_scores_reused_in_place(q, k, v):
-    scores = q @ k.T
-    scores /= np.sqrt(q.shape[-1])
     return softmax(scores) @ v
 
 
@@ -503,12 +640,9 @@ WRONG_RESULT = [
     ("value-size", into_float_array_of_queries_size),
     ("integer-inputs", into_array_of_values_type),
     ("integer-inputs", that_truncates_whole_numbers),
-    ("integer-inputs", with_scores_reused_in_place),
     ("inputs-modified", that_scales_the_callers_queries),
     ("inputs-modified", that_scales_the_callers_queries_whatever_they_are),
     ("inputs-modified", that_clears_values_when_causal),
-    ("softmax-no-max", in_pythons_own_math(shift=False)),
-    ("softmax-global-max", in_pythons_own_math(shift=True)),
     ("random", with_new_random_projection),
     ("raises", that_raises),
     ("raises", that_fails_for_three_tokens),
@@ -524,6 +658,7 @@ WRONG_RESULT = [
 ]
 
 WRONG_BATCH = [
+    ("batch-axis softmax-no-max", attend(weights_of=axes(False, 1))),
     ("batch-transpose", lambda q, k, v: softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v),
     ("batch-axis", attend(weights_of=axes(1, 1))),
     ("batch-axis", attend(weights_of=axes(-1, 1))),
@@ -561,13 +696,12 @@ WRONG_MASK = [
     ("mask-ignored", masked(lambda s, m: softmax(s))),
     ("mask-transposed", masked(lambda s, m: hide(s, m.swapaxes(-1, -2)))),
     ("mask-multiplied", masked(lambda s, m: softmax(s * m))),
-    ("mask-added", masked(lambda s, m: softmax(s + m))),
-    ("mask-added", masked(lambda s, m: softmax(s + m.astype(float)))),
+    ("mask-added", masked(lambda s, m: softmax(s + (m != 0)))),
+    ("mask-added", masked(lambda s, m: softmax(s + m.astype(bool)))),
+    ("mask-transposed", masked(lambda s, m: softmax(s + m.swapaxes(-1, -2)))),
     ("mask-after-softmax", masked(lambda s, m: softmax(s) * m)),
-    ("masked-row-nan", masked(lambda s, m: softmax(np.where(m, s, -np.inf)))),
-    ("masked-row-uniform", masked(lambda s, m: softmax(np.where(m, s, -1e9)))),
-    ("masked-row-uniform", masked(lambda s, m: softmax(s + np.where(m, 0, -1e9)))),
     ("unknown", masked(lambda s, m: softmax(np.where(m, s, -1)))),
+    ("unknown", masked(lambda s, m: softmax(s + (1 - m) * -np.inf))),
 ]
 
 
@@ -632,6 +766,153 @@ WRONG_TOGETHER = [
 ]
 
 
+def that_hides_by(number):
+    """-1e9 and the like in place of -inf, as bools are read and as they are turned to numbers."""
+
+    def by_where(q, k, v, mask=None, is_causal=False):
+        scores = scaled(q, k)
+        if mask is not None:
+            scores = np.where(mask, scores, number)
+        if is_causal:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, number)
+        return softmax(scores) @ v
+
+    def by_adding(q, k, v, mask=None):
+        scores = scaled(q, k).astype(np.float32)
+        if mask is not None:
+            scores = scores + np.float32(number) * (1 - mask)
+        return (softmax(scores) @ v).astype(np.float32)
+
+    return [("masked-row-uniform", by_where), ("masked-row-uniform", by_adding)]
+
+
+def that_adds_a_mask(q, k, v, mask=None):
+    """As page 5 has it."""
+    return softmax(scaled(q, k) + (0 if mask is None else mask)) @ v
+
+
+def that_adds_a_required_mask(q, k, v, attn_mask):
+    return that_adds_a_mask(q, k, v, attn_mask)
+
+
+def with_maximum_of_the_keys_it_sees(q, k, v, mask=None):
+    out = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        seen = [j for j in range(len(k)) if mask is None or mask[i][j]]
+        scores = [q[i] @ k[j] / math.sqrt(len(q[i])) for j in seen]
+        top = max(scores)  # of nothing is an error
+        e = [math.exp(s - top) for s in scores]
+        for j, x in zip(seen, e, strict=True):
+            out[i] += x / sum(e) * v[j]
+    return out
+
+
+def that_raises_for_large_scores(q, k, v):
+    with np.errstate(all="raise"):
+        e = np.exp(scaled(q, k))
+    return e / e.sum(axis=-1, keepdims=True) @ v
+
+
+def that_puts_zeros_for_nan(q, k, v):
+    e = np.exp(scaled(q, k))
+    return np.nan_to_num(e / e.sum(axis=-1, keepdims=True)) @ v
+
+
+def with_scores_reused_in_place(q, k, v):
+    scores = q @ np.swapaxes(k, -1, -2)
+    scores /= np.sqrt(q.shape[-1])
+    return softmax(scores) @ v
+
+
+def that_gives_weights_first(q, k, v, mask=None):
+    weights = hide(scaled(q, k), True if mask is None else mask)
+    return weights, weights @ v
+
+
+def without_maximum_and_masked(q, k, v, mask=None):
+    scores = scaled(q, k) if mask is None else np.where(mask, scaled(q, k), -np.inf)
+    return axes(False, -1)(scores) @ v
+
+
+FRAGILE = [
+    ("softmax-no-max", attend(weights_of=axes(False, -1))),
+    ("softmax-no-max", in_pythons_own_math(shift=False)),
+    ("softmax-global-max", attend(weights_of=axes(None, -1, keep=True))),
+    ("softmax-global-max", in_pythons_own_math(shift=True)),
+    ("large-scores", that_raises_for_large_scores),
+    ("large-scores", that_puts_zeros_for_nan),
+    ("masked-row-nan", masked(lambda s, m: softmax(np.where(m, s, -np.inf)))),
+    ("masked-row-nan", that_adds_a_mask),
+    ("masked-row-nan", that_adds_a_required_mask),
+    ("masked-row-uniform", masked(lambda s, m: softmax(s + np.where(m, 0, -1e9)))),
+    ("masked-row-uniform", masked(lambda s, m: softmax(np.maximum(s + m, -1e9)))),
+    *(found for n in (-1e4, -1e6, -1e9, -1e30) for found in that_hides_by(n)),
+    ("masked-row-raises", with_maximum_of_the_keys_it_sees),
+    ("integers-in-place", with_scores_reused_in_place),
+    ("softmax-no-max masked-row-nan", without_maximum_and_masked),
+]
+
+
+def with_mask_of_keys(q, k, v, mask=None, is_causal=False):
+    scores = scaled(q, k)
+    visible = np.tri(*scores.shape[-2:], dtype=bool) if is_causal else np.array(True)
+    if mask is not None:
+        visible = visible & mask[..., None, :]
+    return hide(scores, visible) @ v
+
+
+def with_mask_of_keys_required(q, k, v, mask):
+    return with_mask_of_keys(q, k, v, mask)
+
+
+def with_mask_of_keys_of_each_text(q, k, v, mask=None):
+    """(B, L, d) with a mask (B, S)."""
+    scores = np.einsum("bid,bjd->bij", q, k) / np.sqrt(q.shape[-1])
+    return hide(scores, True if mask is None else mask[:, None, :]) @ v
+
+
+CONVENTIONS = [
+    ("mask-per-key", with_mask_of_keys),
+    ("mask-per-key", with_mask_of_keys_required),
+    ("mask-per-key", with_mask_of_keys_of_each_text),
+    ("tuple-order", lambda q, k, v: with_output_and_weights(q, k, v)[::-1]),
+    ("tuple-order", that_gives_weights_first),
+    (
+        "softmax-no-max tuple-order",
+        lambda q, k, v: (
+            axes(False, -1)(scaled(q, k)),
+            attend(weights_of=axes(False, -1))(q, k, v),
+        ),
+    ),
+]
+
+
+KINDS = {key: "fragile" for keys, _ in FRAGILE for key in keys.split()}
+KINDS |= {"tuple-order": "conventions", "mask-per-key": "conventions"}
+
+
+def sorted_out(keys):
+    """What should be found, by its kind."""
+    kinds = {"mistakes": (), "fragile": (), "conventions": ()}
+    for key in keys.split():
+        kinds[KINDS.get(key, "mistakes")] += (key,)
+    return kinds
+
+
+@pytest.mark.parametrize(("keys", "function"), [*FRAGILE, *CONVENTIONS])
+def test_what_is_fragile_or_another_habit_passes_and_is_named(keys, function):
+    result = check(function)
+    assert result.passed, str(result)
+    assert result.mistake is None
+    kinds = sorted_out(keys)
+    assert {kind: getattr(result, kind) for kind in kinds} == kinds, str(result)
+    assert result.points == 10 - len(kinds["fragile"])
+    first = "but fragile" if kinds["fragile"] else "by another habit than the field's"
+    assert f" is right, {first}: " in " ".join(result.message.splitlines())
+    assert "\nTried: scores" in result.message
+    assert {"query", "key", "value", "yours", "right"} <= result.example.keys()
+
+
 @pytest.mark.parametrize(
     ("keys", "function"),
     [
@@ -648,8 +929,10 @@ WRONG_TOGETHER = [
 def test_mistake_is_named(keys, function):
     result = check(function)
     assert not result
-    assert result.mistakes == tuple(keys.split()), str(result)
+    kinds = sorted_out(keys)
+    assert {kind: getattr(result, kind) for kind in kinds} == kinds, str(result)
     assert result.mistake == result.mistakes[0]
+    assert result.points <= 6
     assert {"query", "key", "value", "yours", "right"} <= result.example.keys()
 
 
@@ -764,6 +1047,7 @@ def test_mistake_with_word_vectors_is_named(keys, function):
     assert not result
     assert result.mistakes == tuple(keys.split()), str(result)
     assert result.mistake == result.mistakes[0]
+    assert result.fragile == result.conventions == ()
     assert {"x", "w_q", "w_k", "w_v", "yours", "right"} <= result.example.keys()
 
 
@@ -783,6 +1067,7 @@ def test_every_known_mistake_is_made_by_a_learner_above():
         *HEADS,
     )
     tables = (
+        FRAGILE,
         WRONG_SOFTMAX,
         WRONG_SCALE,
         WRONG_USE,
@@ -873,7 +1158,7 @@ def test_two_mistakes_at_once_are_both_named():
     assert "Also: " in result.message
 
     without_max = check(attend(weights_of=axes(False, None)))
-    assert "Also: softmax does not subtract" in without_max.message
+    assert "Also fragile: softmax does not subtract" in without_max.message
     assert without_max.message.count("What mends it") == 1  # one line mends both
 
 
@@ -895,8 +1180,10 @@ def test_mistakes_of_different_steps_add_up():
         e = np.exp(scores)
         return e / e.sum(-1, keepdims=True) @ v
 
-    found = check(unscaled_without_max_mask_inverted).mistakes
-    assert found == ("no-scaling", "softmax-no-max", "mask-inverted", "masked-row-nan")
+    result = check(unscaled_without_max_mask_inverted)
+    assert result.mistakes == ("no-scaling", "mask-inverted")
+    assert result.fragile == ("softmax-no-max", "masked-row-nan")
+    assert result.points == 0  # 10 - 2 * 4 - 2 * 1
 
 
 @pytest.mark.parametrize(
@@ -907,7 +1194,15 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: None, ["returns None", "return weights @ v"]),
         (lambda q, k, v: "context", ["returns a str"]),
         (lambda q, k, v: plain(q, k, v)[0], ["shape (2,)", "(2, 2)"]),
-        (attend(scaled_by(lambda q, k: 1 / 8)), ["0.125 where it should be 0.7071 (d = 2)"]),
+        (
+            attend(scaled_by(lambda q, k: 1 / 8)),
+            ["0.125 where it should be 0.7071 (d = 2)", "only the sharpness"],
+        ),
+        (
+            attend(scaled_by(lambda q, k: -1 / np.sqrt(q.shape[-1]))),
+            ["-0.7071 where it should be 0.7071 (d = 2)", "the order is reversed"],
+        ),
+        (attend(scaled_by(lambda q, k: 0)), ["0 where it should be", "takes the same weight"]),
         (lambda q, k, v: plain(q, k, v) + 0.001, ["off by as much as 0.001"]),
         (lambda q, k, v: 0.9 * plain(q, k, v), ["sum to 1 but to 0.9, 0.9"]),
         (lambda q, k, v: -plain(q, k, v), ["below zero"]),
@@ -940,12 +1235,50 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
     ):
         assert tried in message
     assert "two heads" in check(several_heads, X).message
+    assert "Not tried" not in message
+    message = check(plain).message
+    assert message.endswith("Not tried, since it has no such parameter: mask, is_causal, q_offset.")
+    assert "no such parameter: mask, is_causal." in check(several_heads, X).message
+
+
+def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
+    said = "It takes its mask as 0 and -inf to add, not as True and False."
+    assert said in check(with_mask_added).message
+    for function in (with_mask, with_either_mask, plain):
+        assert "to add" not in check(function).message
+    example = check(that_adds_a_mask).example
+    np.testing.assert_array_equal(example["mask"], [[0, 0], [-np.inf, -np.inf]])
+    assert np.isnan(example["yours"][1]).all()
+    np.testing.assert_array_equal(example["right"][1], 0)
+
+
+def test_masks_that_are_refused_are_said():
+    message = check(with_mask_as_index).message
+    assert "It refuses a mask on a batch: IndexError: " in message
+    message = check(that_refuses_both_masks).message
+    assert "It refuses both masks together: RuntimeError: Explicit attn_mask" in message
+
+
+def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
+    def everything(q, k, v, mask=None):
+        scores = q @ np.swapaxes(k, -1, -2)
+        weights = np.exp(scores if mask is None else np.where(mask, scores, -1e9))
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights, weights @ v
+
+    result = check(everything)
+    message = result.message
+    assert message.startswith("everything: the scores are not scaled")
+    assert "\nAlso fragile: softmax does not subtract" in message
+    assert "\nAlso another habit than the field's: the weights come first" in message
+    assert "Tried" not in message
+    assert result.points == 10 - 4 - 2
 
 
 def test_what_the_function_prints_or_warns_does_not_show(capsys):
     with np.errstate(all="raise"):
         assert check(that_prints_and_warns)
-        assert check(attend(weights_of=axes(False, -1))).mistake == "softmax-no-max"
+        assert check(attend(weights_of=axes(False, -1))).fragile == ("softmax-no-max",)
     assert capsys.readouterr().out == ""
 
 
@@ -1027,7 +1360,7 @@ def test_steps_of_the_catalogue_are_the_formula(signature):
     )
     for make in makers:
         for case in make(signature):
-            np.testing.assert_allclose(compute(case, RIGHT), answer(case)[0], atol=1e-12)
+            np.testing.assert_allclose(compute(case, RIGHT), answer(case).out, atol=1e-12)
 
 
 def test_answer_by_hand():
@@ -1038,9 +1371,11 @@ def test_answer_by_hand():
         np.array([[1.0, 0], [3, 2]]),
     )
     second = [1 / (1 + math.exp(2 / math.sqrt(2))), 1 / (1 + math.exp(3 / math.sqrt(2)))]
-    out, weights = answer(Case({"query": q, "key": k, "value": v}))
-    np.testing.assert_allclose(weights, [[1 - w, w] for w in second], rtol=1e-12)
-    np.testing.assert_allclose(out, [[1 + 2 * w, 2 * w] for w in second], rtol=1e-12)
+    right = answer(Case({"query": q, "key": k, "value": v}))
+    np.testing.assert_allclose(right.weights, [[1 - w, w] for w in second], rtol=1e-12)
+    np.testing.assert_allclose(right.out, [[1 + 2 * w, 2 * w] for w in second], rtol=1e-12)
+    scores = np.array([[3, 1], [4, 1]]) / math.sqrt(2)
+    np.testing.assert_allclose(right.lse, np.log(np.exp(scores).sum(axis=-1)), rtol=1e-12)
 
 
 def test_an_inverted_mask_is_told_where_one_must_be_given():

@@ -19,13 +19,13 @@ from qkv.check.compare import (
     scaled_scores,
 )
 from qkv.check.inputs import Case
-from qkv.check.mistakes import LARGE, Mistake
+from qkv.check.mistakes import EMPTY, LARGE, Kind, Mistake
 from qkv.check.run import Run
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong, and the run that shows it; `more` goes into the example."""
+    """Something to say, and the run that shows it; `more` goes into the example."""
 
     key: str
     says: str
@@ -33,6 +33,7 @@ class Finding:
     remedy: str
     run: Run
     more: Mapping[str, Any] = field(default_factory=dict)
+    kind: Kind = "wrong"
 
     def example(self) -> dict[str, Any]:
         """The input, what came out and what should have."""
@@ -40,12 +41,13 @@ class Finding:
         yours = run.returned if run.out is None else run.out
         if run.error is not None:
             yours = in_words(run.error)
-        return {**run.case.shown(), "yours": yours, "right": answer(run.case)[0], **self.more}
+        return {**run.case.shown(), "yours": yours, "right": answer(run.case).out, **self.more}
 
 
 def of_mistake(mistake: Mistake, run: Run) -> Finding:
     """A mistake of the catalogue, in the run that shows it."""
-    return Finding(mistake.key, mistake.says, mistake.shows, mistake.remedy, run)
+    says, shows, remedy = mistake.says, mistake.shows, mistake.remedy
+    return Finding(mistake.key, says, shows, remedy, run, kind=mistake.kind)
 
 
 def in_words(error: Exception | None) -> str:
@@ -81,17 +83,15 @@ def drawn_anew(run: Run, again: Run) -> Finding:
     )
 
 
-def swapped_pair(runs: list[Run]) -> Finding | None:
-    """(weights, out) where (out, weights) is meant?"""
-    for run in runs:
-        if run.second is None or not close(run.second, answer(run.case)[0]):
-            return None
+def weights_first(run: Run) -> Finding:
+    """(weights, out), where others give (out, weights)."""
     return Finding(
         "tuple-order",
         "the weights come first and the output second",
-        "the second of the two arrays returned is the right output",
+        "the second of the two arrays returned is the output",
         "return weights @ v, weights",
-        runs[0],
+        run,
+        kind="convention",
     )
 
 
@@ -117,27 +117,51 @@ def odd_shape(runs: list[Run]) -> Finding | None:
     )
 
 
-def overflow(runs: list[Run]) -> Finding | None:
-    """Python's own math raises where NumPy gives inf and nan."""
+def large_scores(runs: list[Run]) -> Finding:
+    """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
     wrong = first_wrong(runs)
     if isinstance(wrong.error, OverflowError):
         return of_mistake(next(m for m in LARGE if m.key == "softmax-no-max"), wrong)
     if isinstance(wrong.error, ZeroDivisionError):
         return of_mistake(next(m for m in LARGE if m.key == "softmax-global-max"), wrong)
-    return None
+    return Finding(
+        "large-scores",
+        "it is right for small numbers and goes wrong where scores are as large as 1000",
+        in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
+        LARGE[0].remedy,
+        wrong,
+        kind="fragile",
+    )
+
+
+def empty_row(runs: list[Run]) -> Finding | None:
+    """Only the rows that see nothing go wrong, in whatever way?"""
+    wrong = first_wrong(runs)
+    remedy = "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)"
+    if wrong.error is not None:
+        says = "a query that may attend to nothing is an error; its output should be zeros"
+        shows = in_words(wrong.error)
+        return Finding("masked-row-raises", says, shows, remedy, wrong, kind="fragile")
+    right, visible = answer(wrong.case).out, wrong.case.visible
+    if wrong.out is None or wrong.out.shape != right.shape or visible is None:
+        return None
+    sees = visible.any(axis=-1)
+    if not close(wrong.out[sees], right[sees]):
+        return None
+    key = "masked-row-uniform" if np.isfinite(wrong.out).all() else "masked-row-nan"
+    return of_mistake(next(m for m in EMPTY if m.key == key), wrong)
 
 
 def whole_numbers(run: Run) -> Finding | None:
     """Integers in, fractions out: are they kept?"""
     if is_right(run):
         return None
-    return Finding(
-        "integer-inputs",
-        "whole numbers go wrong: results are stored in an array of the inputs' integer type",
-        in_words(run.error) if run.error else "fractions are cut off",
-        "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first",
-        run,
-    )
+    says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
+    remedy = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
+    if run.error is None:
+        return Finding("integer-inputs", says, "fractions are cut off", remedy, run)
+    shows = in_words(run.error)
+    return Finding("integers-in-place", says, shows, remedy, run, kind="fragile")
 
 
 def wrong_batch(runs: list[Run]) -> Finding | None:
@@ -149,6 +173,20 @@ def wrong_batch(runs: list[Run]) -> Finding | None:
         f"the output is wrong on {_shapes(wrong.case)}",
         "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
         wrong,
+    )
+
+
+def mask_per_key(runs: list[Run]) -> Finding | None:
+    """Is a mask right where it is one for the keys, the same for every query?"""
+    if not all(is_right(run) for run in runs):
+        return None
+    return Finding(
+        "mask-per-key",
+        "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
+        "a causal mask cannot be handed over in it",
+        "scores = np.where(mask, scores, -np.inf)  # takes both",
+        runs[0],
+        kind="convention",
     )
 
 
@@ -170,11 +208,12 @@ def changed_inputs(runs: list[Run]) -> Finding | None:
 def second_output(runs: list[Run]) -> Finding | None:
     """Weights that come beside a right output must be right too."""
     for run in runs:
-        if run.second is None:
+        if run.second is None or not is_right(run) or not _all_see(run.case):
             continue
-        right = answer(run.case)[1]
+        right, lse = answer(run.case).weights, answer(run.case).lse
         mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
-        if _same_numbers(run.second, right) or _same_numbers(run.second, mean):
+        may_be = (right, mean, lse, lse[..., None])
+        if any(_same_numbers(run.second, known) for known in may_be):
             continue
         shows = "they are not the weights that give this output"
         if _same_numbers(run.second, scaled_scores(run.case)):
@@ -192,6 +231,11 @@ def second_output(runs: list[Run]) -> Finding | None:
     return None
 
 
+def _all_see(case: Case) -> bool:
+    """Does every query see a key? What weights stand in a row of none is nobody's business."""
+    return case.visible is None or bool(case.visible.any(axis=-1).all())
+
+
 def _same_numbers(a: Array, b: Array) -> bool:
     """Equal but for leading dimensions of 1."""
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
@@ -205,7 +249,7 @@ def unexplained(call: Callable[[Case], Run], runs: list[Run], what: str) -> Find
         return Finding("raises", f"it raises an error ({what})", shows, "", wrong)
     if wrong.out is None:
         return no_array(wrong)
-    right = answer(wrong.case)[0]
+    right = answer(wrong.case).out
     if wrong.out.shape != right.shape:
         return Finding(
             "wrong-shape",
@@ -231,7 +275,7 @@ def _hints(call: Callable[[Case], Run], wrong: Run) -> list[str]:
     if weights is not None:
         sums = weights.sum(axis=-1)
         if not close(sums, np.ones_like(sums)):
-            numbers = ", ".join(f"{x:.3g}" for x in sums.ravel()[:4])
+            numbers = ", ".join(f"{x:.4g}" for x in sums.ravel()[:4])
             hints.append(f"the weights of a row do not sum to 1 but to {numbers}")
         if (weights < -TOLERANCE).any():
             hints.append("some weights are below zero")
@@ -249,7 +293,7 @@ def _hints(call: Callable[[Case], Run], wrong: Run) -> list[str]:
 def _weights_behind(run: Run) -> Array | None:
     """The weights that an output was made with, where the values let them be worked out."""
     case = run.case
-    if run.out is None or run.out.shape != answer(case)[0].shape:
+    if run.out is None or run.out.shape != answer(case).out.shape:
         return None
     parts = list(case.arrays.values())
     v = parts[0] @ parts[3] if "x" in case.arrays else parts[2]
@@ -262,7 +306,7 @@ def _weights_behind(run: Run) -> Array | None:
 
 def _wrong_scale(runs: list[Run]) -> Finding | None:
     """Is it softmax of the scores times some other number? Then say which."""
-    said = []
+    said, sign = [], 1.0
     for run in runs:
         if run.case.mask is not None or run.case.causal:
             return None
@@ -279,13 +323,20 @@ def _wrong_scale(runs: list[Run]) -> Finding | None:
         if np.abs(logs - times * scores).max() > 1e-3:
             return None
         d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
+        times = round(times, 12) + 0.0
         said.append(f"{times * d**-0.5:.4g} where it should be {d**-0.5:.4g} (d = {d})")
+        sign = min(sign, np.sign(times))
     if not said:
         return None
+    shows = "all else is right: only the sharpness of the weights is off"
+    if sign < 0:
+        shows = "the order is reversed: the key with the lowest score takes the largest weight"
+    if sign == 0:
+        shows = "every key takes the same weight, whatever the scores are"
     return Finding(
         "scale-wrong",
         f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
-        "all else is right: only the sharpness of the weights is off",
+        shows,
         "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])",
         first_wrong(runs),
     )

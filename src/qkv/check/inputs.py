@@ -20,6 +20,19 @@ class Case:
     q_offset: int | None = None
     heads: int = 1
 
+    @property
+    def visible(self) -> Array | None:
+        """What the mask lets through: where it is True, or 0 if it is one to add."""
+        if self.mask is None or self.mask.dtype == bool:
+            return self.mask
+        return np.isfinite(self.mask)
+
+    def with_added_mask(self) -> Case:
+        """The same with the mask as numbers to add to the scores: 0, and -inf where it hides."""
+        if self.mask is None:
+            return self
+        return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
+
     def shown(self) -> dict[str, Any]:
         """What a learner needs to make this call by hand."""
         options: dict[str, Any] = {}
@@ -38,8 +51,9 @@ class Case:
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
         }
+        lower = 1 if self.mask is not None and self.mask.ndim == 1 else 0  # a mask of keys alone
         return replace(
-            self, arrays=arrays, mask=None if self.mask is None else _lift(self.mask, rank)
+            self, arrays=arrays, mask=None if self.mask is None else _lift(self.mask, rank - lower)
         )
 
     def permuted(self) -> Case:
@@ -103,9 +117,10 @@ def core(signature: str) -> list[Case]:
 def shapes(signature: str) -> list[Case]:
     """Other numbers of keys than queries, values of another size than keys."""
     if signature == "qkv":
-        sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3)]
+        sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
         return [Case(_qkv(*size, seed=50 + 5 * n)) for n, size in enumerate(sizes)]
-    return [Case(_x(2, 2, 2, 1, seed=80)), Case(_x(2, 2, 2, 3, seed=85))]
+    sizes = [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
+    return [Case(_x(*size, seed=80 + 5 * n)) for n, size in enumerate(sizes)]
 
 
 def large(signature: str) -> list[Case]:
@@ -147,6 +162,16 @@ def masks(signature: str) -> list[Case]:
 
 
 _LOPSIDED = np.array([[True, False, True], [True, True, False], [True, False, False]])
+
+
+def key_masks(signature: str) -> list[Case]:
+    """Masks that are the same for every query: one entry for each key."""
+    cases = core(signature)
+    tokens = cases[-1].arrays["key" if signature == "qkv" else "x"].shape[0]
+    return [
+        replace(cases[0], mask=np.array([False, True])),
+        replace(cases[-1], mask=_LOPSIDED[0, :tokens]),
+    ]
 
 
 def empty_rows(signature: str) -> list[Case]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from qkv.check import findings, inputs, mistakes
-from qkv.check.compare import answer, differ, explain, first_wrong, is_right, reproduces
+from qkv.check.compare import answer, differ, explain, first_wrong, is_right
 from qkv.check.findings import Finding
 from qkv.check.inputs import Case
 from qkv.check.mistakes import Mistake
 from qkv.check.result import CheckResult
-from qkv.check.run import NAMES, Learner, Run, learner
+from qkv.check.run import NAMES, OPTIONS, Learner, Run, learner
 from qkv.check.steps import RIGHT, Steps
 
 
@@ -23,8 +24,9 @@ def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:
 
     It is run on small inputs, smallest first, and what it gives is compared with the right answer
     and with what each known mistake would give. Where it takes a mask (`mask`, `attn_mask` or
-    `attention_mask`: bool, True = may attend), a causal mask (`is_causal` or `causal`), `q_offset`
-    or `num_heads`, these are tried too. What it prints is not shown; its warnings are ignored.
+    `attention_mask`, (L, S): bool, True = may attend, or if it is not made for that 0 and -inf to
+    add), a causal mask (`is_causal` or `causal`), `q_offset` or `num_heads`, these are tried too.
+    What it prints is not shown; its warnings are ignored.
 
     Args:
         function: arrays in, array out (or `(out, weights)`). It is called with float64 arrays of
@@ -34,7 +36,9 @@ def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:
             with `num_heads` weights of (D, heads * size).
 
     Returns:
-        A `CheckResult`: true where the function is right; print it for the words.
+        A `CheckResult`: true where nothing is wrong; print it for the words. What is wrong, what
+        is right only until numbers get large or a row sees nothing, and what is right but another
+        habit than the field's are kept apart.
 
     Raises:
         TypeError: `function` cannot be called, or not with these arrays.
@@ -45,8 +49,8 @@ def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:
     ...     weights = np.exp(scores) / np.exp(scores).sum()
     ...     return weights @ v
     >>> result = check(mine)
-    >>> result.passed, result.mistake
-    (False, 'softmax-whole-matrix')
+    >>> result.passed, result.mistakes, result.fragile
+    (False, ('softmax-whole-matrix',), ('softmax-no-max',))
     >>> print(result.message.splitlines()[0])
     mine: softmax runs over the whole matrix, not over each row.
     """
@@ -63,12 +67,22 @@ def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:
         return _mark(_Marking(learner(function, names), names))
 
 
+# what is said before a finding, by its kind, the worst first; and before one of another kind
+_LEAD = {
+    "wrong": "",
+    "fragile": " is right, but fragile",
+    "convention": " is right, by another habit than the field's",
+}
+_ALSO = {"fragile": " fragile", "convention": " another habit than the field's"}
+
+
 class _Marking:
     """One function on its way through the tests: what was tried, found and set aside."""
 
     def __init__(self, call: Learner, signature: str) -> None:
         self.call, self.signature = call, signature
         self.rank = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
+        self.adds_mask = False
         self.steps: Steps | None = RIGHT  # what the function does, as far as known
         self.found: list[Finding] = []
         self.runs: list[Run] = []
@@ -76,7 +90,13 @@ class _Marking:
         self.limits: list[str] = []
 
     def run(self, cases: Iterable[Case]) -> list[Run]:
-        return [self.call(case.at_rank(self.rank)) for case in cases]
+        cases = [case.at_rank(self.rank) for case in cases]
+        return [self.call(case.with_added_mask() if self.adds_mask else case) for case in cases]
+
+    @property
+    def wrong(self) -> bool:
+        """Is anything wrong so far? What is fragile, or a habit, is not."""
+        return any(finding.kind == "wrong" for finding in self.found)
 
     def find(self, finding: Finding | None) -> None:
         if finding is not None:
@@ -94,68 +114,81 @@ class _Marking:
             return  # nothing can be told apart from what was found and not explained
         self.runs += runs
         self.tried.append(what)
-        if reproduces(runs, self.steps):
-            return
-        pair = None if self.found else findings.swapped_pair(runs)
-        explained = None if pair else explain(runs, self.steps, known)
+        explained = explain(runs, self.steps, known)
         if explained is not None:
             self.steps, made = explained
             self.found += [findings.of_mistake(mistake, first_wrong(runs)) for mistake in made]
-        elif not self.found:
-            self.steps = None
-            finding = pair or otherwise(runs) or findings.unexplained(self.call, runs, what)
+        elif not self.wrong:
+            finding = otherwise(runs) or findings.unexplained(self.call, runs, what)
             self.found.append(finding)
+            if finding.kind == "wrong":
+                self.steps = None
 
     def result(self) -> CheckResult:
-        if not self.found:
-            lines = [f"{self.call.name} is right. Tried: {', '.join(self.tried)}.", *self.limits]
-            return CheckResult(True, None, "\n".join(lines))
-        first, *others = self.found
-        lines = [f"{self.call.name}: {first.says}.", f"It shows: {first.shows}."]
+        found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
+        wrong, fragile, habits = (
+            tuple(finding.key for finding in found if finding.kind == kind) for kind in _LEAD
+        )
+        points = 0 if self.steps is None else max(0, 10 - 4 * len(wrong) - len(fragile))
+        example = found[0].example() if found else {}
+        message = "\n".join([*self._said(found), *([] if wrong else self._tried())])
+        return CheckResult(message, wrong, fragile, habits, points, example)
+
+    def _said(self, found: Sequence[Finding]) -> Iterator[str]:
+        if not found:
+            yield f"{self.call.name} is right."
+            return
+        first, *others = found
+        yield f"{self.call.name}{_LEAD[first.kind]}: {first.says}."
+        yield f"It shows: {first.shows}."
         if first.remedy:
-            lines.append(f"What mends it: {first.remedy}")
+            yield f"What mends it: {first.remedy}"
         for other in others:
-            lines.append(f"Also: {other.says}.")
+            yield f"Also{'' if other.kind == first.kind else _ALSO[other.kind]}: {other.says}."
             if other.remedy != first.remedy:
-                lines.append(f"What mends it: {other.remedy}")
-        keys = tuple(finding.key for finding in self.found)
-        return CheckResult(False, keys[0], "\n".join(lines), first.example(), keys)
+                yield f"What mends it: {other.remedy}"
+
+    def _tried(self) -> Iterator[str]:
+        yield f"Tried: {', '.join(self.tried)}."
+        yield from self.limits
+        asked = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}
+        left = [OPTIONS[option][0] for option in OPTIONS if option in asked - {*self.call.options}]
+        if left:
+            yield f"Not tried, since it has no such parameter: {', '.join(left)}."
 
 
 def _mark(marking: _Marking) -> CheckResult:
     """All the tests in their order; some are worth it only for a function right so far."""
     m, options, take = marking, marking.call.options, marking.signature
     _first_calls(m)
-    if m.found:
+    if m.wrong:
         return m.result()
     m.test("scores, scaling, softmax, values", m.run(inputs.core(take)), mistakes.core(take))
-    if not m.found:
+    if not m.wrong:
         what = "other lengths and sizes" if take == "qkv" else "values of another size"
         m.test(what, m.run(inputs.shapes(take)), mistakes.SHAPES, findings.odd_shape)
-    m.test("scores of 1000", m.run(inputs.large(take)), mistakes.LARGE, findings.overflow)
-    if not m.found:
+    m.test("scores of 1000", m.run(inputs.large(take)), mistakes.LARGE, findings.large_scores)
+    if not m.wrong:
         m.find(findings.changed_inputs(m.runs))
-    if not m.found:
+    if not m.wrong:
         _whole_numbers(m)
-    batches = not m.found and _takes_batches(m)
+    batches = not m.wrong and _takes_batches(m)
 
     hiding = (*mistakes.HIDING, *mistakes.EMPTY)
-    if "mask" in options:
-        m.test("a mask", m.run(inputs.masks(take)), (*mistakes.MASK, *mistakes.HIDING))
-        m.test("a row masked out", m.run(inputs.empty_rows(take)), mistakes.EMPTY)
-        if batches:
-            m.test("a mask on a batch", m.run(inputs.masked_batches(take)), ())
+    each_pair = "mask" in options and _test_masks(m, batches)
     if "causal" in options:
         m.test("a causal mask", m.run(inputs.causal(take)), (*mistakes.CAUSAL, *hiding))
         if batches:
-            m.test("a causal mask on a batch", m.run(inputs.causal_batches(take)), ())
-    if "causal" in options and "mask" in options:
-        m.test("both masks together", m.run(inputs.mask_and_causal(take)), mistakes.BOTH)
+            runs = m.run(inputs.causal_batches(take))
+            _test_unless_refused(m, "a causal mask on a batch", runs)
+    if "causal" in options and each_pair:
+        runs = m.run(inputs.mask_and_causal(take))
+        _test_unless_refused(m, "both masks together", runs, mistakes.BOTH)
     if "causal" in options and "q_offset" in options and take == "qkv":
         m.test("q_offset", m.run(inputs.offsets(take)), mistakes.OFFSET)
     if "heads" in options and take != "qkv":
         m.test("two heads", m.run(inputs.heads(take)), mistakes.HEADS)
-    if not m.found:
+    if not m.wrong:
         m.find(findings.changed_inputs(m.runs) or findings.second_output(m.runs))
     return m.result()
 
@@ -165,21 +198,77 @@ def _first_calls(m: _Marking) -> None:
     cases = inputs.core(m.signature)
     if any(run.error is not None for run in m.run(cases)):
         for rank in (3, 4):
-            if all(is_right(m.call(case.at_rank(rank))) for case in cases):
+            if _is_right(m.call, cases, rank):
                 m.rank = rank
                 m.limits.append(
                     f"It takes arrays of {rank} dimensions only, not a single text (L, d)."
                 )
                 break
-    if "mask" in m.call.needed:
-        inverted = replace(m.call, seen=False)
-        if all(is_right(inverted(case.at_rank(m.rank))) for case in cases):
-            m.call = inverted  # right but for the mask, which is tried later
+    assert m.steps is not None
+    if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
+        shapes = product((False, True), (True, 0.0, False))
+        ways = [replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes]
+        m.call = next((way for way in ways if _is_right(way, cases, m.rank)), m.call)
+    runs, known = m.run(cases), mistakes.core(m.signature)
+    turned = [run.turned() for run in runs]
+    if runs[0].second is not None and _explains_more(turned, runs, m.steps, known):
+        m.find(findings.weights_first(runs[0]))
+        m.call = replace(m.call, weights_first=True)
     run, again = m.run([cases[0], cases[0]])
     if run.error is None and run.out is None:
         m.find(findings.no_array(run))
     elif differ(run.out, again.out):
         m.find(findings.drawn_anew(run, again))
+
+
+def _is_right(call: Learner, cases: list[Case], rank: int) -> bool:
+    return all(is_right(call(case.at_rank(rank))) for case in cases)
+
+
+def _test_masks(m: _Marking, batches: bool) -> bool:
+    """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
+    if m.steps is None:
+        return False
+    cases, known = inputs.masks(m.signature), (*mistakes.MASK, *mistakes.HIDING)
+    as_bool = m.run(cases)
+    added = m.run(case.with_added_mask() for case in cases)
+    # where(mask, -inf, scores) is turned round, and hides what is -inf too
+    inverted = explain(as_bool, m.steps, [one for one in known if one.key == "mask-inverted"])
+    if not (inverted and inverted[1]) and _explains_more(added, as_bool, m.steps, known):
+        m.adds_mask = True
+        m.call = replace(m.call, unmasked=0.0)
+        m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
+    elif explain(as_bool, m.steps, known) is None:
+        per_key = findings.mask_per_key(m.run(inputs.key_masks(m.signature)))
+        if per_key is not None:
+            m.find(per_key)
+            m.tried.append("a mask of keys")
+            return False
+    m.test("a mask", m.run(cases), known)
+    rows = m.run(inputs.empty_rows(m.signature))
+    m.test("a row masked out", rows, mistakes.EMPTY, findings.empty_row)
+    if batches:
+        _test_unless_refused(m, "a mask on a batch", m.run(inputs.masked_batches(m.signature)))
+    return True
+
+
+def _explains_more(
+    runs: list[Run], others: list[Run], steps: Steps, known: Sequence[Mistake]
+) -> bool:
+    """Are the runs right, or wrong by fewer mistakes than the others?"""
+    one, other = (explain(each, steps, known) for each in (runs, others))
+    return one is not None and (other is None or len(one[1]) < len(other[1]))
+
+
+def _test_unless_refused(
+    m: _Marking, what: str, runs: list[Run], known: Sequence[Mistake] = ()
+) -> None:
+    """Rules that meet: a function may refuse them with an error, but not give something wrong."""
+    error = next((run.error for run in runs if run.error is not None), None)
+    if error is None:
+        m.test(what, runs, known)
+    else:
+        m.limits.append(f"It refuses {what}: {findings.in_words(error)}.")
 
 
 def _whole_numbers(m: _Marking) -> None:
@@ -197,9 +286,9 @@ def _whole_numbers(m: _Marking) -> None:
 def _takes_batches(m: _Marking) -> bool:
     """Two texts at once: a function may refuse them, but not mix them up."""
     runs = m.run(inputs.batches(m.signature))
-    refused = any(run.out is None or run.out.shape != answer(run.case)[0].shape for run in runs)
-    if refused and explain(runs, RIGHT, mistakes.BATCHES) is None:
+    refused = any(run.out is None or run.out.shape != answer(run.case).out.shape for run in runs)
+    if refused and explain(runs, m.steps or RIGHT, mistakes.BATCHES) is None:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
         return False
     m.test("batches", runs, mistakes.BATCHES, findings.wrong_batch)
-    return not m.found
+    return not m.wrong

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.check.steps import RAW, Steps, flip, same, softmax
+
+Kind = Literal["wrong", "fragile", "convention"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Mistake:
     shows: str
     remedy: str
     variants: tuple[Steps, ...]
+    kind: Kind = "wrong"
 
 
 _SCALE = "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
@@ -292,6 +296,7 @@ LARGE = (
         "exp(1000) overflows to inf, and inf / inf is nan",
         _SOFTMAX,
         ({"shift": same},),
+        "fragile",
     ),
     Mistake(
         "softmax-global-max",
@@ -299,6 +304,7 @@ LARGE = (
         "a row far below it underflows to 0, and 0 / 0 is nan",
         _SOFTMAX,
         ({"shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True)},),
+        "fragile",
     ),
 )
 
@@ -343,7 +349,7 @@ HIDING = (
         "mask-added",
         "the mask is added to the scores as 0 and 1",
         "a hidden place only loses a factor e against a visible one",
-        _HIDE,
+        "scores = scores + np.where(mask, 0.0, -np.inf)",
         ({"hide": lambda s, visible: s + visible, "blank": same},),
     ),
     Mistake(
@@ -386,6 +392,7 @@ EMPTY = (
         "softmax of a row of -inf alone is 0 / 0",
         "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)",
         ({"blank": same},),
+        "fragile",
     ),
     Mistake(
         "masked-row-uniform",
@@ -396,6 +403,7 @@ EMPTY = (
             {"hide": lambda s, visible: np.where(visible, s, -1e9), "blank": same},
             {"hide": lambda s, visible: s + np.where(visible, 0.0, -1e9), "blank": same},
         ),
+        "fragile",
     ),
 )
 
@@ -421,7 +429,7 @@ CAUSAL = (
     Mistake(
         "causal-upper",
         "the causal mask is the upper triangle: each token sees the future and not the past",
-        "the last output is the last value, and nothing else",
+        "the last query sees nothing of what came before it",
         _TRIL,
         (
             {"causal": lambda i, j, offset, ahead: j >= i + offset},

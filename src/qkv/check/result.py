@@ -1,4 +1,4 @@
-"""What the marker says, and how it prints."""
+"""What the marker says, in how many points, and how it prints."""
 
 from __future__ import annotations
 
@@ -15,19 +15,32 @@ class CheckResult:
     """The marker's verdict on a function. It is true where the function is right.
 
     Attributes:
-        passed: whether nothing wrong was found.
-        mistake: a short name of the (first) mistake, such as `"softmax-whole-matrix"`, or None.
-        message: in words: what is wrong, how it shows and what mends it; or what was tried.
-        example: the smallest inputs that show it by name, then `"yours"`, what came out (or the
-            exception), and `"right"`, what should have. Empty where nothing is wrong.
-        mistakes: the names of all the mistakes found, the first one included.
+        message: in words: what was found, how it shows and what mends it; and what was tried.
+        mistakes: what is wrong, by short names such as `"softmax-whole-matrix"`.
+        fragile: what is right until numbers get large, a row sees nothing, or integers come in.
+        conventions: what is right, but another habit than the field's.
+        points: 10, less 4 for each mistake and 1 for what is fragile, but not below 0; 0 where
+            what is wrong could not be explained.
+        example: the smallest inputs that show what was found first, by name, then `"yours"`, what
+            came out (or the exception), and `"right"`, what should have. Empty where nothing was.
     """
 
-    passed: bool
-    mistake: str | None
     message: str
-    example: Mapping[str, Any] = field(default_factory=dict)
     mistakes: tuple[str, ...] = ()
+    fragile: tuple[str, ...] = ()
+    conventions: tuple[str, ...] = ()
+    points: int = 10
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing wrong was found."""
+        return not self.mistakes
+
+    @property
+    def mistake(self) -> str | None:
+        """The first mistake, or None."""
+        return self.mistakes[0] if self.mistakes else None
 
     def __bool__(self) -> bool:
         return self.passed

@@ -7,18 +7,18 @@ import inspect
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, as_array
 from qkv.check.inputs import Case
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 
 # what the marker calls an option: what learners call it
-_OPTIONS = {
+OPTIONS = {
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("is_causal", "causal"),
     "q_offset": ("q_offset",),
@@ -37,6 +37,10 @@ class Run:
     error: Exception | None = None
     changed: dict[str, Array] = field(default_factory=dict)
 
+    def turned(self) -> Run:
+        """The same with the second output as the first."""
+        return replace(self, out=self.second, second=self.out)
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -46,7 +50,10 @@ class Learner:
     name: str
     options: dict[str, str] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()
-    seen: bool = True  # what a mask that must be given holds where none is asked for
+    by_place: tuple[inspect.Parameter, ...] = ()  # options that cannot be given by name
+    unmasked: bool | float = True  # what a mask that must be given holds where none is asked for
+    per_key: bool = False  # a mask that must be given is (S,) and not (L, S)
+    weights_first: bool = False
 
     def __call__(self, case: Case) -> Run:
         """Run the function on copies of the case's arrays; never raises what it raises."""
@@ -54,13 +61,16 @@ class Learner:
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
-                returned = self.function(*arrays.values(), **self._keywords(case))
+                given = self._keywords(case)
+                places = [given.pop(p.name, p.default) for p in self.by_place]
+                returned = self.function(*arrays.values(), *places, **given)
                 outputs = returned if isinstance(returned, tuple) else (returned,)
                 out, second = (_array(o) for o in (*outputs, None, None)[:2])
         except Exception as error:  # whatever it is, it is the learner's to hear about
             return Run(case, error=error)
         changed = {n: a for n, a in arrays.items() if not np.array_equal(a, case.arrays[n])}
-        return Run(case, out, second, returned, None, changed)
+        run = Run(case, out, second, returned, None, changed)
+        return run.turned() if self.weights_first else run
 
     def _keywords(self, case: Case) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -69,7 +79,9 @@ class Learner:
                 if case.mask is not None:
                     found[parameter] = case.mask.copy()
                 elif option in self.needed:
-                    found[parameter] = np.full(_score_shape(case), self.seen)
+                    shape = _score_shape(case)
+                    shape = (*shape[:-2], shape[-1]) if self.per_key else shape
+                    found[parameter] = np.full(shape, self.unmasked)
             elif option == "q_offset":
                 if case.q_offset is not None or option in self.needed:
                     found[parameter] = case.q_offset or 0
@@ -92,9 +104,9 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     options = {
         option: p.name
-        for option, known in _OPTIONS.items()
+        for option, known in OPTIONS.items()
         for p in rest
-        if p.name in known and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.name in known and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
     needed = [
         p.name
@@ -112,7 +124,11 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
         )
     without = {p.name for p in rest if p.default is p.empty}
     return Learner(
-        function, name, options, frozenset(o for o, p in options.items() if p in without)
+        function,
+        name,
+        options,
+        frozenset(option for option, p in options.items() if p in without),
+        tuple(p for p in rest if p.kind == p.POSITIONAL_ONLY),
     )
 
 
@@ -127,8 +143,10 @@ def _array(out: Any) -> Array | None:
     """An output as an array of numbers, or None where it is not one."""
     if out is None:
         return None
+    with contextlib.suppress(AttributeError):
+        out = out.detach()  # a tensor that remembers how it was computed is no array before
     try:
-        a = np.asarray(out)
-    except ValueError:  # rows of different lengths
+        a = as_array(out, call="check", name="output")
+    except TypeError:
         return None
     return a if a.dtype.kind in "biuf" else None

@@ -54,7 +54,9 @@ def compute(case: Case, steps: Steps) -> Array:
 
 
 def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    given = np.ones((queries, keys), bool) if case.mask is None else steps["mask"](case.mask)
+    given = np.ones((queries, keys), bool)
+    if case.visible is not None:
+        given = steps["mask"](case.visible)
     i, j = np.arange(queries)[:, None], np.arange(keys)
     offset = 0 if case.q_offset is None else case.q_offset
     if not case.causal:

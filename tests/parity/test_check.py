@@ -1,0 +1,49 @@
+"""The marker on attention as it is written with torch."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from qkv import check
+
+
+def of_torch(q, k, v, attn_mask=None, is_causal=False):
+    q, k, v = map(torch.as_tensor, (q, k, v))
+    mask = None if attn_mask is None else torch.as_tensor(attn_mask)
+    return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+
+
+def annotated(query, key, value, mask=None):
+    """The function of the Annotated Transformer, with its -1e9."""
+    query, key, value = map(torch.as_tensor, (query, key, value))
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(torch.as_tensor(mask) == 0, -1e9)
+    weights = scores.softmax(dim=-1)
+    return weights @ value, weights
+
+
+def with_added_mask(query, key, value, attention_mask=None):
+    """As BERT in transformers has it; the result remembers how it was computed."""
+    query, key, value = map(torch.as_tensor, (query, key, value))
+    query = query.clone().requires_grad_() if query.is_floating_point() else query.double()
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if attention_mask is not None:
+        scores = scores + torch.as_tensor(attention_mask)
+    return scores.softmax(dim=-1) @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "fragile"),
+    [
+        (of_torch, ()),
+        (annotated, ("masked-row-uniform",)),
+        (with_added_mask, ("masked-row-nan",)),
+    ],
+)
+def test_attention_in_torch_passes(function, fragile):
+    result = check(function)
+    assert result.passed, str(result)
+    assert (result.fragile, result.conventions) == (fragile, ())
