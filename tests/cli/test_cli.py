@@ -71,7 +71,7 @@ def test_show_prints_the_view() -> None:
 def test_the_three_commands_of_the_issue() -> None:
     minilm = ("--model", "minilm")
     shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
-    assert "bank puts 0.71 of layer 0, head 4 on river." in shown.stdout
+    assert "bank looks at river: 0.71 (layer 0, head 4)." in shown.stdout
     compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
     assert "cosine 0.958 at the embeddings, 0.795 after the last layer" in compared.stdout
     walked = run("walk", CAT, *minilm)

@@ -1,65 +1,120 @@
 """Which head a view opens on: against numbers made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from qkv.see import choice, findings
 from qkv.see.choice import Head
 from qkv.see.findings import Link
+from qkv.see.heads import heads_of
+from qkv.see.measures import summarize
 from qkv.trace import Trace
 
 from .support import TOKENS, made_trace, weights
 
+DOGS = ["[CLS]", "dogs", "chase", "the", "big", "cats", ".", "[SEP]"]
 
-def test_the_head_has_the_largest_weight_between_two_content_tokens() -> None:
-    table = weights(
-        L0H0_1_0=0.99,  # on [CLS]
-        L0H0_0_2=0.98,  # from [CLS]
-        L0H1_2_4=0.97,  # on the full stop
-        L0H1_4_2=0.96,  # from it
-        L0H1_2_2=0.95,  # on itself
-        L1H0_2_3=0.40,  # a piece of a word counts
-        L1H1_1_2=0.39,
+
+def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Trace:
+    """DOGS with weights of 0.05, but for `L0H1_2_3=0.5` and the like."""
+    table = np.full((layers, heads, 8, 8), 0.05)
+    for place, weight in cells.items():
+        where, i, j = place.split("_")
+        table[int(where[1]), int(where[3]), int(i), int(j)] = weight
+    return made_trace(DOGS, table)
+
+
+def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> None:
+    previous = {f"L0H0_{i}_{i - 1}": 0.9 for i in range(1, 8)}
+    at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
+    chosen, links = choice.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
+    assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
+    # of four pairs of words one apart three have 0.05; so have the other three words on cats
+    assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
+    assert links[0].stands_out == pytest.approx(0.6 - 2 * 0.1875)
+    assert [link.head for link in links] == [2, 0, 1]  # what does not stand out by its weight
+    assert links[1].usual == pytest.approx((0.9, 0.05))
+    assert links[2].usual[1] == pytest.approx(0.8)
+    assert chosen.reason == (
+        "its link between two content words stands out most, of all layers and heads: 0.60, where "
+        "on average this head gives 0.19 to a word so far away and other words put 0.05 on cats"
     )
-    chosen = choice.choose_head(made_trace(TOKENS, table))
-    assert (chosen.layer, chosen.head) == (1, 0)
-    assert chosen.link == Link(1, 0, 2, 3, float(np.float32(0.40)))
-    assert "largest weight between two different content tokens" in chosen.reason
-    assert "of all layers and heads" in chosen.reason
+
+
+def test_links_join_two_content_words() -> None:
+    cells = {
+        "L0H0_1_0": 0.99,  # on [CLS]
+        "L0H0_2_6": 0.98,  # on the full stop
+        "L0H0_2_3": 0.97,  # on the
+        "L0H0_3_5": 0.96,  # from it
+        "L0H0_4_4": 0.95,  # on itself
+        "L0H0_5_1": 0.30,
+    }
+    link = choice.choose_head(dogs(heads=1, **cells))[0].link
+    assert link == Link(0, 0, 5, 1, 0.30)
+    tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]  # one word twice, one in two pieces
+    table = np.full((1, 1, 7, 7), 0.05)
+    table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
+    table[0, 0, 5, 2] = 0.3
+    assert choice.choose_head(made_trace(tokens, table))[0].link == Link(0, 0, 5, 2, 0.3)
+
+
+def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None:
+    chosen, _ = choice.choose_head(made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]])))
+    assert chosen.link == Link(0, 0, 0, 1, 0.8)
+    assert "is the largest, of all layers and heads; none stands out" in chosen.reason
+
+
+def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
+    tokens = ["one", "two", "three", "four", "five"]
+    weights = np.tril(np.full((5, 5), 0.1))
+    weights[4, 2], weights[3, 2] = 0.6, 0.2
+    links = choice.rank_heads(made_trace(tokens, weights[None, None]))
+    # (2, 0), (3, 1) and (4, 2) are two apart; of the words behind "three" only "four" is another
+    assert links[0].usual == pytest.approx(((0.1 + 0.1 + 0.6) / 3, 0.2))
+
+
+def test_a_summary_ranks_its_heads_by_what_was_kept() -> None:
+    weights = np.random.default_rng(0).dirichlet(np.full(8, 0.3), (2, 3, 8))
+    whole = heads_of(made_trace(DOGS, weights))
+    kept = replace(whole, weights=[], summary=[summarize(layer, 8) for layer in weights])
+    for found, expected in zip(choice.rank_heads(kept), choice.rank_heads(whole), strict=True):
+        assert found == expected
+        assert found.usual == pytest.approx(expected.usual)
 
 
 def test_ties_go_to_the_lowest_layer_then_head_then_place() -> None:
-    table = weights(3, 3, L2H0_1_2=0.5, L1H2_1_2=0.5, L1H1_3_1=0.5, L1H1_2_1=0.5)
-    link = choice.choose_head(made_trace(TOKENS, table)).link
+    trace = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
+    link = choice.choose_head(trace)[0].link
     assert link is not None
-    assert (link.layer, link.head, link.query, link.key) == (1, 1, 2, 1)
+    assert (link.layer, link.head, link.query, link.key) == (1, 1, 4, 5)
 
 
 def test_layer_and_head_narrow_the_choice() -> None:
-    table = weights(L0H0_1_2=0.3, L0H1_2_1=0.9, L1H0_3_2=0.8, L1H1_1_3=0.7)
-    trace = made_trace(TOKENS, table)
+    trace = dogs(2, 2, L0H0_1_2=0.3, L0H1_2_1=0.9, L1H0_4_2=0.8, L1H1_1_4=0.7)
     in_layer, in_head, given = (
-        choice.choose_head(trace, *place) for place in ((1, None), (None, 0), (0, 0))
+        choice.choose_head(trace, *place)[0] for place in ((1, None), (None, 0), (0, 0))
     )
     assert (in_layer.layer, in_layer.head) == (1, 0)
     assert "all heads of layer 1" in in_layer.reason
     assert (in_head.layer, in_head.head) == (1, 0)
     assert "head 0 of all layers" in in_head.reason
     assert (given.layer, given.head, given.reason) == (0, 0, "it was asked for")
-    assert given.link == Link(0, 0, 1, 2, float(np.float32(0.3)))
+    assert given.link == Link(0, 0, 1, 2, 0.3)
 
 
 @pytest.mark.parametrize("tokens", [["[CLS]", "hi", "[SEP]"], ["[CLS]", ".", "!", "[SEP]"]])
 def test_without_two_content_tokens_the_first_head_is_shown_and_said_so(tokens: list[str]) -> None:
     n = len(tokens)
-    chosen = choice.choose_head(made_trace(tokens, np.full((2, 2, n, n), 1 / n)))
+    chosen, _ = choice.choose_head(made_trace(tokens, np.full((2, 2, n, n), 1 / n)))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 0, None)
     assert "first" in chosen.reason
 
 
 def test_a_weight_that_is_no_number_is_never_the_largest() -> None:
-    table = weights(L0H0_1_2=np.nan, L1H1_2_1=0.2)
-    chosen = choice.choose_head(made_trace(TOKENS, table))
+    chosen, _ = choice.choose_head(dogs(2, L0H0_1_2=np.nan, L1H1_2_1=0.2))
     assert (chosen.layer, chosen.head) == (1, 1)
 
 
@@ -78,10 +133,10 @@ def test_out_of_range_names_the_range(layer: int | None, head: int | None, said:
 
 
 def test_only_some_layers_were_traced() -> None:
-    full = made_trace(TOKENS, weights(3, 2, L2H1_1_2=0.5))
+    full = dogs(3, 2, L2H1_1_2=0.5)
     arrays = {name: full[name] for name in full.names() if "blocks.1" not in name}
-    trace = Trace(arrays, tokens=[TOKENS], special=[[False] * 6])
-    assert choice.choose_head(trace).layer == 2
+    trace = Trace(arrays, tokens=[DOGS], special=[full.special])
+    assert choice.choose_head(trace)[0].layer == 2
     with pytest.raises(IndexError, match="the layers are 0, 2"):
         choice.choose_head(trace, 1)
 
@@ -104,15 +159,11 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
 
 
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
-    table = weights(
-        *(2, 2),
-        **{"L0H0_1_2": 0.9, "L0H1_1_2": 0.8, "L1H0_2_3": 0.7, "L1H1_2_3": 0.6},
-    )
-    trace = made_trace(TOKENS, table)
-    shown = choice.choose_head(trace)
-    others = choice.other_heads(trace, shown, 5)
-    assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 3)]
-    assert choice.other_heads(trace, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)
+    trace = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
+    shown, links = choice.choose_head(trace)
+    others = choice.other_heads(links, shown, 5)
+    assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
+    assert choice.other_heads(links, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)
 
 
 def test_the_contrasting_head_is_where_the_attention_differs_most() -> None:

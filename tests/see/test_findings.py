@@ -7,17 +7,13 @@ from qkv.see import findings
 from .support import TOKENS, made_trace, weights
 
 
-def test_content_leaves_out_special_tokens_and_punctuation_only() -> None:
-    trace = made_trace([*TOKENS[:3], "[UNK]", *TOKENS[3:]], np.zeros((1, 1, 7, 7)))
-    assert findings.content(trace).tolist() == [False, True, True, True, True, False, False]
-
-
 def test_strongest_links_are_in_order_and_join_content_only() -> None:
-    table = weights(1, 1, L0H0_1_2=0.5, L0H0_2_1=0.6, L0H0_3_1=0.5, L0H0_1_0=0.9, L0H0_1_3=0)
-    links = findings.strongest_links(made_trace(TOKENS, table), 0, 0, 3)
+    tokens = ["[CLS]", "dogs", "chase", "cats", "the", "[SEP]"]
+    table = weights(1, 1, L0H0_1_2=0.5, L0H0_2_1=0.6, L0H0_3_1=0.5, L0H0_1_4=0.9, L0H0_1_3=0)
+    links = findings.strongest_links(made_trace(tokens, table), 0, 0, 3)
     assert [(link.query, link.key) for link in links] == [(2, 1), (1, 2), (3, 1)]
-    everything = findings.strongest_links(made_trace(TOKENS, table), 0, 0)
-    assert len(everything) == 5  # six pairs of three content tokens, one of them hidden
+    everything = findings.strongest_links(made_trace(tokens, table), 0, 0)
+    assert len(everything) == 5  # six pairs of three content words, one of them hidden
 
 
 def test_movement_is_the_cosine_between_table_row_and_last_state() -> None:
@@ -84,6 +80,6 @@ def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() ->
     table = np.zeros((2, 1, 4, 4))
     table[0, 0, 0] = [0.9, 0.3, 0.2, 0.6]
     table[1, 0, 0] = [0.1, 0.3, 0.5, 0.1]
-    trace = made_trace(["bank", "the", "river", "."], table)
+    trace = made_trace(["bank", "old", "river", "."], table)
     links = findings.strongest_by_token(trace, [0], 5)
     assert [(link.key, link.layer, link.weight) for link in links] == [(2, 1, 0.5), (1, 0, 0.3)]

@@ -46,8 +46,8 @@ def test_attention_of_one_text(lesson: Model) -> None:
     link = view.head.link
     words = CAT.lower().split()
     assert view.sentence == (
-        f"{words[link.query]} puts {link.weight:.2f} of layer 0, head {view.head.head} "
-        f"on {words[link.key]}."
+        f"{words[link.query]} looks at {words[link.key]}: {link.weight:.2f} "
+        f"(layer 0, head {view.head.head})."
     )
     assert view.sentence in str(view)
 

@@ -36,7 +36,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     view = show(BANK, model=minilm, layer=0, head=4)
     view.to_svg(tmp_path / "view.svg")
     text = (tmp_path / "view.svg").read_text(encoding="utf-8")
-    assert parsed(text).get("aria-label") == "bank puts 0.71 of layer 0, head 4 on river."
+    assert parsed(text).get("aria-label") == "bank looks at river: 0.71 (layer 0, head 4)."
     assert parsed(text).get("role") == "img"
     found = words(text)
     numbers = [word for word in found if re.fullmatch(r"\d\.\d\d", word)]
@@ -45,7 +45,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     assert numbers[len(exact) :] == ["0.00", f"{view.weights.max():.2f}"]  # the scale
     for token in view.tokens:
         assert found.count(token) >= 4  # both sides of the lines, rows and columns of the map
-    assert "bank puts 0.71 of layer 0, head 4 on river." in found
+    assert "bank looks at river: 0.71 (layer 0, head 4)." in found
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.models import Model
-from qkv.see.words import is_punctuation, word_spans
+from qkv.see.words import content, is_punctuation, word_spans
 
 from .support import BANK
 
@@ -48,3 +48,21 @@ def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
     trace = minilm.trace("Tokenization helps")
     spans = word_spans(trace.tokens, trace.special)
     assert [word for _, _, word in spans] == ["[CLS]", "tokenization", "helps", "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[CLS] she fed the cats . [SEP]", "fed cats"),
+        ("[CLS] un ##believ ##able news [UNK] [SEP]", "un ##believ ##able news"),
+        ("the Ġold Ġman Ġwas Ġnot Ġtired", "Ġold Ġman Ġtired"),
+        ("sie füttert die katzen .", "sie füttert die katzen"),  # no list of German: each word
+        ("i am you", "i am you"),  # nothing else is there
+        ("dogs are dogs", "dogs are dogs"),  # one content word twice is no pair
+        ("[CLS] . [SEP]", ""),
+    ],
+)
+def test_content_words_mean_something_by_themselves(text: str, expected: str) -> None:
+    tokens = text.split()
+    flags, _ = content(tokens, [token in ("[CLS]", "[SEP]") for token in tokens])
+    assert [token for token, flag in zip(tokens, flags, strict=True) if flag] == expected.split()

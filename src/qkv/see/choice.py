@@ -23,19 +23,38 @@ class Head:
     reason: str
 
 
-def other_heads(trace: Trace | Heads, shown: Head, count: int) -> list[Link]:
-    """The strongest link of other heads, largest first; each pair of tokens once."""
-    heads = seen_heads(trace)
-    links = [
-        Link(layer, head, int(query), int(key), float(weight))
-        for layer in heads.layers
-        for head, (weight, query, key) in enumerate(zip(*heads.best_links(layer), strict=True))
-    ]
+def rank_heads(
+    trace: Trace | Heads,
+    layers: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+) -> list[Link]:
+    """The strongest link of each head, those first that stand out most.
+
+    A link is between two different content words, or from and to the places asked for. How far it
+    stands out is its weight less the larger of twice what its head gives to words at that distance
+    and what it gives to that word from others. Links that do not stand out come last, the largest
+    weight first; ties go to the lowest layer, then head.
+    """
+    seen = seen_heads(trace)
+    found = []
+    for layer in seen.layers if layers is None else layers:
+        best = zip(*seen.best_links(layer, queries, keys), strict=True)
+        for head, (weight, query, key) in enumerate(best):
+            if weight > 0:
+                place = int(query), int(key)
+                usual = seen.usual(layer, head, *place)
+                found.append(Link(layer, head, *place, float(weight), usual))
+    return sorted(found, key=lambda link: (max(0.0, link.stands_out), link.weight), reverse=True)
+
+
+def other_heads(links: Sequence[Link], shown: Head, count: int) -> list[Link]:
+    """Of ranked links those of other heads than the one shown; each pair of tokens once."""
     seen = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
-    for link in sorted(links, key=lambda link: -link.weight):
+    for link in links:
         pair, place = (link.query, link.key), (link.layer, link.head)
-        if link.weight > 0 and pair not in seen and place != (shown.layer, shown.head):
+        if pair not in seen and place != (shown.layer, shown.head):
             seen.add(pair)
             kept.append(link)
     return kept[:count]
@@ -46,40 +65,48 @@ def choose_head(
     layer: int | None = None,
     head: int | None = None,
     *,
+    queries: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
     call: str = "show",
-) -> Head:
-    """The head with the largest weight between two different content tokens.
+) -> tuple[Head, list[Link]]:
+    """The head whose strongest link stands out most, and all links as `rank_heads` has them.
 
-    Special tokens, punctuation and a token's weight on itself are left out; ties go to the lowest
-    layer, then head. `layer` and `head` narrow the choice.
+    `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
+    and to.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
     seen = seen_heads(trace)
     _check_place(seen, layer, head, call)
-    best: Link | None = None
-    for candidate in seen.layers if layer is None else [layer]:
-        weights, queries, keys = seen.best_links(candidate)  # (H,)
-        at = int(weights.argmax()) if head is None else head
-        if weights[at] > (best.weight if best else 0.0):
-            best = Link(candidate, at, int(queries[at]), int(keys[at]), float(weights[at]))
+    links = rank_heads(seen, None, queries, keys)
+    within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
+    best = next(within, None)
     if layer is not None and head is not None:
-        return Head(layer, head, best, "it was asked for")
+        return Head(layer, head, best, "it was asked for"), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
-        return Head(
-            first,
-            head or 0,
-            None,
-            f"it is the first of {searched(seen, layer, head)}: in none does a content token look "
-            "at another one",
+        reason = (
+            f"it is the first of {searched(seen, layer, head)}: in none does a content word look "
+            "at another one"
         )
-    reason = (
-        "it has the largest weight between two different content tokens, of "
-        f"{searched(seen, layer, head)} (special tokens, punctuation and self left out)"
-    )
-    return Head(best.layer, best.head, best, reason)
+        return Head(first, head or 0, None, reason), links
+    asked = queries is not None or keys is not None
+    reason = _why(seen, best, searched(seen, layer, head), asked)
+    return Head(best.layer, best.head, best, reason), links
+
+
+def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
+    """Why the head of this link is shown, in words."""
+    query, key = seen.query_names[link.query], seen.key_names[link.key]
+    at_distance, on_key = link.usual
+    which = f"its weight from {query} to {key}" if asked else "its link between two content words"
+    usual = f"other words put {on_key:.2f} on {key}"
+    if seen.keys is None:
+        usual = f"this head gives {at_distance:.2f} to a word so far away and {usual}"
+    if link.stands_out > 0:
+        return f"{which} stands out most, of {among}: {link.weight:.2f}, where on average {usual}"
+    return f"{which} is the largest, of {among}; none stands out (on average {usual})"
 
 
 def searched(seen: Heads, layer: int | None, head: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,13 +18,29 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True)
 class Link:
-    """One weight: what the token at `query` puts on the token at `key`."""
+    """One weight: what the token at `query` puts on the token at `key`.
+
+    Attributes:
+        layer: the layer.
+        head: the head.
+        query: the place of the token that looks.
+        key: the place of the token that is looked at.
+        weight: the weight.
+        usual: what the head gives to that distance, and to that key, as `Heads.usual` has it.
+    """
 
     layer: int
     head: int
     query: int
     key: int
     weight: float
+    usual: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+
+    @property
+    def stands_out(self) -> float:
+        """By how much it is more than position and the word looked at would have it."""
+        at_distance, on_key = self.usual
+        return self.weight - max(2 * at_distance, on_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,17 +94,14 @@ def readable(trace: Trace) -> Trace:
 
 
 def content(trace: Trace) -> Array:
-    """Which tokens carry content, `(T,)` bool: neither special nor punctuation.
-
-    A piece of a word ("##ing") counts, and so does an unknown word.
-    """
-    return of_words.content(trace.tokens, trace.special)
+    """Which tokens belong to content words, `(T,)` bool."""
+    return of_words.content(trace.tokens, trace.special)[0]
 
 
 def strongest_links(
     trace: Trace | Heads, layer: int, head: int, count: int | None = None
 ) -> list[Link]:
-    """The largest weights of one head between two different content tokens, largest first.
+    """The largest weights of one head between two different content words, largest first.
 
     Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
     """
@@ -205,7 +218,7 @@ def attended(trace: Trace | Heads, layer: int, head: int, positions: Sequence[in
 
 
 def strongest_by_token(trace: Trace, positions: Sequence[int], count: int) -> list[Link]:
-    """The content tokens that a word looks at most, each in the head where it does so most.
+    """The content words that a word looks at most, each in the head where it does so most.
 
     The word itself is left out. Ties go to the lowest layer, then head.
     """
@@ -227,7 +240,7 @@ def _mean(state: Array, positions: Sequence[int]) -> Array:
 
 
 def between_content(trace: Trace, weights: Array) -> Array:
-    """Weights `(..., T, T)` with -1 wherever they do not join two different content tokens."""
+    """Weights `(..., T, T)` with -1 wherever they do not join two different content words."""
     return Heads(trace.tokens, trace.special, []).between_content(weights)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.see.terminal import strongest_block
-from qkv.see.words import content, is_special
+from qkv.see.words import content, is_special, is_word
 from qkv.trace import Trace
 
 # What may stand around a weight of 1 after a softmax in a half.
@@ -123,41 +124,94 @@ class Heads:
         return len(self.layers) * self.count * len(self.tokens) * len(self.all_keys)
 
     def between_content(self, weights: Array) -> Array:
-        """Weights `(..., L, S)`, -1 where they do not join two different content tokens.
+        """Weights `(..., L, S)`, -1 where they do not join two different content words.
 
         >>> heads = Heads(["a", "."], [False, False], [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
         """
-        kept = content(self.tokens, self.special)[:, None] & content(
-            self.all_keys, self.all_key_special
-        )
-        if self.keys is None:
-            kept &= ~np.eye(len(self.tokens), dtype=bool)
+        every = np.arange(len(self.all_keys))
+        kept = self._joined(np.arange(len(self.tokens)), every)
         return np.where(kept & ~np.isnan(weights), weights, -1.0)
 
     def links(self, layer: int, head: int) -> tuple[Array, Array]:
-        """One head's weights between two different content tokens, and the keys they are on.
+        """One head's weights between two different content words, and the keys they are on.
 
         Returns:
             weights and keys, both `(L, S)`, or `(L, k)` where only the k largest are kept; a
-            weight of -1 where it joins no two such tokens.
+            weight of -1 where it joins no two such words.
         """
-        weights, keys = self._links(layer)
-        return weights[head], np.broadcast_to(keys, weights.shape)[head]
+        place, rows = self.layers.index(layer), np.arange(len(self.tokens))
+        if self.weights:
+            weights = self.weights[place][head]
+            return self.between_content(weights), np.broadcast_to(
+                np.arange(weights.shape[1]), weights.shape
+            )
+        indices, weights = self.summary[place].indices[head], self.summary[place].weights[head]
+        kept = self._joined(rows, indices) & (indices >= 0) & ~np.isnan(weights)
+        return np.where(kept, weights, -1.0), indices
 
-    def best_links(self, layer: int) -> tuple[Array, Array, Array]:
-        """Each head's largest weight between two different content tokens.
+    def best_links(
+        self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Each head's largest weight between two different content words.
+
+        Args:
+            layer: the layer.
+            queries: places to look from, whatever stands there.
+            keys: places to look at, whatever stands there.
 
         Returns:
             weights, queries and keys, each `(H,)`; a weight of -1 where there is no such pair.
         """
-        weights, keys = self._links(layer)  # (H, L, S or k)
-        best = weights.reshape(len(weights), -1).argmax(axis=1)
-        queries, places = np.divmod(best, weights.shape[2])
-        heads = np.arange(len(weights))
-        keys = np.broadcast_to(keys, weights.shape)
-        return weights[heads, queries, places], queries, keys[heads, queries, places]
+        place, heads = self.layers.index(layer), np.arange(self.count)
+        rows = np.flatnonzero(self._content[0]) if queries is None else np.array(queries, int)
+        columns = np.flatnonzero(self._key_content[0]) if keys is None else np.array(keys, int)
+        free = queries is not None and keys is not None
+        if self.weights:
+            weights = self.weights[place][:, rows[:, None], columns]  # (H, rows, columns)
+            kept = self._joined(rows, columns, queries is not None, keys is not None) | free
+            at = np.broadcast_to(columns, weights.shape)
+        else:
+            weights, at = (part[:, rows] for part in self.summary[place][1::-1])  # (H, rows, k)
+            kept = self._joined(rows, at, queries is not None, keys is not None) | free
+            kept = kept & np.isin(at, columns)
+        if not weights.size:
+            return np.full(self.count, -1.0), heads * 0, heads * 0
+        weights = np.where(kept & ~np.isnan(weights), weights, -1.0)
+        best = weights.reshape(len(heads), -1).argmax(axis=1)
+        row, column = np.divmod(best, weights.shape[2])
+        return weights[heads, row, column], rows[row], at[heads, row, column]
+
+    def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
+        """What one weight is measured by: what its head gives to that distance and to that key.
+
+        Returns:
+            the mean weight of all pairs of words as far apart, this one included; and the mean
+            weight that other words put on this key, of those that a causal mask lets see it. Keys
+            that are other tokens than the queries have no distance: 0.
+        """
+        places = np.arange(len(self.tokens))
+        column = self._weights_on(layer, head, np.full(len(places), key))
+        others = self._words & (places != query)
+        if self.keys is not None:
+            return 0.0, _mean(column[others])
+        others &= places != key
+        others &= (places > key) | bool(column[:key].any())
+        ahead = places + key - query
+        pairs = self._words & (ahead >= 0) & (ahead < len(places))
+        pairs[pairs] = self._words[ahead[pairs]]
+        along = self._weights_on(layer, head, np.clip(ahead, 0, len(places) - 1))
+        return _mean(along[pairs]), _mean(column[others])
+
+    def _weights_on(self, layer: int, head: int, keys: Array) -> Array:
+        """What each query puts on a key of its own, `(L,)`: 0 where the weight was not kept."""
+        place = self.layers.index(layer)
+        if self.weights:
+            return np.asarray(np.nan_to_num(self.weights[place][head][np.arange(len(keys)), keys]))
+        kept = self.summary[place]
+        found = np.where(kept.indices[head] == keys[:, None], kept.weights[head], 0.0)
+        return np.asarray(np.nan_to_num(found).sum(axis=-1))
 
     def row(self, layer: int, head: int, query: int) -> Array:
         """What one query looks at, `(S,)`: 0 where the weight was not kept."""
@@ -200,18 +254,34 @@ class Heads:
         found = self.scores.get(layer)
         return None if found is None else np.asarray(np.isneginf(found[head]))
 
-    def _links(self, layer: int) -> tuple[Array, Array]:
-        """Weights between content tokens `(H, L, S or k)`, and keys that broadcast to them."""
-        place = self.layers.index(layer)
-        if self.weights:
-            return self.between_content(self.weights[place]), np.arange(len(self.all_keys))
-        kept = self.summary[place]
-        words = content(self.tokens, self.special)
-        others = content(self.all_keys, self.all_key_special)
-        joined = words[:, None] & others[kept.indices] & (kept.indices >= 0)  # (H, L, k)
+    @cached_property
+    def _content(self) -> tuple[Array, Array]:
+        """Which queries belong to content words, and the numbers of their words."""
+        return content(self.tokens, self.special)
+
+    @cached_property
+    def _key_content(self) -> tuple[Array, Array]:
+        return self._content if self.keys is None else content(self.keys, self.all_key_special)
+
+    @cached_property
+    def _words(self) -> Array:
+        """Which queries are words or pieces of them."""
+        return is_word(self.tokens, self.special)
+
+    def _joined(self, rows: Array, at: Array, *asked: bool) -> Array:
+        """Whether keys `(S,)` or `(..., rows, k)` and these queries are two content words.
+
+        Args:
+            rows: the queries.
+            at: the keys.
+            asked: whether the queries, and the keys, were asked for, whatever they are.
+        """
+        (flags, numbers), (key_flags, key_numbers) = self._content, self._key_content
+        query_asked, key_asked = asked or (False, False)
+        kept = (flags[rows] | query_asked)[:, None] & (key_flags[at] | key_asked)
         if self.keys is None:
-            joined &= kept.indices != np.arange(len(words))[:, None]
-        return np.where(joined & ~np.isnan(kept.weights), kept.weights, -1.0), kept.indices
+            kept &= numbers[rows][:, None] != key_numbers[at]
+        return np.asarray(kept)
 
 
 def heads_of(
@@ -421,3 +491,7 @@ def _names(tokens: Iterable[str], size: int, call: str, name: str, which: str) -
             "give one for each"
         )
     return listed
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean(dtype=np.float64)) if values.size else 0.0

@@ -12,6 +12,7 @@ from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import choice, findings
 from qkv.see.choice import Head
+from qkv.see.findings import Link
 from qkv.see.heads import Heads, heads_from
 from qkv.see.lines import head_lines, link_lines, title
 from qkv.see.onehead import link_in_words, show_payload, show_picture
@@ -34,12 +35,14 @@ class HeadView(View):
     Attributes:
         parts: the attentions: one, or those of an encoder-decoder.
         head: the head of the first one that is shown.
+        elsewhere: the link of each other head that stands out most.
         asked: the heads that were asked for.
         theme: "auto", "light" or "dark".
     """
 
     parts: list[Heads]
     head: Head
+    elsewhere: list[Link]
     asked: list[int] | None = None
     theme: str = "auto"
 
@@ -86,11 +89,10 @@ class HeadView(View):
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
         yield from head_lines(screen, heads, self.head)
-        others = choice.other_heads(heads, self.head, 5)
-        if others:
+        if self.elsewhere:
             yield Text()
-            yield title("Other heads worth a look", "the strongest link of each")
-            yield from link_lines(screen, heads, others)
+            yield title("Other heads worth a look", "the link of each that stands out")
+            yield from link_lines(screen, heads, self.elsewhere)
 
 
 def head_view(
@@ -145,7 +147,7 @@ def head_view(
 
     >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
     >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
-    hello puts 0.75 of layer 0, head 0 on world.
+    hello looks at world: 0.75 (layer 0, head 0).
     """
     if html_action not in _ACTIONS:
         raise ValueError(
@@ -206,8 +208,10 @@ def head_view(
             raise IndexError(
                 f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
             )
-    chosen = choice.choose_head(parts[0], layer, asked[0] if asked else None, call="head_view")
-    view = HeadView(parts, chosen, asked, theme)
+    chosen, links = choice.choose_head(
+        parts[0], layer, asked[0] if asked else None, call="head_view"
+    )
+    view = HeadView(parts, chosen, choice.other_heads(links, chosen, 5), asked, theme)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None

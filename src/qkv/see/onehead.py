@@ -17,9 +17,9 @@ def link_in_words(heads: Heads, head: Head) -> str:
     """The strongest link of a head as a sentence."""
     where = f"layer {head.layer}, head {head.head}"
     if head.link is None:
-        return f"In {where} no content token looks at another one."
+        return f"In {where} no content word looks at another one."
     query, key = heads.query_names[head.link.query], heads.key_names[head.link.key]
-    return f"{query} puts {head.link.weight:.2f} of {where} on {key}."
+    return f"{query} looks at {key}: {head.link.weight:.2f} ({where})."
 
 
 def show_payload(

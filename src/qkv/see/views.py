@@ -49,8 +49,8 @@ class ShowView(View):
     Attributes:
         trace: of the text.
         head: the head that is shown.
-        links: its largest weights between two different content tokens.
-        elsewhere: the strongest link of other heads.
+        links: its largest weights between two different content words.
+        elsewhere: the link of each other head, those first that stand out most.
         movement: how far each word moved, where its vectors were traced.
         heads: all heads, as a page shows them.
         theme: "auto", "light" or "dark".
@@ -138,11 +138,11 @@ class ShowView(View):
         yield from head_lines(screen, self.heads, self.head)
         if self.heads.weights and self.links:
             yield Text()
-            yield title("Lines of this head", "the largest weights between content tokens")
+            yield title("Lines of this head", "the largest weights between content words")
             yield from bar_lines(screen, self.heads, self.links[:6])
         if self.elsewhere:
             yield Text()
-            yield title("Other heads worth a look", "the strongest link of each")
+            yield title("Other heads worth a look", "the link of each that stands out")
             yield from link_lines(screen, self.heads, self.elsewhere)
         if self.movement is not None:
             yield Text()
@@ -470,9 +470,16 @@ def show(
 ) -> ShowView:
     """One head's weights over a text, and how far attention moved each word.
 
-    Unless `layer` and `head` say otherwise, the head is the one with the largest weight between two
-    different content tokens: special tokens, punctuation and a token's weight on itself are left
-    out, ties go to the lowest layer, then head.
+    Unless `layer` and `head` say otherwise, the head is the one whose link stands out most. Its link
+    is its largest weight between two different content words; that stands out by what it is more
+    than the head gives anyway: twice the mean weight of all pairs of words at that distance, or, if
+    it is larger, the mean weight of the other words on that one. So a head that always looks at the
+    previous word does not win, nor does a word that all look at. Ties go to the lowest layer, then
+    head.
+
+    Content words are all but special tokens, punctuation, what the model has no word for, and the
+    function words of English (the, of, she, is). Other languages have no such list here: there,
+    and where fewer than two are left, each word counts.
 
     Args:
         trace_or_text: a model's trace of one text, or the text; or weights, as one array
@@ -493,17 +500,17 @@ def show(
     >>> view.tokens, view.weights.shape
     (['the', 'cat', 'sat', 'on', 'the', 'mat'], (6, 6))
     >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"]).sentence
-    'hello puts 0.50 of layer 0, head 0 on world.'
+    'hello looks at world: 0.50 (layer 0, head 0).'
     """
     check_theme(theme, "show")
     trace, used = traced(trace_or_text, tokens, model, "show")
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
-    chosen = choice.choose_head(heads, layer, head, call="show")
+    chosen, links = choice.choose_head(heads, layer, head, call="show")
     return ShowView(
         trace,
         chosen,
         findings.strongest_links(heads, chosen.layer, chosen.head, 10),
-        choice.other_heads(heads, chosen, 5),
+        choice.other_heads(links, chosen, 5),
         findings.movement(trace),
         heads,
         theme,

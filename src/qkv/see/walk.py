@@ -120,7 +120,7 @@ def walk_head(
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
-    chosen = choice.choose_head(trace, layer, head, call="walk")
+    chosen, _ = choice.choose_head(trace, layer, head, call="walk")
     block = blocks[layer] if blocks else None
     tokens = list(trace.tokens)
     at = Source(trace, layer, parameters or {}, _plain_rotary(block))

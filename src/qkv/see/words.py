@@ -16,6 +16,29 @@ Span = tuple[int, int, str]
 
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
+UNKNOWN = ("[unk]", "<unk>")
+# English words that join others: function words, and what a tokenizer leaves of contractions.
+_FUNCTION = """
+a an the this that these those some any no none every each either neither both all few many much
+more most several such other others another own same
+i you he she it we they me him her us them my your his its our their mine yours hers ours theirs
+myself yourself himself herself itself ourselves yourselves themselves one ones
+who whom whose which what whoever whatever whichever someone somebody something anyone anybody
+anything everyone everybody everything nobody nothing
+and or but nor so yet if because although though unless until till while when whenever where
+wherever since as than whether that lest
+of in on at by for with about against between among into onto through throughout during before
+after above below to toward towards from up down out off over under beneath across along around
+behind beside besides beyond near within without upon via per despite except inside outside
+am is are was were be been being have has had having do does did doing will would shall should
+can cannot could may might must ought
+not never ever there here then now again once how why very too also just only even still quite
+rather almost
+s t d m ll re ve don didn doesn isn wasn aren weren won wouldn shouldn couldn mustn hasn haven
+hadn ain don't didn't doesn't isn't wasn't aren't weren't won't wouldn't shouldn't couldn't
+can't it's i'm i've i'll he's she's that's there's they're we're you're
+"""
+_FUNCTION_WORDS = frozenset(_FUNCTION.split())
 
 
 def is_punctuation(token: str) -> bool:
@@ -50,10 +73,34 @@ def bare(token: str) -> str:
     return token[2:] if is_piece(token) else token.lstrip("".join(_WORD_STARTS)) or token
 
 
-def content(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Which tokens carry content, bool: neither special nor punctuation."""
+def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
+    """Which tokens are words or pieces of them, bool: neither special nor punctuation."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
+
+
+def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
+    """Which tokens belong to a content word, bool, and a number for each word, equal for the same.
+
+    A content word is one that means something by itself: no article, pronoun, preposition,
+    conjunction or auxiliary, and not unknown to the model. Those words are known for English only.
+    In a text with fewer than two content words, and so in most texts of other languages but for
+    what happens to be spelled as an English one, each word counts.
+
+    >>> flags, numbers = content(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
+    >>> flags.astype(int).tolist(), numbers.tolist()
+    ([0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 2, 0, 3, 4])
+    """
+    spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
+    names = [bare(name).lower() for _, _, name in spans]
+    known: dict[str, int] = {}
+    numbers = [known.setdefault(name, len(known)) for name in names]
+    sizes = [end - first for first, end, _ in spans]
+    words = is_word(tokens, special)
+    little = np.repeat([name in _FUNCTION_WORDS or name in UNKNOWN for name in names], sizes)
+    each = np.repeat(numbers, sizes)
+    flags = words & ~little
+    return (flags if len(set(each[flags].tolist())) > 1 else words), each
 
 
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
