@@ -502,7 +502,9 @@ def test_qkv_bench_in_json() -> None:
 
 @pytest.mark.usefixtures("_two_small_tasks")
 def test_qkv_bench_as_a_table() -> None:
-    result = CliRunner().invoke(main, ["bench"])
+    result = CliRunner().invoke(
+        main, ["bench"], env={"COLUMNS": "200"}
+    )  # a line each, however slow
     assert result.exit_code == 0, result.output
     first, heading, few, one = result.stdout.splitlines()
     assert f"cores: {backend()}," in first
