@@ -9,7 +9,10 @@ from unittest import mock
 # What is called for each part, by the name that its caller knows it by.
 CALLED = {
     "projections": ("qkv.layers.parameters.linear", "qkv.models.head.linear"),
-    "attention": ("qkv.layers.attention.varlen_attention", "qkv.layers.attention.answer"),
+    "attention": (
+        "qkv.layers.attention.layer.varlen_attention",
+        "qkv.layers.attention.layer.answer",
+    ),
     "norms": ("qkv.layers.norm.normalize",),
 }
 

@@ -17,7 +17,7 @@ from qkv.layers.options import PADDED
 from qkv.layers.packed import padded_heads, places
 
 if TYPE_CHECKING:
-    from qkv.layers.attention import MultiHeadAttention
+    from qkv.layers.attention.layer import MultiHeadAttention
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 

@@ -21,7 +21,8 @@ from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import check_starts
 from qkv.attend.visibility import check_offset
 from qkv.embed.rotary import turn_pairs, turns_at
-from qkv.layers.attention_gradient import attention_backward
+from qkv.layers.attention.backward import attention_backward
+from qkv.layers.attention.weights import SHORT, Weights
 from qkv.layers.gradient import Gradient, Saved, need_wide
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.options import PACKED, PADDED, check_options
@@ -38,7 +39,6 @@ from qkv.layers.parameters import (
     working,
     working_type,
 )
-from qkv.layers.sizes import SHORT, Weights
 from qkv.trace import Recorder, Trace
 
 Layout = Literal["in_out", "out_in"]
