@@ -470,8 +470,8 @@ def show(
 ) -> ShowView:
     """One head's weights over a text, and how far attention moved each word.
 
-    Unless `layer` and `head` say otherwise, the head is the one whose link stands out most. Its link
-    is its largest weight between two different content words; that stands out by what it is more
+    Unless `layer` and `head` say otherwise, the head is the one whose link stands out most. A link
+    is a head's largest weight between two different content words; it stands out by what it is more
     than the head gives anyway: twice the mean weight of all pairs of words at that distance, or, if
     it is larger, the mean weight of the other words on that one. So a head that always looks at the
     previous word does not win, nor does a word that all look at. Ties go to the lowest layer, then
