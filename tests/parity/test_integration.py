@@ -128,6 +128,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
     },
 }
+WHISPER = {**PAIR, "num_mel_bins": 8, "max_source_positions": 20}
 BOUND = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2}
 
 
@@ -234,9 +235,7 @@ def test_an_encoder_decoder_is_that_of_eager_attention(name: str) -> None:
 
 
 def test_whisper_is_that_of_eager_attention() -> None:
-    model = made("whisper", {**PAIR, "num_mel_bins": 8, "max_source_positions": 20})
-    ids = words([5, 5])["input_ids"]
-    compare(model, {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": ids})
+    compare(made("whisper", WHISPER), inputs_of("whisper"))
 
 
 @pytest.mark.parametrize(
@@ -351,14 +350,40 @@ def test_layers_that_share_their_weights_are_layers_each() -> None:
     assert trace["received", 2].shape == (1, 6, 7)
 
 
-def test_the_attentions_that_a_model_gives_are_those_of_eager_attention() -> None:
-    for name in ("bert", "gpt_oss"):
-        model = made(name, {**ENCODERS, **DECODERS}[name])
-        inputs = words([19, 7], "right") | {"output_attentions": True}
-        eager = model(**inputs).attentions
+def inputs_of(name: str) -> dict[str, Any]:
+    """What a model of a family reads: padded texts, images, or sounds."""
+    if name in VISION:
+        return {"pixel_values": torch.randn(2, 3, 24, 24)}
+    if name == "whisper":
+        sounds = {"input_features": torch.randn(2, 8, 40)}
+        return sounds | {"decoder_input_ids": words([5, 5])["input_ids"]}
+    inputs = words([19, 7])
+    return inputs | ({"decoder_input_ids": words([5, 5])["input_ids"]} if name in PAIRS else {})
+
+
+FAMILIES = {**ENCODERS, **DECODERS, **VISION, **PAIRS, "whisper": WHISPER}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_attentions_that_a_model_gives_are_those_of_eager_attention(name: str) -> None:
+    model = made(name, FAMILIES[name], torch.float64 if name == "mobilebert" else torch.float32)
+    inputs = inputs_of(name)
+    pair = name in PAIRS or name == "whisper"
+    kinds = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    with double(name == "mobilebert"):
+        eager = model(**inputs, output_attentions=True)
         model.set_attn_implementation("qkv")
-        for ours, theirs in zip(model(**inputs).attentions, eager, strict=True):
-            near(ours, theirs, torch.float32)
+        ours = model(**inputs, output_attentions=True)
+        plain = model(**inputs)
+    for kind in kinds if pair else ("attentions",):
+        assert getattr(plain, kind) is None
+        assert len(getattr(ours, kind)) >= 2
+        for found, expected in zip(getattr(ours, kind), getattr(eager, kind), strict=True):
+            real = inputs.get("attention_mask", torch.ones(found.shape[0], found.shape[2]))
+            if kind.startswith(("decoder", "cross")):
+                real = torch.ones(found.shape[0], found.shape[2])
+            rows = real.bool()[:, None, :, None].expand(found.shape)
+            near(found[rows], expected[rows], model.dtype)
 
 
 def test_a_mask_of_the_users_own_counts() -> None:
@@ -549,7 +574,7 @@ def test_a_model_that_is_not_on_the_cpu_is_an_error() -> None:
 def test_tracing_is_an_error() -> None:
     model = made("bert", {"return_dict": False})
     model.set_attn_implementation("qkv")
-    with pytest.raises(NotImplementedError, match=r"torch\.jit cannot trace through qkv"):
+    with pytest.raises(NotImplementedError, match=r"torch\.jit and torch\.fx cannot trace qkv"):
         torch.jit.trace(model, words([9])["input_ids"])
 
 

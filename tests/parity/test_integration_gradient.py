@@ -381,14 +381,6 @@ def test_weights_that_are_given_out_have_no_gradient() -> None:
         found[..., 0].sum().backward()
 
 
-def test_a_gradient_of_a_gradient_is_an_error() -> None:
-    tensors = drawn(**HEADS)
-    out, _ = attend(torch.nn.Module(), **tensors, attention_mask=None, is_causal=False)
-    [found] = torch.autograd.grad(out.pow(2).sum(), tensors["query"], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        found.sum().backward()
-
-
 @pytest.mark.parametrize(
     ("name", "option"),
     [

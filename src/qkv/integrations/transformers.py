@@ -19,6 +19,7 @@ from qkv.integrations.record import Ran, can_record, current
 # What a few models hand over beside the usual to say what is seen: not done here.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
+OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager" for a whole one'
 SHORT = 32  # queries up to which it takes longer to check a call than to copy its result
 PLAIN = {"is_causal", "scale"}
 
@@ -44,7 +45,7 @@ def register() -> None:
     utils = need("transformers.modeling_utils", "torch")
     masking = need("transformers.masking_utils", "torch")
     compiler = need("torch.compiler", "torch")
-    utils.AttentionInterface.register("qkv", compiler.disable(attend))
+    utils.AttentionInterface.register("qkv", compiler.disable(attend, reason=OUTSIDE))
     masking.AttentionMaskInterface.register("qkv", mask)
     can_record("transformers")
 
@@ -84,7 +85,8 @@ def attend(
     """
     torch = _torch()
     name = type(module).__name__
-    _check(module, (query, key, value, s_aux, position_bias), dropout, others)
+    handed = (query, key, value, s_aux, position_bias, attention_mask, scaling)
+    _check(module, [x for x in handed if torch.is_tensor(x)], dropout, others)
     options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
     if torch.is_tensor(scaling) and scaling.requires_grad:
         query, scaling = query * scaling.to(query.dtype), 1.0
@@ -105,7 +107,7 @@ def attend(
         "sinks": None if s_aux is None else s_aux.reshape(-1),
     }
     tensors = {n: x for n, x in given.items() if x is not None}
-    weights = bool(others.get("output_attentions"))
+    weights = bool(others.get("output_attentions")) or _collects_weights()
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values()):
         asked = (name, [*tensors], options, ran, weights)
         out, shown = _function().apply(asked, *tensors.values())
@@ -153,7 +155,8 @@ def mask(
         "allow_is_bidirectional_skip": False,
     }
     elsewhere = torch.device(others.get("device", "cpu")).type != "cpu"
-    if elsewhere or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    padding = [x for x in (attention_mask,) if x is not None]
+    if elsewhere or torch.compiler.is_compiling() or _unreadable(*padding):
         return masking.eager_mask(**asked)
     return _mask_type()(Rules(asked))
 
@@ -350,7 +353,7 @@ def _function() -> Any:
         return out, shown
 
     def backward(ctx: Any, above: Any, above_weights: Any) -> Any:
-        name, names, options = ctx.asked
+        name = ctx.asked[0]
         if above_weights is not None:
             raise NotImplementedError(
                 f"{name}: the weights that output_attentions gives have no gradient with qkv: "
@@ -358,22 +361,65 @@ def _function() -> Any:
             )
         if above is None:  # nothing came of the result
             return (None,) * len(ctx.needs_input_grad)
-        *tensors, out, lse = ctx.saved_tensors
+        _check_readable(name, above)
+        return None, *gradients.apply(
+            ctx.asked, ctx.needs_input_grad[1:], above, *ctx.saved_tensors
+        )
+
+    def gradient(ctx: Any, asked: Any, wanted: Any, above: Any, *saved: Any) -> Any:
+        ctx.name, names, options = asked
+        *tensors, out, lse = saved
         arrays = dict(zip(names, map(_array, tensors), strict=True))
         forward = np.swapaxes(_array(out), -3, -2), _array(lse)
         above = np.swapaxes(_array(above), -3, -2)
         found = attention_grad(**arrays, grad_out=above, forward=forward, **options)
-        return None, *(
-            _tensor(getattr(found, which)) if wanted else None
-            for which, wanted in zip(names, ctx.needs_input_grad[1:], strict=True)
+        return tuple(
+            _tensor(getattr(found, which)) if needed else None
+            for which, needed in zip(names, wanted, strict=True)
         )
 
-    once = torch.autograd.function.once_differentiable(backward)
-    way = {"forward": staticmethod(forward), "backward": staticmethod(once)}
-    return type("Attention", (torch.autograd.Function,), way)
+    def refuse(ctx: Any, *above: Any) -> Any:
+        raise NotImplementedError(
+            f"{ctx.name}: qkv cannot differentiate twice: "
+            'load the model with attn_implementation="eager"'
+        )
+
+    function = torch.autograd.Function
+    way = {"forward": staticmethod(gradient), "backward": staticmethod(refuse)}
+    gradients: Any = type("AttentionGradient", (function,), way)
+    way = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Attention", (function,), way)
 
 
-def _check(module: Any, tensors: tuple[Any, ...], dropout: float, others: dict[str, Any]) -> None:
+def _unreadable(*tensors: Any) -> str:
+    """What torch does to these tensors that leaves no numbers to read, or does not see us read."""
+    torch = _torch()
+    functorch, modes = torch._C._functorch, torch._C._TorchDispatchModeKey
+    if functorch.peek_interpreter_stack() or any(map(functorch.is_legacy_batchedtensor, tensors)):
+        return "torch.func and torch.vmap cannot transform"
+    traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    if traced or torch._C._get_dispatch_mode(modes.PROXY) is not None:
+        return "torch.export, torch.jit and torch.fx cannot trace"
+    plain = torch.Tensor.__torch_dispatch__
+    kinds = {type(x).__name__ for x in tensors if type(x).__torch_dispatch__ is not plain}
+    if kinds - {"Mask"}:
+        return f"no numbers can be read from a {min(kinds)} by"
+    dual = torch.autograd.forward_ad.unpack_dual
+    if any(dual(x).tangent is not None for x in tensors):
+        return "forward-mode differentiation cannot see"
+    return ""
+
+
+def _check_readable(name: str, *tensors: Any) -> None:
+    """An error for tensors whose numbers cannot be read."""
+    what = _unreadable(*tensors)
+    if what:
+        raise NotImplementedError(
+            f'{name}: {what} qkv: load the model with attn_implementation="eager"'
+        )
+
+
+def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, Any]) -> None:
     """An error for what would be computed wrongly, or not at all."""
     name = type(module).__name__
     for refused in REFUSED:
@@ -389,16 +435,12 @@ def _check(module: Any, tensors: tuple[Any, ...], dropout: float, others: dict[s
             f"load the model with {option}=0.0 in its config, or call model.eval()"
         )
     for tensor in tensors:
-        if tensor is not None and not tensor.is_cpu:
+        if not tensor.is_cpu:
             raise ValueError(
                 f"{name}: a tensor is on {tensor.device} and qkv computes on the CPU: "
                 'move the model with model.to("cpu"), or take another attn_implementation'
             )
-    if _torch().jit.is_tracing():
-        raise NotImplementedError(
-            f"{name}: torch.jit cannot trace through qkv: "
-            'trace the model with attn_implementation="sdpa"'
-        )
+    _check_readable(name, *tensors)
 
 
 def _options(
@@ -427,6 +469,14 @@ def _options(
     if attention_mask.changed or (rules.length, rules.keys) != (length, keys):
         return {}, attention_mask + 0, ran
     return dict(rules.options), None, ran
+
+
+def _collects_weights() -> bool:
+    """Whether transformers collects the weights here, which it does not tell every layer."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    active = getattr(capturing, "_active_collector", None)
+    collected = (active and active.get()) or ()
+    return any("attentions" in name for name in collected)
 
 
 def _option_of(dropout: float, config: Any) -> str:
