@@ -13,8 +13,9 @@ import torch
 import transformers
 
 import qkv
-from qkv.integrations.transformers import _array as as_array
-from qkv.integrations.transformers import attend, mask, register
+from qkv.integrations.masks import mask
+from qkv.integrations.tensors import as_array
+from qkv.integrations.transformers import attend, register
 
 from .models import double, scatter
 
