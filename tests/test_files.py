@@ -1,6 +1,9 @@
 """A file is written whole or not at all."""
 
+import errno
 import os
+import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,91 @@ def test_the_longest_name_there_is_can_be_written(tmp_path: Path) -> None:
     with replacing(tmp_path / ("x" * 255)) as file:
         file.write(b"whole")
     assert (tmp_path / ("x" * 255)).read_bytes() == b"whole"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are those of Unix")
+@pytest.mark.parametrize("before", [0o600, 0o640, 0o664, 0o755])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, before: int) -> None:
+    target = tmp_path / "it"
+    target.write_bytes(b"before")
+    target.chmod(before)
+    with replacing(target) as file:
+        (part,) = tmp_path.glob(".qkv-*.part")
+        assert mode(part) == before  # before a byte of it is there
+        file.write(b"after")
+    assert (target.read_bytes(), mode(target)) == (b"after", before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are those of Unix")
+def test_a_new_file_has_the_permissions_that_every_new_file_has(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"")
+    with replacing(tmp_path / "it") as file:
+        file.write(b"new")
+    assert mode(tmp_path / "it") == mode(tmp_path / "other")
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() != 0, reason="only root gives files away"
+)
+def test_a_file_that_is_replaced_keeps_its_owner(tmp_path: Path) -> None:
+    target = tmp_path / "it"
+    target.write_bytes(b"before")
+    os.chown(target, 1234, 4321)
+    with replacing(target) as file:
+        file.write(b"after")
+    assert (target.stat().st_uid, target.stat().st_gid) == (1234, 4321)
+
+
+def test_a_file_that_is_read_only_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "it"
+    target.write_bytes(b"before")
+    monkeypatch.setattr(os, "access", lambda path, _: path != target)  # root may write everywhere
+    with pytest.raises(PermissionError, match="it is read-only"), replacing(target):
+        raise AssertionError("must not get here")
+    assert target.read_bytes() == b"before"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits are those of Unix")
+@pytest.mark.parametrize("pieces", [1, 200])  # written at once, and when the buffer is full
+def test_a_full_disk_names_the_file(tmp_path: Path, pieces: int) -> None:
+    import resource
+
+    target = tmp_path / "it"
+    target.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write() -> None:
+        with replacing(target) as file:
+            for _ in range(pieces):
+                file.write(bytes(200_000 // pieces))
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as found:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(target))
+    assert target.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_error_of_whoever_writes_stays_as_it_is(tmp_path: Path) -> None:
+    def read_what_is_not_there() -> None:
+        with replacing(tmp_path / "it"):
+            raise OSError(errno.EIO, "Input/output error", "input")
+
+    with pytest.raises(OSError, match="Input/output error") as found:
+        read_what_is_not_there()
+    assert found.value.filename == "input"
+
+
+def test_two_files_at_once_in_one_folder(tmp_path: Path) -> None:
+    with replacing(tmp_path / "one") as one, replacing(tmp_path / "two") as two:
+        one.write(b"1")
+        two.write(b"2")
+    assert [(tmp_path / name).read_bytes() for name in ("one", "two")] == [b"1", b"2"]

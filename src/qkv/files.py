@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
-import threading
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
@@ -21,6 +23,12 @@ def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A new file beside `path` that takes its place at the end, and vanishes on an error.
 
+    A file that is replaced keeps its permissions, and its owner and group as far as whoever writes
+    may give them; of a link, the file behind it is replaced.
+
+    Raises:
+        OSError: it cannot be written; the error names `path`.
+
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp(), "note.txt")
     >>> with replacing(target) as file:
@@ -28,18 +36,61 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     >>> target.read_text()
     'whole'
     """
-    target = Path(path).resolve()  # of a link what it leads to is replaced, not the link
+    target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if target.exists() and not target.is_file():
         raise OSError(f"{path} is not a file that can be replaced")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {target.parent}")
-    part = target.with_name(f".qkv-{os.getpid()}-{threading.get_ident()}.part")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: it is read-only")
+    part = target.with_name(f".qkv-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with part.open("wb") as file:
+        with io.BufferedWriter(_Part(part, str(path), target)) as file:
             yield file
-        part.replace(target)
+        with _naming(str(path)):
+            part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+class _Part(io.FileIO):
+    """A new file whose errors name the one that it is to replace, whose permissions it has."""
+
+    def __init__(self, part: Path, name: str, target: Path) -> None:
+        self._told = name
+        old = target.stat() if target.exists() else None
+        mode = 0o666 if old is None else 0o600  # nobody reads it before it has the old one's
+        with _naming(name):
+            super().__init__(part, "xb", opener=lambda file, flags: os.open(file, flags, mode))
+        if old is not None:
+            _take_over(part, old)
+
+    def write(self, data: Any) -> int:
+        with _naming(self._told):
+            return super().write(data)
+
+    def close(self) -> None:
+        with _naming(self._told):
+            super().close()
+
+
+def _take_over(part: Path, old: os.stat_result) -> None:
+    """Give a file the owner, group and permissions of another, as far as that is allowed."""
+    for owner in (old.st_uid, -1):
+        with suppress(OSError, AttributeError):  # Windows has no owners
+            os.chown(part, owner, old.st_gid)
+            break
+    with suppress(OSError):  # some file systems have no permissions
+        part.chmod(stat.S_IMODE(old.st_mode) & 0o777)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """An error of the system names the file that was asked for, not the one beside it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
