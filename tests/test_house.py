@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
 # A room may import the rooms below it; rooms that share a floor do not know each other.
 FLOORS = [
-    {"arrays", "extras", "files"},
+    {"arrays", "extras", "files", "signals"},
     {"activations"},
     {"trace", "backend"},
     {"text", "embed", "attend", "backward"},

@@ -332,6 +332,16 @@ def test_a_failed_encode_leaves_the_old_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "v.npy"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("args", [("info",), ("info", "--json")])
+def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        program = [sys.executable, "-c", "from qkv.cli import main; main()", *args]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.stderr == b"qkv info: standard output: No space left on device\n"
+    assert done.returncode == 1
+
+
 # How they refuse
 
 

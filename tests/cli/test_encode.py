@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -133,7 +134,8 @@ def test_a_line_without_a_token_is_named(source: str, model: str, tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
-def test_a_program_that_is_ended_leaves_nothing(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
+def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path: Path) -> None:
     home = tmp_path / "out"
     home.mkdir()
     with subprocess.Popen(
@@ -151,8 +153,8 @@ def test_a_program_that_is_ended_leaves_nothing(model: str, tmp_path: Path) -> N
                 break
             time.sleep(0.02)
         assert [path.suffix for path in home.iterdir()] == [".part"]
-        program.terminate()
-        assert program.wait(20) == 143
+        program.send_signal(getattr(signal, name))
+        assert program.wait(20) == 128 + getattr(signal, name)
     assert not list(home.iterdir())
 
 

@@ -121,18 +121,33 @@ def test_a_tokenizer_of_ones_own(corpus: str, tmp_path: Path) -> None:
     assert "the tokenizer has no mask" in result.stderr
 
 
+ENDED = ("--objective", "causal", *QUICK, "--steps", "150")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What a run that nobody ends comes to."""
+    home = tmp_path_factory.mktemp("whole")
+    (home / "corpus.txt").write_text(TEXT, encoding="utf-8")
+    assert run("train", str(home / "corpus.txt"), *ENDED, "-o", str(home / "run")).exit_code == 0
+    return numbers(home / "run")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path: Path) -> None:
-    options = ("--objective", "causal", *QUICK, "--steps", "150")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run("train", corpus, *options, "-o", str(whole)).exit_code == 0
-    process = train_process(corpus, *options, "-o", str(broken))
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_run_that_is_ended_goes_on(
+    name: str, whole: dict[str, np.ndarray], corpus: str, tmp_path: Path
+) -> None:
+    broken, how = tmp_path / "broken", getattr(signal, name)
+    process = train_process(corpus, *ENDED, "-o", str(broken))
     wait_for(broken, 10, process)
     process.send_signal(how)
     _, said = process.communicate(timeout=300)
-    if how == signal.SIGINT:
-        assert process.returncode == 130
+    if how == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+        assert not (broken / "config.json").exists()
+    else:
+        assert process.returncode == 128 + how
         step = last_checkpoint(broken).about["step"]
         assert 10 <= step < 150
         last = said.decode().strip().splitlines()[-1]
@@ -141,9 +156,6 @@ def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path:
             f"qkv train --resume -o {broken}"
         )
         assert qkv.load(broken).generate("The", max_new_tokens=2) is not None
-    else:
-        assert process.returncode == -signal.SIGKILL
-        assert not (broken / "config.json").exists()
     elsewhere = os.getcwd()
     os.chdir(tmp_path)
     try:
@@ -151,9 +163,27 @@ def test_a_run_that_is_ended_goes_on(how: signal.Signals, corpus: str, tmp_path:
     finally:
         os.chdir(elsewhere)
     assert result.exit_code == 0
-    found, expected = numbers(broken), numbers(whole)
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    found = numbers(broken)
+    assert all(np.array_equal(found[name], whole[name]) for name in whole)
     assert [row["step"] for row in read_metrics(broken)] == list(range(1, 151))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are those of Unix")
+def test_a_terminal_that_is_closed(corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    ours, theirs = os.openpty()
+    program = "import os; os.open(os.ttyname(2), os.O_RDWR); from qkv.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "train", corpus, *ENDED[:-1], "100000", "-o", str(folder)],
+        **{"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True},
+    )
+    os.close(theirs)
+    wait_for(folder, 10, process)
+    os.close(ours)  # it gets a SIGHUP, and can say nothing any more
+    assert process.wait(timeout=300) == 128 + signal.SIGHUP
+    assert last_checkpoint(folder).about["step"] >= 10
+    assert (folder / "model.safetensors").exists()
+    assert not list(folder.rglob("*.part"))
 
 
 def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) -> None:

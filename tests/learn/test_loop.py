@@ -31,6 +31,7 @@ from qkv.learn import checkpoints as checkpoints_module
 from qkv.learn import loop as loop_module
 from qkv.learn.loop import spread
 from qkv.learn.metrics import Metrics
+from qkv.signals import ENDING
 
 from .support import BERT, Pull, network
 
@@ -298,6 +299,38 @@ def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path) -> None:
     train(again, Pull(), folder=tmp_path, steps=20, resume=True)
     train(whole, Pull(), folder=tmp_path / "whole", steps=20)
     np.testing.assert_array_equal(again.flat, whole.flat)
+
+
+@pytest.mark.parametrize("one", ENDING)
+def test_other_signals_do_as_ctrl_c_does(one: int, tmp_path: Path) -> None:
+    class Asked(Pull):
+        def batch(self, step: int, rng: np.random.Generator) -> Any:
+            if step == 5:
+                signal.raise_signal(one)
+            return super().batch(step, rng)
+
+    with pytest.raises(Interrupted, match="stopped at step 6") as found:
+        train(network(), Asked(), folder=tmp_path, steps=20, snapshots=[])
+    assert found.value.signal == one
+    assert checkpoints_of(tmp_path)[-1] == "step-00000006.safetensors"
+
+
+@pytest.mark.parametrize("when", ["save", "save_model"])
+def test_a_signal_while_the_end_is_saved_waits(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = getattr(loop_module.Run, when)
+
+    def asked(run: Any, folder: Path) -> None:
+        if run.step == 4:
+            signal.raise_signal(signal.SIGINT)
+        write(run, folder)
+
+    monkeypatch.setattr(loop_module.Run, when, asked)
+    with pytest.raises(Interrupted, match="stopped at step 4"):
+        train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
+    assert checkpoints_of(tmp_path)[-1] == "step-00000004.safetensors"
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from qkv.extras import need
+from qkv.signals import Interrupted, answering, leave
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAILED, BAD_REQUEST, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+FAILED, BAD_REQUEST = 1, 2
+
+_NO_ROOM = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
 # What a user can put right in the command; anything else is a failure while running.
 _REQUESTS = (
@@ -62,14 +65,14 @@ class Program(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run, and leave with 0 (done), 1 (a failure) or 2 (a bad request)."""
+        """Run, and leave with 0 (done), 1 (a failure), 2 (a bad request) or 128 and a signal."""
         run = partial(super().main, args, prog_name or self.name, complete_var, False, **extra)
         if not standalone_mode:
             return run()
         _fill_closed_streams()
         code = 0
         try:
-            with _ending_on_request():
+            with answering(leave):  # half a file is taken away
                 run()
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
@@ -81,7 +84,7 @@ class Program(click.Group):
             complain(failure.path, failure.message)
             code = failure.code
         except (KeyboardInterrupt, click.Abort):
-            code = INTERRUPTED
+            code = 128 + signal.SIGINT
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,6 +99,8 @@ class Program(click.Group):
                 return result
             except BrokenPipeError:  # whoever read us has seen enough
                 _forget_stdout()
+            except Interrupted as error:
+                leave(error.signal)
             except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
             except Exception as error:
@@ -122,20 +127,6 @@ def _fill_closed_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-
-
-@contextmanager
-def _ending_on_request() -> Iterator[None]:
-    """SIGTERM ends the program as an error does, so that half a file is taken away."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # somebody else decides
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 _DEBUG = "qkv.debug"
@@ -308,7 +299,8 @@ def complain(path: str, message: str) -> None:
     escaped = "".join(
         mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in line
     )
-    click.echo(f"{path}: {escaped}", err=True)
+    with suppress(OSError):  # a terminal that was closed, a disk that is full
+        click.echo(f"{path}: {escaped}", err=True)
 
 
 def _path(context: click.Context) -> str:
@@ -316,8 +308,9 @@ def _path(context: click.Context) -> str:
 
 
 def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        unnamed = "standard output: " if error.errno in _NO_ROOM else ""  # files have their name
+        return (f"{error.filename}: " if error.filename else unnamed) + error.strerror
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
     return str(error) or type(error).__name__

@@ -4,7 +4,7 @@ from qkv.backward import adamw, cross_entropy
 from qkv.learn.checkpoints import Checkpoint, last_checkpoint
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
-from qkv.learn.loop import Interrupted, Trained, train
+from qkv.learn.loop import Trained, train
 from qkv.learn.metrics import read_metrics
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
@@ -15,6 +15,7 @@ from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer
 from qkv.learn.watch import Diverged
 from qkv.models.fresh import fresh_model
+from qkv.signals import Interrupted
 
 __all__ = [
     "AdamW",

@@ -6,10 +6,9 @@ import math
 import os
 import shutil
 import signal
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,12 +32,9 @@ from qkv.learn.optimizer import AdamW
 from qkv.learn.progress import training_progress
 from qkv.learn.schedule import Schedule
 from qkv.learn.watch import Diverged, Watch
+from qkv.signals import Interrupted, answering, leave
 
 SNAPSHOTS = "snapshots"
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after all was saved."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,8 @@ def train(
     The folder gets the model, which `qkv.load` reads, metrics.jsonl with a line for each step,
     checkpoints/ with the last two, and snapshots/, models of float16 from along the way. A run that
     was killed goes on from its last checkpoint with `resume=True` and ends as it would have: bit by
-    bit where only `steps` limits it. Ctrl-C ends the step, then saves checkpoint and model.
+    bit where only `steps` limits it. Ctrl-C, SIGTERM, SIGHUP and SIGQUIT end the step, then
+    checkpoint and model are saved.
 
     A step whose gradient is not finite is skipped, with a warning.
 
@@ -108,10 +105,11 @@ def train(
     Raises:
         ValueError: a number is out of range, the optimizer is of another network, or the folder
             holds another run, or nothing to resume from.
-        Diverged: the loss rises and rises, or ten steps in a row were skipped; the folder then
-            holds the model of the last good checkpoint.
+        Diverged: the loss rises and rises, ten steps in a row were skipped, or the model gives
+            numbers that are not finite; the folder then holds the model of the last good
+            checkpoint.
         OSError: something cannot be written; the checkpoints that are there are whole.
-        Interrupted: after Ctrl-C, when all is saved; it is a KeyboardInterrupt.
+        Interrupted: after one of these signals, when all is saved; it is a KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
@@ -134,36 +132,15 @@ def train(
     home = named_folder(folder, "train")
     begin_in(home, run, resume, {**run.settings(), **(settings or {})})
     wanted = set(spread(steps) if snapshots is None else snapshots)
-    saved_at = time.monotonic()
-    try:
-        with (
-            closing(Metrics(home, run.step)) as metrics,
-            training_progress(show_progress_bar) as show,
-            asked_to_stop() as stop,
-        ):
-            if run.step in wanted:
-                run.snapshot(home)
-            while run.share < 1 and not stop:
-                row = run.advance()
-                with saving("metrics.jsonl", home):
-                    metrics.write(row)
-                show(run.share, in_words(row, steps, run.watch.loss()))
-                if run.step in wanted:
-                    run.snapshot(home)
-                due = checkpoint_steps is not None and run.step % checkpoint_steps == 0
-                late = time.monotonic() - saved_at > checkpoint_seconds
-                if (due or late) and run.watch.well:
-                    run.save(home)
-                    saved_at = time.monotonic()
-    except Diverged as error:
-        raise Diverged(run.back_to_good(home, error)) from None
-    if run.watch.well:
-        run.save(home)
-    if wanted and run.step not in wanted:
-        run.snapshot(home)
-    run.save_model(home)
-    if stop:
-        raise Interrupted(f"stopped at step {run.step}: checkpoint and model are in {home}")
+    with asked_to_stop() as stop:
+        try:
+            run.go(home, stop, wanted, checkpoint_steps, checkpoint_seconds, show_progress_bar)
+            run.finish(home, wanted)
+        except Diverged as error:
+            raise Diverged(run.back_to_good(home, error)) from None
+    if stop.signal:
+        told = f"stopped at step {run.step}: checkpoint and model are in {home}"
+        raise Interrupted(told, stop.signal)
     return run.result(home)
 
 
@@ -196,6 +173,44 @@ class Run:
         by_steps = 0.0 if self.steps is None else self.step / self.steps
         by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return max(by_steps, by_time)
+
+    def go(
+        self,
+        folder: Path,
+        stop: Stop,
+        snapshots: Container[int],
+        checkpoint_steps: int | None,
+        checkpoint_seconds: float,
+        show_progress_bar: bool | None,
+    ) -> None:
+        """Make steps until the run is over, or somebody asks it to stop."""
+        saved_at = time.monotonic()
+        with (
+            closing(Metrics(folder, self.step)) as metrics,
+            training_progress(show_progress_bar) as show,
+        ):
+            if self.step in snapshots:
+                self.snapshot(folder)
+            while self.share < 1 and not stop.signal:
+                row = self.advance()
+                with saving("metrics.jsonl", folder):
+                    metrics.write(row)
+                show(self.share, in_words(row, self.steps, self.watch.loss()))
+                if self.step in snapshots:
+                    self.snapshot(folder)
+                due = checkpoint_steps is not None and self.step % checkpoint_steps == 0
+                late = time.monotonic() - saved_at > checkpoint_seconds
+                if (due or late) and self.watch.well:
+                    self.save(folder)
+                    saved_at = time.monotonic()
+
+    def finish(self, folder: Path, snapshots: Collection[int]) -> None:
+        """Write what a run leaves."""
+        if self.watch.well:
+            self.save(folder)
+        if snapshots and self.step not in snapshots:
+            self.snapshot(folder)
+        self.save_model(folder)
 
     def advance(self) -> dict[str, Any]:
         """Make one step, and give its line of the metrics."""
@@ -299,13 +314,14 @@ class Run:
             self.network.model().save(folder)
 
     def snapshot(self, folder: Path) -> None:
-        """Write the model in float16 to a folder of its own."""
+        """Write the model to a folder of its own, in float16 if its numbers are small enough."""
         place = folder / SNAPSHOTS / snapshot_name(self.step)
         part = place.with_name(f".{place.name}.part")
         with saving(f"the snapshot of step {self.step}", folder):
             try:
                 place.parent.mkdir(exist_ok=True)
-                self.network.model(np.float16).save(part)
+                small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
+                self.network.model(np.float16 if small else None).save(part)
                 shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this step
                 part.replace(place)
             finally:
@@ -375,30 +391,24 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
 
 
+@dataclass
 class Stop:
-    """Whether somebody has asked for the end."""
+    """The signal by which somebody has asked for the end, 0 for none."""
 
-    asked = False
-
-    def __bool__(self) -> bool:
-        return self.asked
+    signal: int = 0
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[Stop]:
-    """Ctrl-C asks for the end, which comes after the step; a second one ends it at once."""
+    """A signal asks for the end, which comes after the step; a second one ends it at once."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # signals are the main thread's
-        return
 
-    def ask(*_: Any) -> None:
-        if stop.asked:
+    def ask(number: int, _: Any) -> None:
+        if stop.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.asked = True
+        if stop.signal:
+            leave(number)
+        stop.signal = number
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
+    with answering(ask, signal.SIGINT):
         yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)

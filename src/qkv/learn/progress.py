@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from qkv.models.progress import wanted
 
@@ -23,7 +23,7 @@ def training_progress(show: bool | None = None) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(
+    bar = Progress(
         TextColumn("{task.percentage:>3.0f}%"),
         BarColumn(bar_width=24),
         TextColumn("{task.description}"),
@@ -32,10 +32,15 @@ def training_progress(show: bool | None = None) -> Iterator[Show]:
         console=Console(stderr=True),
         transient=True,
         refresh_per_second=4,
-    ) as bar:
-        task = bar.add_task("", total=1.0)
+    )
+    task = bar.add_task("", total=1.0)
 
-        def tell(share: float, words: str) -> None:
-            bar.update(task, completed=share, description=words)
+    def tell(share: float, words: str) -> None:
+        bar.update(task, completed=share, description=words)
 
+    bar.start()
+    try:
         yield tell
+    finally:
+        with suppress(OSError):  # the terminal was closed
+            bar.stop()

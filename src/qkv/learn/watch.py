@@ -32,7 +32,7 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether this is a place to come back to."""
+        """Whether the last step was made, and no loss lies far above its lowest."""
         rise = max((self._mean[name] - self._lowest[name] for name in self._mean), default=0.0)
         return self._in_a_row == 0 and rise <= _UNEASY
 

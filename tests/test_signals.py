@@ -1,0 +1,55 @@
+"""What a signal does before it ends a program."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from qkv.signals import ENDING, answering, leave
+
+
+@pytest.mark.parametrize("one", ENDING)
+def test_leaving_is_an_error_that_says_which(one: int) -> None:
+    before = signal.getsignal(one)
+    with pytest.raises(SystemExit) as end, answering(leave):
+        signal.raise_signal(one)
+    assert end.value.code == 128 + one
+    assert signal.getsignal(one) is before
+
+
+def test_the_answer_inside_takes_the_place_of_the_one_outside() -> None:
+    asked: list[int] = []
+    with answering(leave), answering(lambda number, _: asked.append(number), signal.SIGINT):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert asked == [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("theirs", ["ignored", "answered"])
+def test_what_others_do_with_a_signal_stays(theirs: str) -> None:
+    asked: list[int] = []
+    there: Any = signal.SIG_IGN if theirs == "ignored" else lambda number, _: asked.append(number)
+    before = signal.signal(signal.SIGTERM, there)
+    try:
+        with answering(leave):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is there
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert asked == ([] if theirs == "ignored" else [signal.SIGTERM])
+
+
+def test_another_thread_takes_no_signals() -> None:
+    seen = []
+
+    def run() -> None:
+        with answering(leave):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)] != [leave]
