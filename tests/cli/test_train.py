@@ -222,6 +222,18 @@ def test_a_run_that_diverges(corpus: str, tmp_path: Path) -> None:
     assert qkv.load(folder).parameters["embed.weight"].std() < 0.03
 
 
+def test_a_rate_that_ruins_the_model_before_its_losses_show_it(corpus: str, tmp_path: Path) -> None:
+    for steps in ("1", "5"):
+        folder = tmp_path / steps
+        options = ("--objective", "causal", *QUICK, "--steps", steps, "--rate", "1e30")
+        result = run("train", corpus, *options, "-o", str(folder))
+        assert result.exit_code == 1
+        last = result.stderr.splitlines()[-1]
+        assert f"at step {steps} the model gives numbers that are not finite" in last
+        assert f"{folder} holds the model of its last good checkpoint, step 0: take a lower" in last
+        assert np.isfinite(qkv.load(folder)(np.arange(9)[None]).logits).all()
+
+
 def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     folder = tmp_path / "plain"

@@ -370,6 +370,40 @@ def test_a_step_with_nan_is_skipped_and_said(tmp_path: Path) -> None:
     assert rows[3]["grad_norm"] is None
 
 
+class Ruin(Pull):
+    """Leaves at one step a number that is not finite, or numbers too large to compute with."""
+
+    def __init__(self, step: int, ruin: float) -> None:
+        super().__init__()
+        self.step, self.ruin = step, ruin
+
+    def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
+        if batch[0] == self.step:
+            net.flat[:] = self.ruin
+        net.gradient[:] = 1e-3
+        return 1.0, 10
+
+
+@pytest.mark.parametrize("ruin", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("last", [True, False], ids=["the last step", "a checkpoint"])
+def test_a_model_that_is_not_finite_ends_the_run(ruin: float, last: bool, tmp_path: Path) -> None:
+    """Whatever its losses say: the last of them is older than the last step."""
+    net, steps = network(), 6 if last else 20
+    with pytest.raises(Diverged, match=r"step 6 the model gives .* not finite.*checkpoint, step 4"):
+        train(net, Ruin(5, ruin), folder=tmp_path, steps=steps, checkpoint_steps=2, snapshots=[])
+    assert checkpoints_of(tmp_path)[-1] == "step-00000004.safetensors"
+    model = qkv.load(tmp_path)
+    assert np.isfinite(model(np.arange(9)[None]).logits).all()
+
+
+def test_numbers_too_large_for_half_precision_are_kept_whole(tmp_path: Path) -> None:
+    net = network()
+    net.parameters["final_norm.bias"][0] = 1e5
+    train(net, Pull(), folder=tmp_path, steps=1, snapshots=[0])
+    found = qkv.load(tmp_path / "snapshots" / "step-00000000")
+    assert found.parameters["final_norm.bias"][0] == np.float32(1e5)
+
+
 def test_ten_in_a_row_end_the_run_with_the_last_good_model(tmp_path: Path) -> None:
     good = network()
     train(good, Pull(), folder=tmp_path / "good", steps=100, checkpoint_steps=4, snapshots=[4])

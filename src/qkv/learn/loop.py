@@ -201,16 +201,27 @@ class Run:
                 due = checkpoint_steps is not None and self.step % checkpoint_steps == 0
                 late = time.monotonic() - saved_at > checkpoint_seconds
                 if (due or late) and self.watch.well:
+                    self.need_finite()
                     self.save(folder)
                     saved_at = time.monotonic()
 
     def finish(self, folder: Path, snapshots: Collection[int]) -> None:
         """Write what a run leaves."""
+        self.need_finite()
         if self.watch.well:
             self.save(folder)
         if snapshots and self.step not in snapshots:
             self.snapshot(folder)
         self.save_model(folder)
+
+    def need_finite(self) -> None:
+        """Look at what the last step has made of the model, which no loss has seen yet.
+
+        Raises:
+            Diverged: the model gives numbers that are not finite.
+        """
+        if not self.network.is_finite():
+            raise Diverged("the model gives numbers that are not finite")
 
     def advance(self) -> dict[str, Any]:
         """Make one step, and give its line of the metrics."""

@@ -13,6 +13,7 @@ from qkv.models.design import Design
 from qkv.models.model import Model
 
 _OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
+_LOOKED_AT = 256  # tokens that tell whether a model gives finite numbers
 
 
 class Network:
@@ -83,6 +84,21 @@ class Network:
             yield
         finally:
             self.weight = before
+
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite, and so is what they make of tokens from all over V."""
+        if not np.isfinite(self.flat).all():
+            return False
+        vocabulary, room = self.design.vocabulary, self.transformer.embedding.room
+        ids = np.unique(np.linspace(0, vocabulary - 1, _LOOKED_AT).astype(np.int64))
+        length = min(len(ids), room or len(ids))
+        cu_lengths = np.append(np.arange(0, len(ids), length), len(ids))
+        with np.errstate(all="ignore"):
+            rows = self.transformer(ids, np.arange(len(ids)) % length, cu_lengths)  # (n, D)
+            head = self.transformer.head
+            if head is not None:
+                rows = head(rows, cu_lengths)
+        return bool(np.isfinite(rows).all())
 
     def model(self, dtype: Any = None) -> Model:
         """A model with a copy of the present weights, in this type."""
