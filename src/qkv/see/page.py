@@ -72,6 +72,7 @@ _SCRIPTS = {"compare": "show"}  # kinds that share a script with another
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+_COMMENTS = re.compile(r"^ *(//|/?\*).*\n", re.MULTILINE)  # that have a line of their own
 
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
@@ -278,9 +279,10 @@ def script_json(data: Any) -> str:
 
 @lru_cache(maxsize=16)
 def asset(name: str) -> str:
-    """The text of a file in assets/; empty if there is none of this name."""
+    """The text of a file in assets/; empty if there is none of this name. Scripts lose comments."""
     file = files("qkv.see").joinpath("assets", name)
-    return file.read_text("utf-8") if file.is_file() else ""
+    text = file.read_text("utf-8") if file.is_file() else ""
+    return _COMMENTS.sub("", text) if name.endswith(".js") else text
 
 
 def _tokens(payload: dict[str, Any]) -> str:
