@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
@@ -18,7 +17,8 @@ from matplotlib.patches import Rectangle
 
 from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
-from qkv.see.figures import AFTER, ARROW, BEFORE, drawable, write_png
+from qkv.see.colours import shade
+from qkv.see.figures import AFTER, ARROW, BEFORE, INK, drawable, write_png
 from qkv.see.plane import fit_plane
 from qkv.trace import Trace
 
@@ -183,8 +183,9 @@ def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     figure = view.figure()
     grid, _, scale = figure.axes
     np.testing.assert_array_equal(image(grid).get_array(), view.weights)
-    assert image(grid).get_cmap().name == colormaps["cividis"].name
-    assert image(grid).get_clim() == (0, pytest.approx(view.weights.max()))
+    assert image(grid).get_clim() == (0, 1)
+    for share in (0.0, 0.05, 0.5, 1.0):
+        assert to_hex(image(grid).get_cmap()(share)) == shade(share)
     assert scale.get_ylabel() == "weight"
     assert [text.get_text() for text in grid.get_xticklabels()] == view.tokens
     assert [text.get_text() for text in grid.get_yticklabels()] == view.tokens
@@ -216,8 +217,12 @@ def test_a_walk_draws_scores_and_weights() -> None:
     lower = np.tri(6, dtype=bool)
     np.testing.assert_array_equal(image(scores).get_array()[lower], steps["scaled"][lower])
     least, most = image(scores).get_clim()
-    assert least == pytest.approx(min(0, steps["scaled"][lower].min()))
-    assert most == pytest.approx(steps["scaled"][lower].max())
+    assert most == -least == pytest.approx(abs(steps["scaled"][lower]).max())
+    assert [to_hex(image(scores).get_cmap()(place)) for place in (0.0, 0.5, 1.0)] == [
+        shade(-1.0),
+        "#ffffff",
+        shade(1.0),
+    ]
     np.testing.assert_array_equal(image(weights).get_array(), steps["weights"])
     assert hatched(scores) == hatched(weights) != set()
     assert "centred first" in shift.get_xlabel()
@@ -228,11 +233,10 @@ def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
     figure = view.figure()
     first, second, shift, curve = figure.axes[:4]
     patterns = [side.trace.pattern(view.head.layer, view.head.head) for side in view.sides]
-    top = max(pattern.max() for pattern in patterns)
     for axes, pattern, side in zip((first, second), patterns, view.sides, strict=True):
         np.testing.assert_array_equal(image(axes).get_array(), pattern)
-        assert image(axes).get_clim() == (0, pytest.approx(top))
-        (frame,) = [p for p in axes.patches if to_rgba(p.get_edgecolor()) == to_rgba(AFTER)]
+        assert image(axes).get_clim() == (0, 1)
+        (frame,) = [p for p in axes.patches if to_rgba(p.get_edgecolor()) == to_rgba(INK)]
         assert frame.get_y() + 0.5 == side.positions[0]
     np.testing.assert_allclose(curve.lines[0].get_ydata(), view.similarity)
     assert [t.get_text() for t in curve.texts] == [f"{x:.3f}" for x in view.similarity]

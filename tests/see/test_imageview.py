@@ -60,7 +60,7 @@ def test_layer_head_and_query_can_be_chosen(image):
     place = 1 + 1 * COLUMNS + 2
     pattern = trace["pattern", 0][0, :, place, 1:]
     np.testing.assert_array_equal(view.weights.reshape(2, -1), pattern)
-    assert view.sentence.startswith("The patch in row 1, column 2 (blue frame) puts ")
+    assert view.sentence.startswith("The patch in row 1, column 2 (white frame) puts ")
     assert image_view(trace, image, query=place).query == place
     assert image_view(trace, image, query="[CLS]").query == 0
     only = image_view(trace, image, head=0)
@@ -79,7 +79,7 @@ def test_a_weight_of_a_patch_on_itself_chooses_no_head(image):
 
 
 def test_what_is_laid_over_a_place_is_its_weight():
-    """Grey where there is no weight, and yellow in equal steps; patches cover the whole image."""
+    """Grey where there is no weight, then light in equal steps; patches cover the whole image."""
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
     found = laid_over(image, weights).astype(float)
@@ -93,7 +93,7 @@ def test_what_is_laid_over_a_place_is_its_weight():
     assert laid_over(image, np.zeros((2, 2))).std() == 0
 
 
-def test_yellow_is_lighter_than_any_grey():
+def test_the_light_is_lighter_than_any_grey():
     white = np.full((4, 4, 3), 255, np.uint8)
     mixed = laid_over(white, np.array([[0.0, 1.0]])) @ [0.2126, 0.7152, 0.0722]
     assert mixed[0, 3] > mixed[0, 0] + 30

@@ -425,9 +425,9 @@ def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
     # after the header of 33 bytes a chunk: its length, "IDAT", the data
     rows = [zlib.decompress(part[41 : 41 + int.from_bytes(part[33:37])]) for part in parts]
     pixels = [np.frombuffer(row, np.uint8).reshape(2, 7)[:, 1:].reshape(2, 2, 3) for row in rows]
-    dark, light, grey = (0, 34, 78), (254, 232, 56), (226, 226, 226)
+    light, dark, grey = (255, 255, 255), (2, 58, 108), (226, 226, 226)
     for shown, expected in zip(
-        pixels, ([[light, grey], [light, dark]], [[light, grey], [dark, light]]), strict=True
+        pixels, ([[dark, grey], [dark, light]], [[dark, grey], [light, dark]]), strict=True
     ):
         np.testing.assert_array_equal(shown, expected)
 

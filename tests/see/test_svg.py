@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qkv.models import Model, random_model
 from qkv.see import View, compare, head_view, plot_shift, show, svg, walk
+from qkv.see.colours import shade
 from qkv.see.measures import summarize
-from qkv.see.terminal import shade
 from qkv.trace import Trace
 
 from .support import BANK, CAT, MONEY
@@ -42,7 +42,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     numbers = [word for word in found if re.fullmatch(r"\d\.\d\d", word)]
     exact = [f"{x:.2f}" for x in view.weights.ravel()]
     assert numbers[: len(exact)] == exact
-    assert numbers[len(exact) :] == ["0.00", f"{view.weights.max():.2f}"]  # the scale
+    assert numbers[len(exact) :] == ["0.00", "1.00"]  # the scale
     for token in view.tokens:
         assert found.count(token) >= 4  # both sides of the lines, rows and columns of the map
     assert "bank looks at river: 0.71 (layer 0, head 4)." in found
@@ -75,16 +75,14 @@ def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:
     assert height < 3000
 
 
-def test_a_heat_map_is_in_cividis_between_its_ends() -> None:
+def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
     text = of(svg.heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
     cells = [
         element.get("fill")
         for element in parsed(text).iter(f"{NAMESPACE}rect")
         if element.get("shape-rendering") == "crispEdges"
     ]
-    assert cells[0] == "#00224e"
-    assert cells[1] == "#fee838"
-    assert cells[2] == cells[3]
+    assert cells == ["#ffffff", shade(1.0), shade(0.5), shade(0.5)]
     found = words(text)
     assert found[1:5] == ["c", "d", "a", "0.00"]
     assert found[-3:] == ["0.00", "0.50", "weight"]
@@ -102,16 +100,18 @@ def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
     assert "hatched" not in bare
 
 
-def test_scores_have_a_scale_from_the_lowest() -> None:
-    values = np.array([[-2.0, 0.0, 2.0]])
-    text = of(svg.heat_map(values, ["a"], ["b", "c", "d"], low=-2.0, of="score"))
+def test_scores_part_from_the_ground_at_0() -> None:
+    values = np.array([[-2.0, 0.0, 1.0]])
+    text = of(svg.heat_map(values, ["a"], ["b", "c", "d"], top=None, of="score"))
     assert words(text)[-3:] == ["-2.000", "2.000", "score"]
     colors = [
         element.get("fill")
         for element in parsed(text).iter(f"{NAMESPACE}rect")
         if element.get("shape-rendering") == "crispEdges"
     ]
-    assert colors == [shade(share)[0] for share in (0.0, 0.5, 1.0)]
+    assert colors == [shade(-1.0), "#ffffff", shade(0.5)]
+    above = of(svg.heat_map(np.array([[3.0, 4.0]]), ["a"], ["b", "c"], top=None, of="score"))
+    assert words(above)[-3:] == ["0.000", "4.000", "score"]
 
 
 def test_a_map_of_one_number_has_a_scale() -> None:
@@ -124,7 +124,7 @@ def test_lines_are_as_strong_as_the_weights() -> None:
     text = of(svg.links(weights, ["a", "b"], ["c", "d"], 0))
     lines = list(parsed(text).iter(f"{NAMESPACE}line"))
     # the other query is faint, and what is too faint is left out: 0.02 * 0.25
-    assert [line.get("stroke") for line in lines] == ["#888888", svg.ACCENT, svg.ACCENT]
+    assert [line.get("stroke") for line in lines] == ["#888888", svg.LINES[0], svg.LINES[0]]
     widths = [float(line.get("stroke-width")) for line in lines]
     assert widths == pytest.approx([0.5 + 4 * 0.25 * 0.98, 4.1, 0.9], abs=0.006)
     assert float(lines[1].get("y1")) == float(lines[1].get("y2"))  # a to c: the same row
@@ -225,6 +225,6 @@ def test_a_walk_and_a_comparison_are_pictured(lesson: Model) -> None:
     found = words(pair._picture())
     assert {f"{x:.3f}" for x in pair.similarity} <= set(found)
     framed = [
-        r for r in parsed(pair._picture()).iter(f"{NAMESPACE}rect") if r.get("stroke") == svg.ACCENT
+        r for r in parsed(pair._picture()).iter(f"{NAMESPACE}rect") if r.get("stroke") == svg.INK
     ]
     assert len(framed) == 2  # the word's row in both

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from qkv.see.colours import shade
 from qkv.see.terminal import (
     Screen,
     bar,
@@ -16,7 +17,6 @@ from qkv.see.terminal import (
     number_format,
     numbers,
     prose,
-    shade,
     strongest_block,
 )
 
@@ -41,7 +41,7 @@ def test_a_grid_shows_every_weight_of_a_short_text(screen: Screen) -> None:
         assert line.plain.startswith(WORDS[i])
         assert found_numbers(line) == [float(f"{x:.2f}") for x in weights[i]]
     assert lines[6].plain.startswith("scale 0.00")
-    assert lines[6].plain.endswith(f"{weights.max():.2f}")
+    assert lines[6].plain.endswith("1.00")
 
 
 @pytest.mark.parametrize("colors", [0, 256, 1 << 24])
@@ -112,53 +112,39 @@ def backgrounds(line: Text) -> list[str]:
     return [str(span.style).split(" on ")[1] for span in line.spans if " on " in str(span.style)]
 
 
-def test_the_background_is_the_share_of_the_largest_weight() -> None:
-    weights = np.array([[0.0, 0.1], [0.4, 0.2]])
-    lines = grid(Screen(colors=1 << 24), weights, ["a", "b"], ["a", "b"])
-    assert backgrounds(lines[1]) == ["#00224e", shade(0.25)[0]]
-    assert backgrounds(lines[2]) == ["#fee838", shade(0.5)[0]]
-    few = grid(Screen(colors=256), weights, ["a", "b"], ["a", "b"])
-    assert backgrounds(few[2]) == ["color(227)", shade(0.5, 256)[0]]
-    assert not any(backgrounds(line) for line in grid(Screen(), weights, ["a", "b"], ["a", "b"]))
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_background_is_the_weight_and_at_nothing_the_terminals_own(theme: str) -> None:
+    weights = np.array([[0.0, 0.1], [0.4, 1.0]])
+    lines = grid(Screen(colors=1 << 24, theme=theme), weights, ["a", "b"], ["a", "b"])
+    assert backgrounds(lines[1]) == [shade(0.1, theme)]
+    assert backgrounds(lines[2]) == [shade(0.4, theme), shade(1.0, theme)]
+    assert lines[3].plain.endswith(" 1.00")
+    few = grid(Screen(colors=256, theme=theme), weights, ["a", "b"], ["a", "b"])
+    full = {"light": "color(17)", "dark": "color(153)"}[theme]
+    assert backgrounds(few[2])[1] == full
+    for screen in (Screen(), Screen(colors=256, theme=None)):
+        assert not any(backgrounds(line) for line in grid(screen, weights, ["a", "b"], ["a", "b"]))
 
 
-def lightness(color: str) -> float:
-    """Relative luminance (WCAG 2.1) of `#rrggbb`, or of one of the 256 colours."""
-    if color.startswith("color("):
-        place = int(color[6:-1]) - 16
-        levels = (0, 95, 135, 175, 215, 255)
-        channels = [levels[place // 36], levels[place // 6 % 6], levels[place % 6]]
-    else:
-        channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (channel / 255 for channel in channels)
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("colors", [256, 1 << 24])
-def test_more_weight_is_always_lighter_and_its_number_readable(colors: int) -> None:
-    shades = [shade(share, colors) for share in np.linspace(0, 1, 101)]
-    light = [lightness(color) for color, _ in shades]
-    assert light == sorted(light)
-    for value, (_, dark) in zip(light, shades, strict=True):
-        contrast = (value + 0.05) / 0.05 if dark else 1.05 / (value + 0.05)
-        assert contrast >= 4.5  # WCAG 2.1, AA
+def test_a_stretched_grid_ends_at_its_largest_weight_and_says_so() -> None:
+    weights = np.array([[0.1, 0.4]])
+    lines = grid(Screen(colors=1 << 24), weights, ["a"], ["a", "b"], top=0.4)
+    assert backgrounds(lines[1]) == [shade(0.25, "dark"), shade(1.0, "dark")]
+    assert lines[2].plain.endswith(" 0.40 (stretched to the largest)")
 
 
 def test_without_colours_a_mark_stands_for_the_share() -> None:
-    weights = np.array([[0.0, 0.2, 0.4, 0.6, 0.8]])
+    weights = np.array([[0.0, 0.05, 0.5, 0.75, 1.0]])
     line = grid(Screen(), weights, ["a"], list("abcde"))[1].plain
-    assert re.findall(r"(.)0\.\d\d", line) == [" ", "░", "▒", "▓", "█"]
+    assert re.findall(r"(.)[01]\.\d\d", line) == [" ", "░", "▒", "▓", "█"]
     line = grid(Screen(encoding="latin-1"), weights, ["a"], list("abcde"))[1].plain
-    assert re.findall(r"(.)0\.\d\d", line) == [" ", ".", ":", "*", "#"]
+    assert re.findall(r"(.)[01]\.\d\d", line) == [" ", ".", ":", "*", "#"]
 
 
 def test_a_weight_that_is_no_number_is_said_to_be_none() -> None:
     lines = grid(Screen(), np.array([[np.nan, 0.5]]), ["a"], ["a", "b"])
     assert "nan" in lines[1].plain
-    assert lines[-1].plain.endswith("0.50")
+    assert lines[-1].plain.endswith("1.00")
 
 
 @pytest.mark.parametrize("colors", [0, 1 << 24])

@@ -16,12 +16,14 @@ from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.see import findings
+from qkv.see.colours import THEMES, ink, shade, signed_end
 from qkv.see.plane import fit_plane
 from qkv.see.terminal import strongest_block
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from qkv.see.runs import RunsView
     from qkv.see.views import CompareView, ShowView, WalkView
 
-BEFORE, AFTER, ARROW, FAINT = "#1f5fbf", "#c8102e", "#9a9a9a", "#dddddd"
+BEFORE, AFTER, ARROW, FAINT, INK = "#1f5fbf", "#c8102e", "#9a9a9a", "#dddddd", "#1a1a1a"
 MOST_LABELS = 20
 MOST_ROWS = 32
 _DPI = 150
@@ -85,11 +87,9 @@ def runs_figure(view: RunsView) -> Figure:
     figure = _figure(19.0, 6.0)
     *grids, bars = figure.subplots(1, 3)
     parts = view.heads
-    blocks = [part.block(view.head.layer, view.head.head, MOST_ROWS) for part in parts]
-    top = max(float(np.nan_to_num(block.values).max(initial=0.0)) for block in blocks)
     for axes, part, name in zip(grids, parts, view.names, strict=True):
         title = f"{name}: layer {view.head.layer}, head {view.head.head}"
-        draw_block(axes, part, view.head, title=title, top=top)
+        draw_block(axes, part, view.head, title=title)
     shown = view.changes[:MOST_LABELS][::-1]
     places = range(len(shown))
     bars.barh(places, [change.distance for change in shown], color=BEFORE)
@@ -109,7 +109,6 @@ def compare_figure(view: CompareView) -> Figure:
     (grid_a, grid_b), (shift, curve) = figure.subplots(2, 2)
     layer, head = view.head.layer, view.head.head
     patterns = [side.trace.pattern(layer, head) for side in view.sides]
-    top = max(float(np.nanmax(pattern)) for pattern in patterns)
     for name, axes, side, weights in zip("AB", (grid_a, grid_b), view.sides, patterns, strict=True):
         strongest_key = side.trace.tokens[int(side.weights.argmax())]
         draw_grid(
@@ -120,7 +119,6 @@ def compare_figure(view: CompareView) -> Figure:
             score=findings.between_content(side.trace, weights),
             title=f"{name}: {view.word} puts {side.weights.max():.2f} of layer {layer}, "
             f"head {head} on {strongest_key}",
-            top=top,
             outlined=side.positions,
         )
     draw_similarity(curve, view.similarity, view.word)
@@ -150,7 +148,8 @@ def walk_figure(view: WalkView) -> Figure:
     where = f"layer {walk.layer}, head {walk.head}"
     draw_grid(
         panels[0], scores.values, *names, hidden=scores.hidden, score=score,
-        title=f"Scaled scores of {where}", of="score", row="each row: one query, every key",
+        title=f"Scaled scores of {where}", top=None, of="score",
+        row="each row: one query, every key",
     )  # fmt: skip
     draw_grid(
         panels[1], weights.values, *names, hidden=scores.hidden, score=score,
@@ -218,18 +217,16 @@ def replay_figure(view: ReplayView) -> Figure:
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.95, 1.0])[:, 0]
     panels = above.subplots(1, len(strip), squeeze=False)[0]
     patterns, hidden = replay.patterns(view.head), replay.hidden_of(view.head)
-    top = float(patterns.max(initial=0.0)) or 1.0
     names = drawable(replay.first.tokens)
     image = None
     for axes, place in zip(panels, strip, strict=True):
-        image = axes.imshow(patterns[place], cmap="cividis", vmin=0.0, vmax=top)
+        image = axes.imshow(patterns[place], cmap=_cmap(0.0), vmin=0.0, vmax=1.0)
         if hidden is not None and hidden.any():
             veil = np.ma.masked_where(~hidden, np.ones(hidden.shape))
             axes.imshow(veil, cmap="Greys", vmin=-4.0, vmax=16.0)
+        _bounded(axes)
         axes.set_xticks([])
         axes.set_yticks([])
-        for spine in axes.spines.values():
-            spine.set_visible(False)
         _plain(axes.set_title(f"step {replay.steps[replay.shown[place]]:,}", pad=4), 10)
     if len(names) <= MOST_ROWS:
         panels[0].tick_params(length=0)
@@ -240,7 +237,7 @@ def replay_figure(view: ReplayView) -> Figure:
     bar = above.colorbar(image, ax=list(panels), fraction=0.012, pad=0.01, shrink=0.8)
     bar.set_label("weight", fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)
+    bar.outline.set_edgecolor(ARROW)
     charts = below.subplots(1, 2 if replay.losses else 1, squeeze=False)[0]
     knots = replay.knots
 
@@ -308,9 +305,7 @@ def words_before_and_after(trace: Trace, call: str) -> tuple[Array, Array, list[
     return trace["embed"][0][kept], last[0][kept], [trace.tokens[i] for i in kept]
 
 
-def draw_block(
-    axes: Axes, heads: Heads, head: Head, *, title: str, top: float | None = None
-) -> None:
+def draw_block(axes: Axes, heads: Heads, head: Head, *, title: str, top: float = 1.0) -> None:
     """One head's weights as a grid; of a long text those that were kept."""
     if not heads.weights:
         block = heads.block(head.layer, head.head, MOST_ROWS)
@@ -346,7 +341,7 @@ def draw_grid(
     hidden: Array | None = None,
     score: Array | None = None,
     title: str = "",
-    top: float | None = None,
+    top: float | None = 1.0,
     outlined: Iterable[int] = (),
     of: str = "weight",
     row: str = "each row: what this token looks at",
@@ -354,17 +349,15 @@ def draw_grid(
     """Weights or scores `(T, T)` as a grid of colours with a scale; what a mask hides is hatched.
 
     The columns stand for `keys`, where they are other tokens `(L, S)`. Of more than 32 tokens those
-    with the largest `score` are shown, and the title says so. A scale
-    of weights goes from 0 to `top`, one of scores over what there is. `outlined` are rows to put a
-    frame round; `of` and `row` are what scale and rows are called.
+    with the largest `score` are shown, and the title says so. The scale goes from 0 to `top`; where
+    that is None it is as long as the numbers need, with 0 in its middle if some are negative.
+    `outlined` are rows to put a frame round; `of` and `row` are what scale and rows are called.
     """
     score = weights if score is None else score
     rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
     shown = weights[np.ix_(rows, columns)]
-    finite = weights[np.isfinite(weights)]
-    top = top or float(finite.max(initial=0.0)) or 1.0
-    least = 0.0 if of == "weight" else float(finite.min(initial=0.0))
-    image = axes.imshow(shown, cmap="cividis", vmin=least, vmax=top, aspect="equal")
+    least, top = signed_end(weights) if top is None else (0.0, top)
+    image = axes.imshow(shown, cmap=_cmap(least), vmin=least, vmax=top, aspect="equal")
     n = max(len(rows), len(columns))
     size = max(5.5, min(10.0, 130 / n))
     over = tokens if keys is None else keys
@@ -375,9 +368,8 @@ def draw_grid(
     axes.set_yticks(range(len(rows)), names[1])
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         _plain(label, size)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    _cells(axes, shown, None if hidden is None else hidden[np.ix_(rows, columns)], (least, top), n)
+    _bounded(axes)
+    _cells(axes, shown, None if hidden is None else hidden[np.ix_(rows, columns)], top, n)
     for i in outlined:
         if i in rows:
             _frame(axes, rows.index(i), len(columns))
@@ -386,7 +378,7 @@ def draw_grid(
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label(of, fontsize=9)
     bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)
+    bar.outline.set_edgecolor(ARROW)
     most = max(len(tokens), len(over))
     note = "" if n == most else f"\nthe {n} of {most} tokens with the largest weights"
     _plain(axes.set_title(drawable([title])[0] + note, pad=10), 11)
@@ -612,9 +604,24 @@ def _glyphs(path: str) -> frozenset[int]:
         return frozenset()
 
 
-def _cells(
-    axes: Axes, shown: Array, hidden: Array | None, ends: tuple[float, float], n: int
-) -> None:
+@lru_cache(maxsize=2)
+def _cmap(least: float) -> Colormap:
+    """The scale from the white of a figure on; for a scale that begins below 0, both ways."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    theme = THEMES["light"]
+    stops = [*(theme.less[:0:-1] if least < 0 else ()), *theme.more]
+    return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
+
+
+def _bounded(axes: Axes) -> None:
+    """A thin line round a grid, whose empty cells are as white as the figure."""
+    for spine in axes.spines.values():
+        spine.set_color(ARROW)
+        spine.set_linewidth(0.6)
+
+
+def _cells(axes: Axes, shown: Array, hidden: Array | None, top: float, n: int) -> None:
     """Hatch what is hidden; write the numbers where there is room for them."""
     from matplotlib.patches import Rectangle
 
@@ -627,10 +634,9 @@ def _cells(
                 )
             )  # fmt: skip
         elif n <= 14:
-            dark = (shown[i, j] - ends[0]) / (ends[1] - ends[0]) > 0.55
             text = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center")
             text.set_fontsize(max(5.5, min(9.0, 88 / n)))
-            text.set_color("black" if dark else "white")
+            text.set_color(ink(shade(float(shown[i, j]) / top)))
 
 
 def _frame(axes: Axes, row: int, columns: int) -> None:
@@ -638,7 +644,7 @@ def _frame(axes: Axes, row: int, columns: int) -> None:
 
     axes.add_patch(
         Rectangle(
-            (-0.5, row - 0.5), columns, 1, fill=False, edgecolor=AFTER, linewidth=1.6, clip_on=False
+            (-0.5, row - 0.5), columns, 1, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False
         )
     )
 

@@ -17,11 +17,12 @@ from qkv.arrays import Array, as_array
 from qkv.files import replacing
 from qkv.models.vision import grid_of
 from qkv.see import svg
+from qkv.see.colours import THEMES
 from qkv.see.figures import image_figure
 from qkv.see.findings import one_text
 from qkv.see.lines import title
 from qkv.see.page import POLICY, check_theme
-from qkv.see.terminal import Screen, prose, shade
+from qkv.see.terminal import Screen, prose
 from qkv.see.view import View
 from qkv.trace import Trace
 
@@ -29,13 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-LIGHT = (
-    255,
-    209,
-    46,
-)  # what is laid over a place that is looked at: light, where the picture is not
+# What is laid over a place that is looked at: light, where the picture is not.
+LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
 MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
-_LOOKING = "#5cc8ff"  # the frame of the patch that looks: light, since the picture is not
+_LOOKING = "#ffffff"  # the frame of the patch that looks
 _WIDTH, _GAP = 300.0, 24.0  # of a picture in an SVG, and between two
 _ACROSS = 4, 6  # heads beside each other, at least and at most
 
@@ -107,7 +105,7 @@ class ImageView(View):
         place = self.looking
         who = self._name
         if place is not None:
-            who = f"The patch in row {place[0]}, column {place[1]} (blue frame)"
+            who = f"The patch in row {place[0]}, column {place[1]} (white frame)"
         return (
             f"{who} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
             f"the patch in row {row}, column {column} (red frame); half of what it gives to "
@@ -213,7 +211,7 @@ class ImageView(View):
         """What the colours mean, and what is not on a patch."""
         weights = self.weights[self.head]
         return (
-            f"Grey: weight 0. Yellow: the head's largest weight, here {weights.max():.3f}. "
+            f"Grey: weight 0. Light blue: the head's largest weight, here {weights.max():.3f}. "
             f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}."
             + " Below, each head of the layer by its own largest weight."
             * (len(self.weights) > 1)
@@ -244,15 +242,9 @@ class ImageView(View):
         for row, line in enumerate(shares.tolist()):
             shown = Text("  ")
             for column, share in enumerate(line):
-                digit = f"{round(9 * share):d} "
-                if screen.colors:
-                    color, dark = shade(share, screen.colors)
-                    ink = "black" if dark else "white"
-                    shown.append(
-                        "x " if (row, column) == self.looking else "  ", f"{ink} on {color}"
-                    )
-                else:
-                    shown.append("x " if (row, column) == self.looking else digit)
+                blank = "  " if screen.shades else f"{round(9 * share):d} "
+                looks = (row, column) == self.looking
+                shown.append("x " if looks else blank, screen.shading(share))
             yield shown
 
 
@@ -372,7 +364,7 @@ def laid_over(image: Array, weights: Array) -> Array:
     share = np.nan_to_num(weights / (float(np.nanmax(weights)) or 1.0)).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
-    grey = 20 + 0.5 * grey  # no lighter than a middle grey, so that yellow is always lighter
+    grey = 20 + 0.5 * grey  # no lighter than a middle grey, so that the light is always lighter
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)
     return np.asarray(mixed.round().astype(np.uint8))

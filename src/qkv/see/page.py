@@ -53,7 +53,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see import measures
+from qkv.see import colours, measures
 from qkv.see.heads import Heads, Summary
 from qkv.see.svg import readable
 from qkv.see.words import word_spans
@@ -241,7 +241,8 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
     names = ["view", _SCRIPTS.get(payload["kind"], payload["kind"])]
     code = "\n".join(filter(None, (asset(f"{name}.js") for name in names)))
-    css = script_json("\n".join(filter(None, (asset(f"{name}.css") for name in names))))
+    styles = [colours.css(), *filter(None, (asset(f"{name}.css") for name in names))]
+    css = script_json("\n".join(styles))
     return (
         f'<div class="qkv-view" data-qkv="{mark}">{static}{_tokens(payload)}</div>\n'
         f'<script>(() => {{ "use strict";\n{code}\nstart("{mark}", {data}, {css});\n'

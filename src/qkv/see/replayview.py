@@ -13,12 +13,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see import svg
 from qkv.see.choice import Head
+from qkv.see.colours import shade
 from qkv.see.figures import replay_figure
 from qkv.see.imageview import png
 from qkv.see.lines import heading, title
 from qkv.see.page import check_theme, payload_of, start_at
 from qkv.see.snapshots import read_run
-from qkv.see.terminal import Screen, bar, prose, shade, strongest
+from qkv.see.terminal import Screen, bar, prose, strongest
 from qkv.see.training import (
     MOST_LOSSES,
     Replay,
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
 _STRIP = 6  # steps side by side in a picture
 _MOST_ROWS = 24
 _TILE = 150.0  # pixels of a side
-# The lines of a page, in its light theme: told apart by their strokes as well.
-_LOOKS = (("#0b62b0", ""), ("#c64a00", "8 4"), ("#00795a", "2 4"), ("#a8327f", "10 3 2 3"))
+_DASHES = "", "8 4", "2 4", "10 3 2 3"  # of lines, which are told apart by their colours as well
 _VEIL = (226, 226, 226)
 
 
@@ -94,7 +94,8 @@ class ReplayView(View):
             svg.Line(
                 list(zip(self.steps, self.replay.course(self.head, place).tolist(), strict=True)),
                 score.of,
-                *_LOOKS[place],
+                svg.LINES[place],
+                _DASHES[place],
             )
             for place, score in enumerate(self.replay.scores)
         ]
@@ -148,9 +149,8 @@ class ReplayView(View):
 
     def _picture(self) -> str:
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
-        top = float(self.weights.max(initial=0.0)) or 1.0
         tiles = [
-            _tile(self.weights[place], hidden, top, f"step {replay.steps[replay.shown[place]]:,}")
+            _tile(self.weights[place], hidden, f"step {replay.steps[replay.shown[place]]:,}")
             for place in self.strip
         ]
         where = f"layer {self.head.layer}, head {self.head.head}"
@@ -164,7 +164,7 @@ class ReplayView(View):
         notes = [
             f"This head is shown because {self.head.reason}.",
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
-            f"at (columns); dark is a weight of 0, yellow {top:.2f}.",
+            f"at (columns); white is a weight of 0, dark blue 1.",
         ]
         return svg.picture(self.sentence, notes, [tiles, charts])
 
@@ -186,7 +186,7 @@ class ReplayView(View):
         for place in spread(len(replay.steps), _MOST_ROWS // 2):
             step, value = replay.steps[place], float(course[place])
             line = Text(f"{step:>9,}  {value:4.2f} ")
-            line.append(bar(screen, value, room), style="yellow")
+            line.append(bar(screen, value, room))
             logged = replay.loss_at(step)
             yield line if logged is None else line.append(f"{logged:8.3f}")
         yield Text()
@@ -224,13 +224,15 @@ class ReplayView(View):
 
 
 def _weight(change: float) -> str:
-    return "bold yellow" if change >= 0.2 else "not bold"
+    return "bold" if change >= 0.2 else "not bold"
 
 
-def _tile(weights: Array, hidden: Array | None, top: float, caption: str) -> svg.Part:
+def _tile(weights: Array, hidden: Array | None, caption: str) -> svg.Part:
     """Weights as a small picture, `(L, L)` pixels large, what a mask hides in grey."""
-    colors = np.array([_rgb(n / 255) for n in range(256)], dtype=np.uint8)
-    pixels = colors[np.rint(np.clip(weights / top, 0, 1) * 255).astype(int)]
+    colors = np.array(
+        [tuple(bytes.fromhex(shade(n / 255)[1:])) for n in range(256)], dtype=np.uint8
+    )
+    pixels = colors[np.rint(np.clip(weights, 0, 1) * 255).astype(int)]
     if hidden is not None:
         pixels[hidden] = _VEIL
     data = base64.b64encode(png(pixels)).decode("ascii")
@@ -239,15 +241,11 @@ def _tile(weights: Array, hidden: Array | None, top: float, caption: str) -> svg
             svg.text(0, 12, caption, weight="bold"),
             f'<image y="20" width="{_TILE:g}" height="{_TILE:g}" preserveAspectRatio="none" '
             f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>',
+            f'<rect y="20" width="{_TILE:g}" height="{_TILE:g}" fill="none" stroke="{svg.LINE}"/>',
         ],
         _TILE,
         _TILE + 20,
     )
-
-
-def _rgb(share: float) -> tuple[int, ...]:
-    color, _ = shade(share)
-    return tuple(bytes.fromhex(color[1:]))
 
 
 def replay(

@@ -145,11 +145,10 @@ class RunsView(View):
     def _picture(self) -> str:
         layer, head = self.head.layer, self.head.head
         blocks = [heads.block(layer, head, svg.MOST_ROWS) for heads in self.heads]
-        top = max(float(np.nan_to_num(block.values).max(initial=0.0)) for block in blocks)
         maps = [
             svg.heat_map(
                 block.values, block.rows, block.columns,
-                top=top, hidden=block.hidden, caption=f"{name}: layer {layer}, head {head}",
+                hidden=block.hidden, caption=f"{name}: layer {layer}, head {head}",
                 missing=block.missing,
             )
             for name, block in zip(self.names, blocks, strict=True)
@@ -174,7 +173,7 @@ class RunsView(View):
         for change in shown:
             line = Text(screen.cut(self.tokens[change.token], width), style="bold")
             line.append(f" {change.distance:8.3f} ", style="not bold")
-            line.append(bar(screen, change.distance / most, 20), style="not bold yellow")
+            line.append(bar(screen, change.distance / most, 20), style="not bold")
             yield line.append(f" {change.cosine:7.3f}", style="not bold dim")
         if len(shown) < len(self.changes):
             yield Text(f"Shown: the {len(shown)} of {len(self.changes)} that changed most.", "dim")
@@ -184,7 +183,7 @@ class RunsView(View):
         for layer, value in enumerate(self.by_layer.tolist()):
             where = f"after layer {layer - 1}" if layer else "embeddings"
             line = Text(f"{where:15} {value:7.3f}  ")
-            yield line.append(bar(screen, value / highest, 30), style="yellow")
+            yield line.append(bar(screen, value / highest, 30))
         yield Text()
         where = f"layer {self.head.layer}, head {self.head.head}"
         query = self.changes[0].token

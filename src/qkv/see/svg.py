@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.terminal import number_format, shade
+from qkv.see.colours import THEMES, ink, shade, signed_end
+from qkv.see.terminal import number_format
 
 INK, DIM, LINE, ACCENT, BEFORE = "#1a1a1a", "#555555", "#b5b5b5", "#c8102e", "#1f5fbf"
+LINES = THEMES["light"].lines
 MOST_ROWS = 32
 _SIZE = 11  # pixels of a letter's height
 _GAP = 24
@@ -94,8 +96,7 @@ def heat_map(
     rows: Sequence[str],
     columns: Sequence[str],
     *,
-    low: float = 0.0,
-    top: float | None = None,
+    top: float | None = 1.0,
     hidden: Array | None = None,
     caption: str = "",
     of: str = "weight",
@@ -108,8 +109,8 @@ def heat_map(
         values: the numbers; those that are not finite are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        low: the lower end of the scale.
-        top: its upper end; the largest number unless given.
+        top: the upper end of the scale, whose lower one is 0. None for numbers of any size and
+            sign, whose scale is as long as they need and has 0 at its lower end or in its middle.
         hidden: which cells to hatch as well.
         caption: what is shown.
         of: what the numbers are.
@@ -117,9 +118,8 @@ def heat_map(
         missing: what a hatched cell is.
     """
     hatched = ~np.isfinite(values) if hidden is None else hidden | ~np.isfinite(values)
-    finite = np.where(hatched, low, values)
-    high = float(finite.max(initial=low)) if top is None else top
-    high = high if high > low else low + 1.0
+    finite = np.where(hatched, 0.0, values)
+    low, high = signed_end(finite) if top is None else (0.0, top)
     form: Callable[[float], str] = (
         "{:.2f}".format if of == "weight" else number_format(finite[~hatched])
     )
@@ -143,24 +143,18 @@ def heat_map(
             if hatched[i, j]:
                 marks.append(f"M{x:g} {y + cell:g}l{cell:g} {-cell:g}")
                 continue
-            color, dark = shade((float(values[i, j]) - low) / (high - low))
+            color = shade(float(values[i, j]) / high)
             elements.append(
                 f'<rect x="{x:g}" y="{y:g}" width="{cell:g}" height="{cell:g}" fill="{color}" '
                 'shape-rendering="crispEdges"/>'
             )
             if cell == 30.0:
-                ink = "#000000" if dark else "#ffffff"
-                place = (x + cell / 2, y + cell / 2 + 3.5)
-                elements.append(
-                    text(*place, form(float(values[i, j])), size=size, fill=ink, anchor="middle")
-                )
+                number, place = form(float(values[i, j])), (x + cell / 2, y + cell / 2 + 3.5)
+                elements.append(text(*place, number, size=size, fill=ink(color), anchor="middle"))
     if marks:
         elements.append(f'<path d="{"".join(marks)}" stroke="{LINE}" fill="none"/>')
-    for i in outlined:
-        elements.append(
-            f'<rect x="{left:g}" y="{top_edge + i * cell:g}" width="{m * cell:g}" '
-            f'height="{cell:g}" fill="none" stroke="{ACCENT}" stroke-width="2"/>'
-        )
+    elements.append(_frame(left, top_edge, m * cell, n * cell, LINE, 1))
+    elements += [_frame(left, top_edge + i * cell, m * cell, cell, INK, 2) for i in outlined]
     bottom = top_edge + n * cell + 14
     elements += _scale(left, bottom, low, high, form, of)
     if marks:
@@ -190,7 +184,7 @@ def links(
             strength = min(1.0, weight) * (1.0 if i == query else 0.25)
             if strength < 0.01:
                 continue
-            color = ACCENT if i == query else "#888888"
+            color = LINES[0] if i == query else "#888888"
             elements.append(
                 f'<line x1="{left:g}" y1="{top + (i + 0.5) * step:g}" x2="{right:g}" '
                 f'y2="{top + (j + 0.5) * step:g}" stroke="{color}" '
@@ -198,8 +192,8 @@ def links(
             )
     for i, row in enumerate(rows):
         place = (left - 6, top + (i + 0.5) * step + 4)
-        fill, face = (ACCENT, "bold") if i == query else (INK, "normal")
-        elements.append(text(*place, _cut(row), anchor="end", fill=fill, weight=face))
+        face = "bold" if i == query else "normal"
+        elements.append(text(*place, _cut(row), anchor="end", weight=face))
     for j, column in enumerate(columns):
         elements.append(text(right + 6, top + (j + 0.5) * step + 4, _cut(column)))
     width = right + 6 + max([_width(column) for column in columns], default=0)
@@ -441,18 +435,26 @@ def _meet(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
+def _frame(x: float, y: float, width: float, height: float, color: str, line: float) -> str:
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="none" '
+        f'stroke="{color}" stroke-width="{line:g}"/>'
+    )
+
+
 def _scale(
     x: float, y: float, low: float, high: float, form: Callable[[float], str], of: str
 ) -> list[str]:
     steps, wide = 24, 4.0
     bar = [
         f'<rect x="{x + k * wide:g}" y="{y:g}" width="{wide + 0.5:g}" height="9" '
-        f'fill="{shade(k / (steps - 1))[0]}"/>'
+        f'fill="{shade((low + k / (steps - 1) * (high - low)) / high)}"/>'
         for k in range(steps)
     ]
     end = x + steps * wide
     return [
         *bar,
+        _frame(x, y, steps * wide + 0.5, 9, LINE, 1),
         text(x, y + 20, form(low), size=9, fill=DIM),
         text(end, y + 20, form(high), size=9, fill=DIM, anchor="end"),
         text(end + 8, y + 9, of, size=10, fill=DIM),

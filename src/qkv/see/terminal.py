@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.see.colours import THEMES, ink, shade
+from qkv.see.terminal_ground import ground_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-
-# Cividis (Nuñez, Anderton and Renslow 2018) at nine equal steps: the same order of lightness for
-# every kind of colour vision.
-CIVIDIS = (
-    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115),
-    (138, 134, 120), (165, 156, 116), (195, 179, 105), (254, 232, 56),
-)  # fmt: skip
-
-# The same from the 256 colours of a terminal, where the nearest ones would not be in order.
-_CIVIDIS_256 = (17, 60, 102, 144, 186, 227)
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -39,18 +31,42 @@ class Screen:
         width: columns.
         colors: how many colours a background can have: 0, 256 or 2**24.
         encoding: of its stream, that decides whether marks beyond ASCII are used.
+        theme: "light" or "dark", by the ground of the terminal; None where that is not known, and
+            cells are marked instead of shaded.
     """
 
     width: int = 80
     colors: int = 0
     encoding: str = "utf-8"
+    theme: str | None = "dark"
 
     @classmethod
     def of(cls, console: Console) -> Screen:
         """What this console can show; NO_COLOR is obeyed, and 16 colours are too few to shade."""
         depths = {"256": 256, "truecolor": 1 << 24}
         colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
-        return cls(console.width, colors, console.encoding)
+        theme = ground_of(console.file) if colors else None
+        return cls(console.width, colors, console.encoding, theme)
+
+    @property
+    def shades(self) -> bool:
+        """Whether a cell can be shaded from the ground of the terminal on."""
+        return bool(self.colors and self.theme)
+
+    def shading(self, share: float) -> str:
+        """How rich is to colour a cell for a share from 0 to 1; nothing at 0, where the ground is.
+
+        >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
+        ('#000000 on #afe4ff', 'color(231) on color(17)')
+        """
+        if share < 0.005 or self.theme is None:
+            return ""
+        if self.colors > 256:
+            color = shade(share, self.theme)
+            return f"{ink(color)} on {color}"
+        cells = THEMES[self.theme].cells
+        place = cells[max(0, min(len(cells), math.ceil(share * len(cells))) - 1)]
+        return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
 
     @property
     def unicode(self) -> bool:
@@ -124,6 +140,7 @@ def grid(
     *,
     hidden: Array | None = None,
     score: Array | None = None,
+    top: float = 1.0,
     max_rows: int = 24,
 ) -> list[Text]:
     """Weights `(Q, K)` as a table of shaded cells, and under it the scale.
@@ -138,20 +155,20 @@ def grid(
         columns: the token of each column.
         hidden: `(Q, K)` bool, True where a mask hides the cell.
         score: what makes a row or a column worth showing; the weights if left out.
+        top: the upper end of the scale.
         max_rows: how many rows at most.
     """
     from rich.text import Text
 
     label = screen.fit(rows, 3, min(12, screen.width // 3))
     score = weights if score is None else score
-    cell = 4 if screen.colors else 5
+    cell = 4 if screen.shades else 5
     room = (screen.width - label - 1) // (cell + 1)
     most = room if len(columns) <= room else max(1, room - 2)
     shown_rows, shown = strongest_block(score, max_rows, most)
     rest = len(columns) - len(shown)
     spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(shown) - 1
     cell = max(cell, min(spare, screen.fit([columns[j] for j in shown], cell, 9)))
-    top = float(np.nanmax(weights, initial=0.0)) or 1.0
 
     head = Text(" " * (label + 1))
     for j in shown:
@@ -295,39 +312,16 @@ def number_format(values: Array) -> Callable[[float], str]:
     return lambda x: f"{x:.{decimals}f}"
 
 
-def shade(share: float, colors: int = 1 << 24) -> tuple[str, bool]:
-    """The colour for a share from 0 to 1, as rich spells it, and whether text on it should be dark.
-
-    >>> shade(0.0), shade(1.0), shade(1.0, 256)
-    (('#00224e', False), ('#fee838', True), ('color(227)', True))
-    """
-    share = min(1.0, max(0.0, share))
-    if colors == 256:
-        step = round(share * (len(_CIVIDIS_256) - 1))
-        return f"color({_CIVIDIS_256[step]})", step > 1
-    place = share * (len(CIVIDIS) - 1)
-    low = min(int(place), len(CIVIDIS) - 2)
-    a, b = CIVIDIS[low], CIVIDIS[low + 1]
-    red, green, blue = (round(x + (y - x) * (place - low)) for x, y in zip(a, b, strict=True))
-    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-    dark = light > 0.18 * 255**2.2  # where black on it has as much contrast as white
-    return f"#{red:02x}{green:02x}{blue:02x}", dark
-
-
 def _cell(screen: Screen, weight: float, top: float, width: int) -> Text:
     from rich.text import Text
 
     if math.isnan(weight):
         return Text("nan".rjust(width), style="bold red")
     share = weight / top
-    if screen.colors:
-        color, dark = shade(share, screen.colors)
-        ink = "#000000" if dark else "#ffffff"
-        if screen.colors == 256:
-            ink = "color(16)" if dark else "color(231)"
-        return Text(f"{weight:.2f}".rjust(width), f"not bold {ink} on {color}")
+    if screen.shades:
+        return Text(f"{weight:.2f}".rjust(width), f"not bold {screen.shading(share)}")
     marks = " ░▒▓█" if screen.unicode else " .:*#"
-    mark = marks[min(4, math.ceil(share * 4 - 0.02))]
+    mark = marks[max(0, min(4, math.ceil(share * 4 - 0.02)))]
     return Text((mark + f"{weight:.2f}").rjust(width), style="not bold")
 
 
@@ -335,15 +329,28 @@ def _scale(screen: Screen, top: float, some_hidden: bool) -> Text:
     from rich.text import Text
 
     line = Text("scale 0.00 ", style="dim")
-    if screen.colors:
+    if screen.shades:
         for step in range(16):
-            line.append(" ", style=f"not dim on {shade(step / 15, screen.colors)[0]}")
+            line.append(" ", style=f"not dim {screen.shading(step / 15)}")
     else:
         line.append(" ░▒▓█" if screen.unicode else " .:*#")
     line.append(f" {top:.2f}")
+    if top != 1:
+        line.append(" (stretched to the largest)")
     if some_hidden:
         line.append(f"   {'·' if screen.unicode else '-'} hidden by the mask")
     return line
+
+
+def cube_color(place: int) -> str:
+    """One of the 256 colours of a terminal, of those from 16 to 231.
+
+    >>> cube_color(16), cube_color(153)
+    ('#000000', '#afd7ff')
+    """
+    levels = (0, 95, 135, 175, 215, 255)
+    red, green, blue = (levels[(place - 16) // step % 6] for step in (36, 6, 1))
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:

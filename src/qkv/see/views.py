@@ -267,13 +267,11 @@ class CompareView(View):
     def _picture(self) -> str:
         layer, head = self.head.layer, self.head.head
         blocks = [side.heads.block(layer, head, svg.MOST_ROWS) for side in self.sides]
-        top = max(float(np.nan_to_num(block.values).max(initial=0.0)) for block in blocks)
         maps = [
             svg.heat_map(
                 block.values,
                 block.rows,
                 block.columns,
-                top=top,
                 hidden=block.hidden,
                 caption=f"{name}: layer {layer}, head {head}",
                 outlined=[i for i, place in enumerate(block.places) if place in side.positions],
@@ -307,8 +305,7 @@ class CompareView(View):
             for layer, value in enumerate(self.similarity.tolist()):
                 where = f"after layer {layer - 1}" if layer else "embeddings"
                 line = Text(f"{where:15} {value:6.3f}  ")
-                line.append(bar(screen, value, screen.room(30, beside=25)), style="yellow")
-                yield line
+                yield line.append(bar(screen, value, screen.room(30, beside=25)))
             yield Text()
         where = f"layer {self.head.layer}, head {self.head.head}"
         yield title(screen.plain(f"What {self.word} looks at in {where}"))
@@ -397,14 +394,13 @@ class WalkView(View):
         scores, weights = by_name.get("masked", by_name["scaled"]), by_name["weights"]
         rows, columns = strongest_block(weights.values, svg.MOST_ROWS, svg.MOST_ROWS)
         cells = np.ix_(rows, columns)
-        finite = scores.values[np.isfinite(scores.values)]
         names = [walk.tokens[i] for i in rows], [walk.keys[j] for j in columns]
         hidden = None if scores.hidden is None else scores.hidden[cells]
         maps = [
             svg.heat_map(
                 scores.values[cells],
                 *names,
-                low=float(finite.min(initial=0.0)),
+                top=None,
                 hidden=hidden,
                 caption=f"Scaled scores of {where}",
                 of="score",
@@ -737,7 +733,7 @@ def _looks_at(screen: Screen, side: Side, most: int = 6) -> list[Text]:
     width = screen.fit([*(side.trace.tokens[i] for i in order), "others"], 5, 14)
     lines = [
         row(screen, side.trace.tokens[i], width, float(side.weights[i])).append(
-            bar(screen, float(side.weights[i]), 12), style="yellow"
+            bar(screen, float(side.weights[i]), 12)
         )
         for i in order
     ]

@@ -15,6 +15,7 @@ VIEWS.replay = (box, payload, ui) => {
 
   const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
   const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] * unit;
+  const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
   function hides(l, h, i, j) {
     if (!bits) return false;
     const [a, b] = data.hidden.shape; // an axis of 1 holds for all
@@ -124,6 +125,7 @@ VIEWS.replay = (box, payload, ui) => {
   // ---- one head, and all of them
 
   const map = heatmap(ui, { label: "Weights", value: () => 0, cell: { max: 44 } });
+  const stretched = stretcher(ui, false, () => go(state.at));
   const legend = el("ul", { class: "replay-legend" });
   const lossNow = el("b");
   const [sentence, why] = [el("p", { class: "sentence" }), el("p", { class: "note" })];
@@ -131,12 +133,18 @@ VIEWS.replay = (box, payload, ui) => {
   const grid = el("div", { class: "heads scroll", role: "listbox", "aria-label": "all heads" });
   const order = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => [l, h]));
   const wide = Math.min(H, 16);
-  let job = 0;
+  const pictures = fewAtATime();
   const move = roving(grid, { count: () => order.length, columns: wide, at: state.l * H + state.h, onpick: (i) => open(...order[i]) });
   fill(
     grid,
     order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))),
   );
+
+  /** The end of the scale, the same at every step. */
+  function high() {
+    const largest = (k) => cells(k, state.l, state.h).reduce((a, b) => Math.max(a, b));
+    return (stretched.input.checked && Math.max(...shown.map((_, k) => largest(k))) * unit) || 1;
+  }
 
   function drawGrid() {
     const size = Math.round(Math.max(40, Math.min(84, (grid.clientWidth || 600) / wide - 8)));
@@ -150,36 +158,26 @@ VIEWS.replay = (box, payload, ui) => {
       node.title = `${called(l, h)}: ${scores[state.score].of} ${text}`;
       fill(node.lastChild, text);
     });
-    clearTimeout(job);
-    let next = 0;
-    const some = () => {
-      // a few at a time, so that the page answers meanwhile
-      const until = performance.now() + 12;
-      for (; next < order.length && performance.now() < until; next++) {
-        const start = place(state.at, ...order[next], 0, 0);
-        const picture = raster(packed.subarray(start, start + L * L), L, L, (value) => value * unit);
-        picture.setAttribute("aria-hidden", "true");
-        fill(grid.children[next].firstChild, picture);
-      }
-      if (next < order.length) job = setTimeout(some, 0);
-    };
-    some();
+    const end = high();
+    pictures(order.length, (i) => {
+      const picture = raster(ui, cells(state.at, ...order[i]), L, L, (value) => (value * unit) / end);
+      fill(grid.children[i].firstChild, picture);
+    });
   }
 
   function drawMap(fresh) {
-    const { at, l, h } = state;
-    const cells = (k) => packed.subarray(place(k, l, h, 0, 0), place(k, l, h + 1, 0, 0));
-    const most = Math.max(...shown.map((_, k) => cells(k).reduce((a, b) => Math.max(a, b)))) * unit;
-    const rise = (k) => cells(last)[k] - (last ? cells(0)[k] : 0);
-    const best = cells(at).reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the same at each step
+    const { l, h } = state;
+    const [before, after] = [0, last].map((k) => cells(k, l, h));
+    const rise = (k) => after[k] - (last ? before[k] : 0);
+    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the same at each step
     const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
     const home = [Math.floor(best / L), best % L];
     const describe = (i, j) => ({
       title: `${visible(tokens[i])} → ${visible(tokens[j])}${hides(l, h, i, j) ? ": hidden by the mask" : ""}`,
       fields: hides(l, h, i, j) ? [] : [...new Set([0, state.at, last])].map((k) => [step(shown[k]), share(weight(k, l, h, i, j))]),
     });
-    if (fresh) map.set({ label: `Weights of ${called(l, h)}`, rows: tokens, columns: tokens, low: 0, high: Math.min(1, Math.ceil(10 * most) / 10 || 1) });
-    map.set({ value, describe, home });
+    if (fresh) map.set({ label: `Weights of ${called(l, h)}`, rows: tokens, columns: tokens });
+    map.set({ value, describe, home, high: high() });
   }
 
   // ---- moving
@@ -271,7 +269,7 @@ VIEWS.replay = (box, payload, ui) => {
     el(
       "div",
       { class: "panels" },
-      el("section", { class: "panel" }, mapTitle, map.node),
+      el("section", { class: "panel" }, mapTitle, map.node, stretched.node),
       el("section", { class: "panel" }, ownTitle, legend, own.node, losses.length ? [el("h3", {}, "Loss ", lossNow), fall.node] : null),
     ),
     el(

@@ -50,12 +50,12 @@ function reader(text) {
 }
 
 /**
- * A head as it is to be seen: subwords merged or not, special tokens left out or not, weights or
+ * What is in sight of a text: subwords merged or not, special tokens left out or not, weights or
  * contributions. Nothing is renormalised: `gone` is what went out of sight.
  */
-function arrange(source, state) {
+function sight(source, state) {
   const { text, keys, keySpecial, keyWords } = source;
-  const { l, h, part } = state;
+  const { part } = state;
   const spans = (names, words, special, wanted) =>
     (state.merge && words ? words : names.map((name, i) => [i, i + 1, name]))
       .filter(
@@ -71,29 +71,61 @@ function arrange(source, state) {
     return at;
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
-  const norms = state.mode === "length" ? keys.map((_, j) => source.norm(l, h, j)) : null;
-
-  const made = rows.map(({ first, last }) => {
-    const values = new Map(); // column -> value, of what the page holds
-    let [gone, held] = [0, 0];
-    for (let i = first; i < last; i++) {
-      source.row(l, h, i, (j, weight) => {
-        const value = (weight * (norms ? norms[j] : 1)) / (last - first);
-        held += weight / (last - first);
-        if (columnAt[j] < 0) gone += value;
-        else values.set(columnAt[j], (values.get(columnAt[j]) || 0) + value);
-      });
-    }
-    const known = [...values].sort((a, b) => (b[1] || 0) - (a[1] || 0) || a[0] - b[0]);
-    return { values, known, gone, rest: text.summary && !norms ? Math.max(0, 1 - held) : 0 };
-  });
+  const long = state.mode === "length";
+  /** All rows of a head: column -> value of what the page holds, and what it does not show. */
+  function made(l, h) {
+    const norms = long ? keys.map((_, j) => source.norm(l, h, j)) : null;
+    return rows.map(({ first, last }) => {
+      const values = new Map();
+      let [gone, held] = [0, 0];
+      for (let i = first; i < last; i++) {
+        source.row(l, h, i, (j, weight) => {
+          const value = (weight * (norms ? norms[j] : 1)) / (last - first);
+          held += weight / (last - first);
+          if (columnAt[j] < 0) gone += value;
+          else values.set(columnAt[j], (values.get(columnAt[j]) || 0) + value);
+        });
+      }
+      return { values, gone, rest: text.summary && !norms ? Math.max(0, 1 - held) : 0 };
+    });
+  }
+  let highest = null;
   return {
+    source,
     rows,
     columns,
     rowAt: (i) => rowAt[i],
-    sparse: Boolean(text.summary),
     away: columnAt.includes(-1),
-    most: Math.max(0, ...made.map(({ known }) => (known[0] && known[0][1]) || 0)),
+    made,
+    /** The largest value of all heads. */
+    highest() {
+      if (highest === null)
+        for (let k = 0; k < text.layers.length * text.heads; k++)
+          highest = Math.max(highest, largest(made(Math.floor(k / text.heads), k % text.heads)));
+      return highest;
+    },
+  };
+}
+
+/** The largest value among the rows of a head. */
+function largest(made) {
+  let most = 0;
+  for (const { values } of made) for (const value of values.values()) if (value > most) most = value;
+  return most;
+}
+
+/** A head as it is to be seen; `seen` is what sight() gives. */
+function arrange(seen, { l, h }) {
+  const { source, rows, columns } = seen;
+  const { text } = source;
+  const made = seen.made(l, h).map((row) => {
+    const known = [...row.values].sort((a, b) => (b[1] || 0) - (a[1] || 0) || a[0] - b[0]);
+    return { ...row, known };
+  });
+  return {
+    ...seen,
+    sparse: Boolean(text.summary),
+    own: largest(made),
     known: (r) => made[r].known, // [[column, value], ...], largest first
     values: (r) => made[r].values,
     gone: (r) => made[r].gone,
@@ -110,12 +142,6 @@ function arrange(source, state) {
       return true;
     },
   };
-}
-
-/** The next round number up, so that a scale ends on it. */
-function roundUp(x) {
-  const power = 10 ** Math.floor(Math.log10(x || 1));
-  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((k) => k * power).find((k) => k >= x * 0.99999);
 }
 
 // ---- lines from tokens to tokens
@@ -443,16 +469,7 @@ function side(ui, state, source, cursor) {
     if (rows.length > 3) said.push(` And ${rows.length - 3} more.`);
     fill(sentence, rows.length ? said : "Nothing is in sight.");
     const best = rows.length ? self.head.known(rows[0])[0] : null;
-    const most = Math.max(...rows.map((r) => self.head.known(r)[0]?.[1] || 0)) || 1;
-    list.set(
-      {
-        head: self.head,
-        active: rows,
-        held: self.held.length > 0,
-        high: long() && !state.both ? most : state.high,
-      },
-      fresh,
-    );
+    list.set({ head: self.head, active: rows, held: self.held.length > 0, high: state.high }, fresh);
     map.set({ marked: rows, home: best ? [rows[0], best[0]] : null });
     if (aloud) ui.say(sentence.textContent);
   }
@@ -474,7 +491,7 @@ function side(ui, state, source, cursor) {
       home: null,
       extra: head.away ? { name: "out of sight", value: head.gone } : null,
       high: state.high,
-      bar: long() ? "contribution" : "weight",
+      bar: `${long() ? "contribution" : "weight"}${state.stretch ? ", stretched" : ""}`,
     });
     refresh(false, true);
   }
@@ -497,8 +514,9 @@ const MEASURES = [
 function headGrid(ui, { asked, onpick }) {
   const box = el("div", { class: "heads scroll", role: "listbox", "aria-label": "all heads" });
   const node = el("section", { class: "panel" });
-  let now = null; // {source, l, h, skip}
-  let [order, wide, job, measure] = [[], 1, 0, "place"];
+  let now = null; // {source, l, h, seen, high}
+  let [order, wide, measure] = [[], 1, "place"];
+  const pictures = fewAtATime();
   const move = roving(box, {
     count: () => order.length,
     columns: () => wide,
@@ -539,18 +557,12 @@ function headGrid(ui, { asked, onpick }) {
       }),
     );
     mark();
-    clearTimeout(job);
+    paint(size);
+  }
+
+  function paint(size) {
     const pixels = Math.round(size * Math.min(2, window.devicePixelRatio || 1));
-    let next = 0;
-    const some = () => {
-      // a few at a time, so that the page answers meanwhile
-      const until = performance.now() + 12;
-      for (; next < order.length && performance.now() < until; next++) {
-        fill(box.children[next].firstChild, thumbnail(now, order[next], pixels));
-      }
-      if (next < order.length) job = setTimeout(some, 0);
-    };
-    job = setTimeout(some, 0);
+    pictures(order.length, (i) => fill(box.children[i].firstChild, thumbnail(ui, now, order[i], pixels)));
   }
 
   function mark() {
@@ -563,9 +575,13 @@ function headGrid(ui, { asked, onpick }) {
   }
 
   function set(next) {
-    const same = now && now.source === next.source && now.skip === next.skip;
+    const was = now;
     now = next;
-    if (same) return mark();
+    if (was && was.source === next.source) {
+      mark();
+      if (was.seen !== next.seen || was.high !== next.high) paint(box.firstChild.clientWidth);
+      return;
+    }
     const { text } = now.source;
     const sorts = MEASURES.filter(([key]) => text.measures[key]).map(([key, , name]) => [key, name]);
     if (!sorts.some(([key]) => key === measure)) measure = "place";
@@ -584,29 +600,24 @@ function headGrid(ui, { asked, onpick }) {
       el("p", { class: "note" }, "Each picture is a head, named layer · head. Click one to open it."),
       box,
     );
-    return layout();
+    layout();
   }
   return { node, set };
 }
 
-/** One head as a picture of at most so many pixels a side, on the scale 0 to 1. */
-function thumbnail({ source, skip }, { l, h }, pixels) {
-  const seen = (special) => special.map((flag, i) => (skip && flag ? -1 : i)).filter((i) => i >= 0);
-  const [rows, columns] = [seen(source.text.special), seen(source.keySpecial)];
-  const place = new Int32Array(source.text.key_length).fill(-1);
-  columns.forEach((j, c) => (place[j] = c));
-  const [wide, tall] = [columns, rows].map(({ length }) => Math.max(1, Math.min(length, pixels)));
+/** One head, as the map shows it, as a picture of at most so many pixels a side. */
+function thumbnail(ui, { seen, high }, { l, h }, pixels) {
+  const [down, across] = [seen.rows.length, seen.columns.length];
+  const [wide, tall] = [across, down].map((length) => Math.max(1, Math.min(length, pixels)));
   const most = new Float32Array(wide * tall);
-  rows.forEach((i, r) => {
-    const base = Math.floor((r * tall) / rows.length) * wide;
-    source.row(l, h, i, (j, weight) => {
-      const k = base + Math.floor((place[j] * wide) / columns.length);
-      if (place[j] >= 0 && weight > most[k]) most[k] = weight;
-    });
+  seen.made(l, h).forEach(({ values }, r) => {
+    const base = Math.floor((r * tall) / down) * wide;
+    for (const [c, value] of values) {
+      const k = base + Math.floor((c * wide) / across);
+      if (value > most[k]) most[k] = value;
+    }
   });
-  const canvas = raster(most, wide, tall, (value) => value);
-  canvas.setAttribute("aria-hidden", "true");
-  return canvas;
+  return raster(ui, most, wide, tall, (value) => value / high);
 }
 
 /** The weight that each key of a long text received, as bars. */
@@ -682,7 +693,8 @@ function look(box, data, ui) {
     skip: at.specials === false,
     mode: "weight",
     part: "all",
-    high: 1,
+    stretch: false,
+    high: 1, // the end of the scale
   };
   const places = (k) =>
     compare ? (compare.places ? compare.places[k] : [compare.changes[0]?.[0] || 0]) : [at.query || 0];
@@ -696,14 +708,8 @@ function look(box, data, ui) {
   const layers = choice(ui, "Layer", [], 0, (l) => open(Number(l), state.h));
   const heads = choice(ui, "Head", [], 0, (h) => open(state.l, Number(h)));
   const menus = ({ text }) => {
-    fill(
-      layers.select,
-      text.layers.map((layer, l) => el("option", { value: l }, String(layer))),
-    );
-    fill(
-      heads.select,
-      Array.from({ length: text.heads }, (_, h) => el("option", { value: h }, String(h))),
-    );
+    layers.put(text.layers.map((layer, l) => [l, String(layer)]));
+    heads.put(Array.from({ length: text.heads }, (_, h) => [h, String(h)]));
   };
   const change = (name) => (value) => {
     state[name] = value;
@@ -755,6 +761,7 @@ function look(box, data, ui) {
     any((text) => text.words || text.key_words)
       ? toggle(ui, "merge subwords into words", state.merge, change("merge")).node
       : null,
+    stretcher(ui, state.stretch, change("stretch")).node,
   );
 
   function open(l, h) {
@@ -764,10 +771,15 @@ function look(box, data, ui) {
   }
 
   function update() {
-    for (const each of sides) each.head = arrange(each.source, state);
-    const most = roundUp(Math.max(...sides.map((each) => each.head.most)));
     const long = state.mode === "length";
-    state.high = long ? most : Math.min(1, most);
+    const way = [state.merge, state.skip, state.mode, state.part].join();
+    for (const each of sides) {
+      if (each.way !== way || each.seen.source !== each.source)
+        Object.assign(each, { way, seen: sight(each.source, state) });
+      each.head = arrange(each.seen, state);
+    }
+    const ends = sides.map(({ head }) => (state.stretch ? head.own : long ? head.highest() : 1));
+    state.high = Math.max(...ends) || 1;
     for (const each of sides) each.show();
     const { source } = sides[0];
     const { text } = source;
@@ -794,7 +806,7 @@ function look(box, data, ui) {
       said.filter(Boolean).map((line) => el("p", { class: "note" }, line)),
     );
     if (both) return;
-    grid.set({ source, l: state.l, h: state.h, skip: state.skip });
+    grid.set({ source, l: state.l, h: state.h, seen: sides[0].seen, high: state.high });
     strip.node.hidden = !text.summary;
     if (text.summary) strip.set(source, state.l, state.h);
   }

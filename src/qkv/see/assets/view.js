@@ -1,5 +1,5 @@
 // The page's script: what every view shares, then the views "show" and "compare".
-// page.py puts it, unchanged, into one function together with a call of start(hash, payload, css);
+// page.py puts it, without comments, into one function together with a call of start(hash, payload, css);
 // the payload is described at the top of page.py. Text from outside only ever becomes a text node.
 
 const VIEWS = {}; // kind of view -> (box, payload, ui) => fills the box
@@ -84,20 +84,14 @@ function word(token) {
 
 // ---- colours
 
-const CIVIDIS = (
-  "00224e00285b002e6a0533711a386f273e6e32436d3b496c434e6c4b546c535a6d5a5f6e61656f686a716f7073767677" +
-  "7d7c788381798b8778928d789a9376a29975aaa073b3a670bbad6dc3b369ccba64d4c15fddc858e6d051efd748f8df3cfee838"
-)
-  .match(/../g)
-  .map((hex) => parseInt(hex, 16));
-
-/** The cividis colour of a share from 0 to 1, as [red, green, blue]. */
-function cividis(share) {
-  const place = Math.min(1, Math.max(0, share || 0)) * (CIVIDIS.length / 3 - 1);
-  const low = Math.min(Math.floor(place), CIVIDIS.length / 3 - 2);
+/** The colour of a share from -1 to 1, as [red, green, blue]: the page's own at 0 (see colours.py). */
+function shade(ui, share) {
+  const stops = ui.stops(share < 0 ? "--less" : "--more");
+  const place = Math.min(1, Math.abs(share || 0)) * (stops.length / 3 - 1);
+  const low = Math.min(Math.floor(place), stops.length / 3 - 2);
   return [0, 1, 2].map((part) => {
-    const from = CIVIDIS[3 * low + part];
-    return Math.round(from + (place - low) * (CIVIDIS[3 * low + 3 + part] - from));
+    const [from, to] = [stops[3 * low + part], stops[3 * low + 3 + part]];
+    return Math.floor(from + (place - low) * (to - from) + 0.5);
   });
 }
 
@@ -150,12 +144,14 @@ function choice(ui, label, options, value, onchange) {
   const set = (chosen) => {
     select.value = String(chosen);
   };
-  fill(
-    select,
-    options.map(([key, text]) => el("option", { value: key }, text)),
-  );
+  const put = (all) =>
+    fill(
+      select,
+      all.map(([key, text]) => el("option", { value: key }, text)),
+    );
+  put(options);
   set(value);
-  return { node: el("span", { class: "control" }, el("label", { for: id }, label), select), select, set };
+  return { node: el("span", { class: "control" }, el("label", { for: id }, label), select), put, set };
 }
 
 /** A labelled check box. */
@@ -218,7 +214,8 @@ function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, onfree 
 
 /** The colour scale with numbers at both ends and in the middle. */
 function scaleBar(ui, low, high, label) {
-  const stops = Array.from({ length: 17 }, (_, i) => css(cividis(i / 16)));
+  const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
+  const stops = [...(low ? less.slice(1).reverse() : []), ...more];
   const digits = high - low >= 20 ? 0 : high - low >= 0.1 ? 2 : 4;
   return el(
     "div",
@@ -240,6 +237,11 @@ function scaleBar(ui, low, high, label) {
   );
 }
 
+/** The switch of a scale of weights: it ends at 1, or at the largest that it shows. */
+function stretcher(ui, checked, onchange) {
+  return toggle(ui, "stretch the scale to the largest", checked, onchange);
+}
+
 // ---- the heat map
 
 /**
@@ -247,7 +249,8 @@ function scaleBar(ui, low, high, label) {
  * small to name, the whole matrix is one picture, and a button shows cells.
  *
  * Options: label; rows, columns: names; value(i, j): a number, NaN = hidden (hatched), undefined = not
- * known (blank); entries(i): instead, the known [j, value] of a sparse row; low, high; text(i, j);
+ * known (blank); entries(i): instead, the known [j, value] of a sparse row; high: the end of the scale,
+ * whose other end is low: 0, or -high; text(i, j);
  * describe(i, j): words, or {title, fields: [[name, value], ...]}; home: the cell described at rest;
  * marked: rows to outline; picked: [i, j] to outline; extra: {name, value(i)}, one more column;
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); cell: {min, max, height}; bar: its name | false.
@@ -274,7 +277,7 @@ function heatmap(ui, options) {
   const font = (size) => `${size}px ${ui.color("--font")}`;
   const x = (j) => shape.left + j * shape.cell + (j >= shape.m ? shape.gap : 0);
   const y = (i) => shape.top + i * shape.tall;
-  const share = (value) => (o.high > o.low ? (value - o.low) / (o.high - o.low) : 0);
+  const share = (value) => value / o.high;
   const row = (i) => (o.entries ? o.entries(i) : o.columns.map((_, j) => [j, o.value(i, j)]));
   const clamp = (k, end) => Math.max(0, Math.min(end, k));
 
@@ -335,10 +338,13 @@ function heatmap(ui, options) {
       pen.strokeStyle = colour;
       pen.strokeRect(x(j) - 0.5, y(i) - 0.5, wide, high);
     };
-    within(left, top, () => {
+    within(left - 1, top - 1, () => {
       pen.translate(-right, -down);
+      pen.fillStyle = ui.color(whole || tall <= 8 ? "--paper" : "--grid");
+      pen.fillRect(left, top, m * cell, n * tall);
+      if (o.extra) pen.fillRect(x(m), top, cell, n * tall);
       if (whole) {
-        pen.fillStyle = o.entries ? ui.color("--blank") : stripes;
+        if (!o.entries) pen.fillStyle = stripes;
         pen.fillRect(left, top, m * cell, n * tall);
         pen.imageSmoothingEnabled = false;
         picture = picture || paint();
@@ -349,7 +355,9 @@ function heatmap(ui, options) {
         if (known) for (let j = j0; j < j1; j++) square(pen, stripes, i, j, known.get(j));
         if (o.extra) square(pen, stripes, i, m, o.extra.value(i));
       }
-      const mark = ui.color("--mark");
+      const mark = ui.color("--ink");
+      frame(0, 0, m * cell + 1, n * tall + 1, 1, ui.color("--line"));
+      if (o.extra) frame(0, m, cell + 1, n * tall + 1, 1, ui.color("--line"));
       for (const i of o.marked) frame(i, 0, m * cell, tall, whole ? 1 : 2, mark);
       for (const [i, j] of [o.picked, at].filter(Boolean)) {
         if (whole) {
@@ -357,8 +365,8 @@ function heatmap(ui, options) {
           frame(0, j, 0, n * tall, 1, mark);
           frame(i - 4 / tall, j - 4 / cell, 9, 9, 2, mark);
         } else {
-          frame(i, j, cell, tall, 4, "#000");
-          frame(i, j, cell, tall, 2, "#fff");
+          frame(i, j, cell, tall, 4, ui.color("--ink"));
+          frame(i, j, cell, tall, 2, ui.color("--paper"));
         }
       }
     });
@@ -404,9 +412,11 @@ function heatmap(ui, options) {
       ? [Math.max(6, shape.cell), Math.max(1, shape.tall)]
       : [shape.cell, shape.tall];
     const line = tall > 8 ? 1 : 0;
-    const colour = cividis(share(value));
-    pen.fillStyle = value === undefined ? ui.color("--blank") : Number.isNaN(value) ? stripes : css(colour);
-    pen.fillRect(x(j), y(i), wide - line, tall - line);
+    const colour = shade(ui, share(value));
+    for (const style of Number.isNaN(value) ? [css(colour), stripes] : [css(colour)]) {
+      pen.fillStyle = style;
+      pen.fillRect(x(j), y(i), wide - line, tall - line);
+    }
     const text = o.text ? o.text(i, j) : null;
     if (text === null || text === undefined) return;
     pen.font = font(11);
@@ -427,7 +437,7 @@ function heatmap(ui, options) {
         if (value > most[place]) most[place] = value;
       }
     }
-    return raster(most, wide, tall, share);
+    return raster(ui, most, wide, tall, share);
   }
 
   /** The cell under the pointer; in the whole picture the largest one near it. */
@@ -530,28 +540,34 @@ function heatmap(ui, options) {
   /** Changes options and draws. */
   function set(changed) {
     Object.assign(o, changed);
-    const fresh = ["rows", "columns", "value", "entries", "low", "high"].filter((name) => name in changed);
+    const fresh = ["rows", "columns", "value", "entries", "high"].filter((name) => name in changed);
     if (fresh.length) [at, picture, widths] = [null, null, null];
     box.setAttribute(
       "aria-label",
       `${o.label}: ${count(o.rows.length)} rows, ${count(o.columns.length)} columns, arrow keys move`,
     );
-    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar) : null);
     tell(false);
+    paintAll();
+  }
+
+  /** In the colours of a theme, which may be new. */
+  function paintAll() {
+    picture = null;
+    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar) : null);
     draw();
   }
 
   set({});
-  ui.redraw(draw);
+  ui.redraw(paintAll);
   return { node, set, draw, point };
 }
 
 /** Numbers as the pixels of a canvas; what is -Infinity stays clear. */
-function raster(values, wide, tall, share) {
-  const canvas = el("canvas", { width: wide, height: tall });
+function raster(ui, values, wide, tall, share) {
+  const canvas = el("canvas", { width: wide, height: tall, "aria-hidden": "true" });
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(wide, tall);
-  const table = Array.from({ length: 256 }, (_, i) => cividis(i / 255));
+  const table = Array.from({ length: 256 }, (_, i) => shade(ui, i / 255));
   for (let k = 0; k < values.length; k++) {
     if (values[k] === -Infinity) continue;
     const colour = table[Math.max(0, Math.min(255, Math.round(255 * share(values[k]))))] || table[0];
@@ -560,6 +576,21 @@ function raster(values, wide, tall, share) {
   }
   pen.putImageData(image, 0, 0);
   return canvas;
+}
+
+/** Draws many things, a few at a time, so that the page answers meanwhile; the next call ends it. */
+function fewAtATime() {
+  let job = 0;
+  return (all, draw) => {
+    clearTimeout(job);
+    let next = 0;
+    const some = () => {
+      const until = performance.now() + 12;
+      while (next < all && performance.now() < until) draw(next++);
+      if (next < all) job = setTimeout(some, 0);
+    };
+    job = setTimeout(some, 0);
+  };
 }
 
 // ---- putting a view on the page
@@ -585,10 +616,16 @@ function mount(host, data, styles) {
       data.theme === "light" || data.theme === "dark" ? data.theme : dark.matches ? "dark" : "light";
     box.dataset.theme = theme;
     colours.clear();
+    ramps.clear();
     if (box.clientWidth) for (const draw of drawers) draw();
   };
-  const colours = new Map();
+  const colours = new Map(); // by property of the style
+  const ramps = new Map();
   const ui = {
+    stops(name) {
+      if (!ramps.has(name)) ramps.set(name, ui.color(name).match(/\w\w/g).map((part) => parseInt(part, 16)));
+      return ramps.get(name);
+    },
     say(text) {
       clearTimeout(pending);
       pending = setTimeout(() => fill(live, text), 150);

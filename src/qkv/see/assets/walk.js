@@ -118,6 +118,7 @@ VIEWS.walk = (box, payload, ui) => {
   const [title, note, end, mapTitle] = ["h3", "p", "p", "h4"].map((tag) => el(tag, { class: { p: "note" }[tag] }));
   const [formula, code] = [el("dd", { class: "formula" }), el("dd", { class: "code" })];
   const written = toggle(ui, "Numbers in the cells", true, () => draw());
+  const stretched = stretcher(ui, false, () => draw());
   const strips = el("canvas", { "aria-hidden": "true" });
   const onpoint = (k, j) => {
     pointed = k === null ? null : [rowsOf(steps[at])[k], j];
@@ -135,7 +136,7 @@ VIEWS.walk = (box, payload, ui) => {
   boxes.forEach((one, k) => one.addEventListener("scroll", () => isLast(steps[at]) && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
   const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, strips), ownPanel);
   const lines = el("dl", { class: "walk-lines" }, el("dt", {}, "Formula"), formula, el("dt", {}, "NumPy"), code);
-  const panel = el("div", { id, role: "tabpanel", class: "walk-panel" }, title, lines, note, end, el("div", { class: "bar" }, written.node), panels);
+  const panel = el("div", { id, role: "tabpanel", class: "walk-panel" }, title, lines, note, end, el("div", { class: "bar" }, written.node, stretched.node), panels);
 
   /** What the heat map is to show of a step: its own result, or the model's. */
   function matrix(step, name) {
@@ -143,15 +144,12 @@ VIEWS.walk = (box, payload, ui) => {
     const { wide, get } = array(name);
     const columns = step.columns ? keys : Array.from({ length: wide }, (_, j) => String(j));
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
-    let [low, high] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
-    const size = Math.max(-low, high);
+    const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
+    const size = Math.max(-least, most);
     // a few numbers of trained vectors are far larger than the rest, and would leave it one grey
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
-    if (step.weights) low = 0;
-    else if (low < 0 && high > 0) {
-      high = Math.max(-sizes[trim], sizes.at(-1 - trim));
-      low = -high; // 0 in the middle
-    }
+    const full = step.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
+    const high = full || 1;
     const hidden = (k, j) => step.weights && step.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
     const text = (x) => (size < 0.01 ? shown(x) : x.toFixed(size < 100 ? 3 : 1).replace("-", "−"));
     const place = (k, j) => `${step.name}[${visible(names(step)[rows[k]])}, ${step.columns ? visible(keys[j]) : j}]`;
@@ -160,7 +158,7 @@ VIEWS.walk = (box, payload, ui) => {
       label: name === "own" ? `The model's own ${walk.own}` : `${step.name}, ${step.title}`,
       rows: rows.map((i) => names(step)[i]),
       columns,
-      low,
+      low: least < 0 ? -high : 0, // 0 in the middle
       high,
       value: (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
       text: written.input.checked ? (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,
@@ -194,13 +192,14 @@ VIEWS.walk = (box, payload, ui) => {
       pen.fillStyle = ui.color("--ink");
       pen.fillText(cut(name, 20), 0, line * tall + tall / 2, left - 6);
       const finite = numbers.filter(Number.isFinite);
-      const most = Math.max(...finite.map(Math.abs), 0) || 1;
-      const signed = finite.some((x) => x < 0);
+      const most = (name === "weights" ? 1 : Math.max(...finite.map(Math.abs), 0)) || 1;
       const wide = Math.min(40, (width - left) / numbers.length);
       numbers.forEach((x, k) => {
-        pen.fillStyle = Number.isFinite(x) ? css(cividis(signed ? (x / most + 1) / 2 : x / most)) : stripes;
+        pen.fillStyle = Number.isFinite(x) ? css(shade(ui, x / most)) : stripes;
         pen.fillRect(left + k * wide, line * tall + 1, Math.max(0.5, wide - (wide > 4 ? 1 : 0)), tall - 2);
       });
+      pen.strokeStyle = ui.color("--line");
+      pen.strokeRect(left - 0.5, line * tall + 0.5, wide * numbers.length, tall - 1);
     });
   }
 
@@ -223,6 +222,7 @@ VIEWS.walk = (box, payload, ui) => {
     const few = held(step) && `Shown: ${held(step).length} of ${names(step).length} rows, those of the largest weights`;
     fill(note, [step.note, few].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
     fill(end, `Recomputed by these lines beside the model's own: the largest difference is ${walk.difference.toExponential(1)}.`);
+    stretched.node.hidden = !step.weights;
     end.hidden = ownPanel.hidden = !isLast(step);
     end.className = "lead";
     panels.className = isLast(step) ? "walk-pair" : "";

@@ -1,0 +1,157 @@
+"""The colours of a page: those of pictures and terminals, from the page's own ground on."""
+
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+from playwright._impl._driver import compute_driver_executable
+from playwright.sync_api import Page
+
+import qkv
+from qkv.see import colours
+from qkv.see.page import asset
+
+from .conftest import Visit
+from .support import SPANS, WORDS, made, page_of
+
+SHARES = [k / 500 for k in range(-550, 551)]
+
+
+def test_a_page_has_the_colours_of_python() -> None:
+    stops = {
+        theme: {
+            name: list(bytes.fromhex("".join(re.findall(r"#(\w{6})", found))))
+            for name, found in re.findall(r"(--more|--less):([^;]*)", rule)
+        }
+        for theme, rule in zip(("light", "dark"), colours.css().split("\n"), strict=True)
+    }
+    code = (
+        f"{asset('view.js')}\nconst stops = {json.dumps(stops)}, shares = {SHARES};\n"
+        "const all = Object.values(stops).map((theme) =>"
+        " shares.map((x) => shade({ stops: (name) => theme[name] }, x)));\n"
+        "process.stdout.write(JSON.stringify(all));"
+    )
+    node = str(compute_driver_executable()[0])
+    done = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True)
+    for theme, shades in zip(stops, json.loads(done.stdout), strict=True):
+        for share, shade in zip(SHARES, shades, strict=True):
+            assert "#" + bytes(shade).hex() == colours.shade(share, theme)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> None:
+    page = visit(page_of(made(WORDS)), scheme=scheme)
+    ground = page.evaluate(
+        "() => { const root = document.querySelector('.qkv-view').shadowRoot;"
+        " const colour = (name) => getComputedStyle(root.querySelector(name)).backgroundColor;"
+        " return ['.view', '.thumb', '.panel'].map(colour); }"
+    )
+    paper = list(bytes.fromhex(colours.shade(0.0, scheme)[1:]))
+    assert ground[:2] == [f"rgb({', '.join(map(str, paper))})"] * 2
+    assert ground[2] == "rgba(0, 0, 0, 0)"
+    assert thumbnails(page)[0, 0, -1].tolist() == paper  # hidden by the mask: a weight of 0
+
+
+def thumbnails(page: Page) -> np.ndarray:
+    """The pictures of all heads, `(heads, rows, columns, 3)`, once they are drawn."""
+    count = page.locator(".thumb").count()
+    page.wait_for_function(
+        "(count) => document.querySelector('.qkv-view').shadowRoot"
+        ".querySelectorAll('.thumb canvas').length === count",
+        arg=count,
+    )
+    page.wait_for_timeout(100)  # those before may still stand there
+    found = page.locator(".thumb canvas").evaluate_all(
+        """all => all.map((canvas) => {
+            const { width, height } = canvas;
+            const copy = new OffscreenCanvas(width, height);
+            const pen = copy.getContext("2d", { willReadFrequently: true });
+            pen.drawImage(canvas, 0, 0);
+            return [height, width, [...pen.getImageData(0, 0, width, height).data]];
+        })"""
+    )
+    high, wide, _ = found[0]
+    return np.array([data for _, _, data in found]).reshape(count, high, wide, 4)[..., :3]
+
+
+def shaded(values: np.ndarray, end: float) -> np.ndarray:
+    shades = [list(bytes.fromhex(colours.shade(float(x) / end)[1:])) for x in values.ravel()]
+    return np.array(shades).reshape(*values.shape, 3)
+
+
+def legend(page: Page) -> tuple[str, list[str]]:
+    name = page.locator(".scale-name").first.inner_text()
+    return name, page.locator(".scale").first.locator(".scale-ends span").all_inner_texts()
+
+
+def merged(values: np.ndarray) -> np.ndarray:
+    """Pieces of a word as one: what they receive is summed, what they look at is averaged."""
+    columns = np.stack([values[..., span].sum(-1) for span in SPANS], axis=-1)
+    return np.stack([columns[..., span, :].mean(-2) for span in SPANS], axis=-2)
+
+
+def test_thumbnails_show_what_the_map_shows_on_its_scale(visit: Visit) -> None:
+    text = made(WORDS)
+    weights = np.array(text.weights, np.float64).reshape(8, len(WORDS), len(WORDS))
+    lengths = weights * np.array(text.norms).reshape(8, 1, len(WORDS))
+    page = visit(page_of(text, layer=1, head=2))
+    merge, skip, stretch = (
+        page.get_by_label(name) for name in ("merge subwords", "leave out special", "stretch")
+    )
+
+    def agree(values: np.ndarray, end: float, name: str) -> None:
+        assert np.abs(thumbnails(page) - shaded(values, end)).max() <= 3
+        assert legend(page) == (name, ["0", f"{end / 2:.2f}", f"{end:.2f}"])
+
+    merge.set_checked(False)
+    agree(weights, 1.0, "weight")
+    merge.check()
+    agree(merged(weights), 1.0, "weight")
+    page.get_by_label("Show", exact=True).select_option("length")
+    agree(merged(lengths), merged(lengths).max(), "contribution")
+    merge.uncheck()
+    agree(lengths, lengths.max(), "contribution")
+    stretch.check()
+    agree(lengths, lengths[6].max(), "contribution, stretched")
+    page.get_by_label("Show", exact=True).select_option("weight")
+    agree(weights, weights[6].max(), "weight, stretched")
+    page.get_by_label("Head", exact=True).select_option("0")
+    agree(weights, weights[4].max(), "weight, stretched")
+    skip.check()
+    agree(weights[:, 1:-1, 1:-1], weights[4, 1:-1, 1:-1].max(), "weight, stretched")
+    stretch.uncheck()
+    agree(weights[:, 1:-1, 1:-1], 1.0, "weight")
+
+
+def test_both_texts_of_a_comparison_have_one_scale(visit: Visit, tmp_path) -> None:
+    view = qkv.compare("the cat sat", "a cat ran", word="cat", model="random", layer=0, head=0)
+    view.to_html(tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").read_text("utf-8"))
+    ends = page.locator(".scale-ends span:last-child")
+    assert ends.all_inner_texts() == ["1.00", "1.00"]
+    page.get_by_label("stretch").check()
+    largest = max(float(side.trace.pattern(0, 0).max()) for side in view.sides)
+    assert ends.all_inner_texts() == [f"{largest:.2f}"] * 2
+
+
+def test_a_walk_parts_from_the_ground_at_0_and_its_weights_end_at_1(visit: Visit, tmp_path) -> None:
+    view = qkv.walk("the cat sat", model="random")
+    view.to_html(tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").read_text("utf-8"))
+    for step in view.steps[:-1]:
+        page.locator("[role=tab]", has_text=re.compile(rf"\d {step.name}$")).click()
+        _, ends = legend(page)
+        low, middle, high = (float(end.replace("\N{MINUS SIGN}", "-")) for end in ends)
+        stretch = page.get_by_label("stretch")
+        assert stretch.is_visible() == (step.name == "weights")
+        if step.name == "weights":
+            assert (low, middle, high) == (0, 0.5, 1)
+            stretch.check()
+            assert legend(page)[1][2] == f"{step.values.max():.2f}"
+        elif step.values.min() < 0:
+            assert middle == 0
+            assert low == -high
+        else:
+            assert low == 0
