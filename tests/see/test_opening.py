@@ -9,6 +9,7 @@ import pytest
 from qkv.models import Model, load
 from qkv.see import show
 from qkv.see.words import content
+from qkv.trace import Trace
 
 # Written at once, before the rule; the second list was first looked at when the rule was done.
 FIRST = [
@@ -70,9 +71,8 @@ def wordnet() -> Model:
     return load("wordnet")
 
 
-def by_word(model: Model, text: str, layer: int, head: int) -> tuple[list[str], np.ndarray]:
+def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]:
     """The words of a text, a mark of punctuation being one, and a head's weights between them."""
-    trace = model.trace(text, names=["pattern"])
     spans: list[list[int]] = []
     for place, token in enumerate(trace.tokens):
         if not trace.special[place]:
@@ -84,22 +84,25 @@ def by_word(model: Model, text: str, layer: int, head: int) -> tuple[list[str], 
 
 def opens_well(model: Model, text: str) -> bool:
     """Whether the head's strongest link is no matter of position; prints the headline."""
-    view = show(text, model=model)
+    shuffled = []
+    for seed in range(6):
+        shuffled.append(re.findall(r"\w+", text))
+        random.Random(seed).shuffle(shuffled[-1])
+    traces = model.trace([text, *map(" ".join, shuffled)], names=["pattern"])
+    view = show(traces[0])
     layer, head = view.head.layer, view.head.head
-    words, table = by_word(model, text, layer, head)
+    words, table = by_word(traces[0], layer, head)
     flags, _ = content(words, [False] * len(words))
     joined = flags[:, None] & flags & np.array([[a != b for b in words] for a in words])
     i, j = np.unravel_index(np.where(joined, table, 0).argmax(), table.shape)
-    usual = []
-    for seed in range(6):
-        shuffled = re.findall(r"\w+", text)
-        random.Random(seed).shuffle(shuffled)
-        usual.append(np.diagonal(by_word(model, " ".join(shuffled), layer, head)[1], j - i).mean())
-    print(f"{view.sentence:60} strongest {table[i, j]:.2f}, usual {np.mean(usual):.2f}: {text}")
-    return bool(table[i, j] >= 0.1 and np.mean(usual) <= 0.4)
+    usual = np.mean(
+        [np.diagonal(by_word(traces[k], layer, head)[1], j - i).mean() for k in range(1, 7)]
+    )
+    print(f"{view.sentence:55} strongest {table[i, j]:.2f}, usual {usual:.2f}: {text}")
+    return bool(table[i, j] >= 0.1 and usual <= 0.4)
 
 
-@pytest.mark.parametrize("sentences", [FIRST])
+@pytest.mark.parametrize("sentences", [FIRST, SECOND], ids=["first", "second"])
 def test_a_view_opens_on_what_position_does_not_explain(
     sentences: list[str], wordnet: Model
 ) -> None:

@@ -67,7 +67,7 @@ def show_figure(view: ShowView) -> Figure:
     both = view.movement is not None
     figure = _figure(13.2 if both else 6.8, 6.0)
     grid, *rest = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
-    draw_block(grid, view.heads, view.head, title=view.sentence)
+    draw_block(grid, view.shown, view.head, title=view.sentence)
     if both:
         draw_shift(rest[0], *words_before_and_after(trace, "show"))
     return figure

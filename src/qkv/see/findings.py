@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import words as of_words
 from qkv.see.heads import Heads, heads_of
-from qkv.see.words import is_punctuation
+from qkv.see.words import Span, is_punctuation
 from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.trace import Trace
 
@@ -124,17 +124,30 @@ def hidden_cells(trace: Trace, layer: int, head: int) -> Array | None:
     return np.asarray(np.isneginf(trace["attn_scores", layer][0, head]))
 
 
-def movement(trace: Trace) -> Movement | None:
-    """How far each token moved; None if the trace lacks the static or the contextual vectors."""
+def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
+    """How far each token moved; None if the trace lacks the static or the contextual vectors.
+
+    Of words of several tokens, `spans`, it is the mean of their vectors.
+    """
     last = last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
         return None
-    static, contextual = (part[0].astype(np.float64) for part in (trace["embed"], last))
+    static, contextual = (
+        mean_vectors(part[0].astype(np.float64), spans) for part in (trace["embed"], last)
+    )
     return Movement(
         cosine=cosine(static, contextual),
         static_length=np.linalg.norm(static, axis=-1),
         contextual_length=np.linalg.norm(contextual, axis=-1),
     )
+
+
+def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
+    """The mean vector of each word; the vectors themselves, `(T, D)`, where there are no words."""
+    if spans is None:
+        return vectors
+    sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
+    return np.asarray(sums / np.array([[end - first] for first, end, _ in spans]))
 
 
 def last_state(trace: Trace) -> Array | None:

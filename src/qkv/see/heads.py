@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.see.terminal import strongest_block
-from qkv.see.words import content, is_special, is_word
+from qkv.see.words import Span, content, is_special, is_word
 from qkv.trace import Trace
 
 # What may stand around a weight of 1 after a softmax in a half.
@@ -73,6 +74,7 @@ class Heads:
         shown: tokens as they are to be read; as they are if left out.
         shown_keys: the same of other keys.
         others: of layers that are left out as they look from or at other tokens, what they are.
+        spans: where these tokens are words, the tokens of the text that make up each.
     """
 
     tokens: list[str]
@@ -90,6 +92,7 @@ class Heads:
     shown: list[str] | None = None
     shown_keys: list[str] | None = None
     others: Mapping[int, str] = field(default_factory=dict)
+    spans: list[Span] | None = None
 
     @property
     def count(self) -> int:
@@ -122,6 +125,17 @@ class Heads:
     def cells(self) -> int:
         """How many weights there are in all layers, whether they are kept or not."""
         return len(self.layers) * self.count * len(self.tokens) * len(self.all_keys)
+
+    def place(self, row: int) -> int:
+        """The token of the text with which a query begins."""
+        return row if self.spans is None else self.spans[row][0]
+
+    def rows_of(self, places: Iterable[int]) -> list[int]:
+        """The queries in which these tokens of the text are."""
+        if self.spans is None:
+            return list(places)
+        firsts = [first for first, _, _ in self.spans]
+        return sorted({bisect_right(firsts, place) - 1 for place in places})
 
     def between_content(self, weights: Array) -> Array:
         """Weights `(..., L, S)`, -1 where they do not join two different content words.

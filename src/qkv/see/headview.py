@@ -15,6 +15,7 @@ from qkv.see.choice import Head
 from qkv.see.findings import Link
 from qkv.see.heads import Heads, heads_from
 from qkv.see.lines import head_lines, link_lines, title
+from qkv.see.merged import by_word
 from qkv.see.onehead import link_in_words, show_payload, show_picture
 from qkv.see.page import check_theme
 from qkv.see.terminal import Screen, prose
@@ -34,16 +35,20 @@ class HeadView(View):
 
     Attributes:
         parts: the attentions: one, or those of an encoder-decoder.
+        shown: the first one as words; as it is where pieces are shown as they are.
         head: the head of the first one that is shown.
         elsewhere: the link of each other head that stands out most.
         asked: the heads that were asked for.
+        pieces: whether the pieces of words are shown as they are.
         theme: "auto", "light" or "dark".
     """
 
     parts: list[Heads]
+    shown: Heads
     head: Head
     elsewhere: list[Link]
     asked: list[int] | None = None
+    pieces: bool = False
     theme: str = "auto"
 
     @property
@@ -54,7 +59,7 @@ class HeadView(View):
     @property
     def sentence(self) -> str:
         """What is most striking about this head, in words."""
-        return link_in_words(self.parts[0], self.head)
+        return link_in_words(self.shown, self.head)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the view, ready for JSON: the weights of the head that is shown."""
@@ -73,26 +78,33 @@ class HeadView(View):
         """The weights of the head that is shown, as a grid."""
         from qkv.see.figures import head_figure
 
-        return head_figure(self.parts[0], self.head)
+        return head_figure(self.shown, self.head)
 
     def _payload(self) -> dict[str, Any]:
-        return show_payload(self.parts, self.head, "", self.theme, asked=self.asked)
+        return show_payload(
+            self.parts,
+            self.shown,
+            self.head,
+            "",
+            self.theme,
+            asked=self.asked,
+            merge=not self.pieces,
+        )
 
     def _picture(self) -> str:
-        return show_picture(self.parts[0], self.head)
+        return show_picture(self.shown, self.head)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
-        heads = self.parts[0]
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
-        yield from head_lines(screen, heads, self.head)
+        yield from head_lines(screen, self.shown, self.head)
         if self.elsewhere:
             yield Text()
             yield title("Other heads worth a look", "the link of each that stands out")
-            yield from link_lines(screen, heads, self.elsewhere)
+            yield from link_lines(screen, self.shown, self.elsewhere)
 
 
 def head_view(
@@ -110,6 +122,7 @@ def head_view(
     include_layers: Sequence[int] | None = None,
     html_action: str = "view",
     *,
+    pieces: bool = False,
     theme: str = "auto",
 ) -> HeadView | None:
     """Attention from any model, called as bertviz's `head_view` is.
@@ -136,6 +149,7 @@ def head_view(
         include_layers: the layers to take; all unless given.
         html_action: "view" shows the view at once where this runs in a notebook, and returns it
             elsewhere; "return" returns it, with its HTML in `.data`.
+        pieces: whether the pieces of a word are shown as they are, not merged into it.
         theme: "light", "dark", or "auto" for what the reader's system prefers.
 
     Returns:
@@ -208,10 +222,10 @@ def head_view(
             raise IndexError(
                 f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
             )
-    chosen, links = choice.choose_head(
-        parts[0], layer, asked[0] if asked else None, call="head_view"
-    )
-    view = HeadView(parts, chosen, choice.other_heads(links, chosen, 5), asked, theme)
+    shown = parts[0] if pieces else by_word(parts[0])
+    chosen, links = choice.choose_head(shown, layer, asked[0] if asked else None, call="head_view")
+    others = choice.other_heads(links, chosen, 5)
+    view = HeadView(parts, shown, chosen, others, asked, pieces, theme)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None

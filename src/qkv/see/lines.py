@@ -107,24 +107,24 @@ def bar_lines(screen: Screen, heads: Heads, links: Sequence[Link]) -> Iterator[T
         yield line
 
 
-def movement_lines(screen: Screen, trace: Trace, movement: Movement) -> Iterator[Text]:
+def movement_lines(screen: Screen, heads: Heads, movement: Movement) -> Iterator[Text]:
     """Each word's cosine between before and after, with a bar for what is missing to 1."""
     from rich.text import Text
 
-    words = [i for i, special in enumerate(trace.special) if not special] or list(
-        range(len(trace.tokens))
+    words = [i for i, special in enumerate(heads.special) if not special] or list(
+        range(len(heads.tokens))
     )
     distance = 1 - movement.cosine
     most = 20
     shown = [words[i] for i in strongest(distance[words], most)]
     yield title("How far each word moved", "from its row in the token table to its last vector")
-    width = screen.fit([trace.tokens[i] for i in shown], 5, 16)
+    width = screen.fit([heads.tokens[i] for i in shown], 5, 16)
     longest = max(1.0, float(np.nanmax(distance[words], initial=1.0)))
     bars = screen.room(20, beside=width + 27)
     heading = "1 - cosine" if longest == 1 else f"1 - cosine, to {longest:.2f}"
     yield Text(f"{'':{width}}  cosine  {screen.cut(heading, bars):{bars}} length", style="dim")
     for i in shown:
-        line = Text(screen.cut(trace.tokens[i], width), style="bold")
+        line = Text(screen.cut(heads.tokens[i], width), style="bold")
         line.append(f" {movement.cosine[i]:7.3f}  ", style="not bold")
         line.append(bar(screen, float(distance[i]) / longest, bars), style="not bold")
         line.append(

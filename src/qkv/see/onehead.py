@@ -24,14 +24,19 @@ def link_in_words(heads: Heads, head: Head) -> str:
 
 def show_payload(
     parts: Sequence[Heads],
+    shown: Heads,
     head: Head,
     model: str,
     theme: str,
     *,
     at: int = 0,
     asked: Sequence[int] | None = None,
+    merge: bool = True,
 ) -> dict[str, Any]:
-    """What a page reads of one text, or of the attentions of an encoder-decoder; `at` is first."""
+    """What a page reads of one text, or of the attentions of an encoder-decoder; `at` is first.
+
+    `shown` are its heads as words, or as they are.
+    """
     heads = parts[at]
     return payload_of(
         "show",
@@ -42,11 +47,12 @@ def show_payload(
         start=start_at(
             head.layer,
             head.head,
-            first_query(heads, head),
+            shown.place(first_query(shown, head)),
             chosen=head.reason,
-            sentence=link_in_words(heads, head),
+            sentence=link_in_words(shown, head),
             text=at,
             heads=asked,
+            merge=merge,
         ),
     )
 

@@ -8,7 +8,8 @@
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": place in texts, "layer": number, "head": number,
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
-#             "heads": [numbers] | null, "specials": bool} | null,
+#             "heads": [numbers] | null, "specials": bool,
+#             "merge": whether pieces are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see walk.py | null, "shift": see shift.py | null,
 #   "replay": see training.py | null }
 #
@@ -206,6 +207,7 @@ def start_at(
     text: int = 0,
     heads: Sequence[int] | None = None,
     specials: bool = True,
+    merge: bool = True,
 ) -> dict[str, Any]:
     """What a page shows first."""
     return {
@@ -217,6 +219,7 @@ def start_at(
         "sentence": sentence,
         "heads": None if heads is None else list(heads),
         "specials": specials,
+        "merge": merge,
     }
 
 

@@ -27,6 +27,7 @@ from qkv.see.lines import (
     side_by_side,
     title,
 )
+from qkv.see.merged import by_word
 from qkv.see.onehead import link_in_words, show_payload, show_picture
 from qkv.see.page import check_theme, payload_of, start_at, text_payload
 from qkv.see.runs import RunsView, compare_runs
@@ -52,7 +53,8 @@ class ShowView(View):
         links: its largest weights between two different content words.
         elsewhere: the link of each other head, those first that stand out most.
         movement: how far each word moved, where its vectors were traced.
-        heads: all heads, as a page shows them.
+        heads: all heads of the tokens.
+        shown: all heads of the words; those of the tokens where pieces are shown as they are.
         theme: "auto", "light" or "dark".
     """
 
@@ -62,6 +64,7 @@ class ShowView(View):
     elsewhere: list[Link]
     movement: Movement | None
     heads: Heads
+    shown: Heads
     theme: str = "auto"
 
     @property
@@ -83,12 +86,14 @@ class ShowView(View):
     @property
     def sentence(self) -> str:
         """What is most striking about this head, in words."""
-        return link_in_words(self.heads, self.head)
+        return link_in_words(self.shown, self.head)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the view, ready for JSON; the weights are exactly the trace's.
 
-        `weights` is None where only the largest of each query were kept.
+        `weights` is None where only the largest of each query were kept. Links and movement are
+        of words, unless pieces are shown as they are: `from` and `to` are the places of their first
+        tokens.
         """
         moved = self.movement
         return {
@@ -99,14 +104,14 @@ class ShowView(View):
             "chosen": self.head.reason,
             "sentence": self.sentence,
             "weights": self.weights.tolist() if self.heads.weights else None,
-            "links": [link_to_dict(self.trace, link) for link in self.links],
-            "other_heads": [link_to_dict(self.trace, link) for link in self.elsewhere],
+            "links": [link_to_dict(self.shown, link) for link in self.links],
+            "other_heads": [link_to_dict(self.shown, link) for link in self.elsewhere],
             "movement": None
             if moved is None
             else [
                 {"token": token, "cosine": c, "static_length": a, "contextual_length": b}
                 for token, c, a, b in zip(
-                    self.tokens,
+                    self.shown.tokens,
                     moved.cosine.tolist(),
                     moved.static_length.tolist(),
                     moved.contextual_length.tolist(),
@@ -122,10 +127,17 @@ class ShowView(View):
         return show_figure(self)
 
     def _payload(self) -> dict[str, Any]:
-        return show_payload([self.heads], self.head, self.trace.model, self.theme)
+        return show_payload(
+            [self.heads],
+            self.shown,
+            self.head,
+            self.trace.model,
+            self.theme,
+            merge=self.shown.spans is not None,
+        )
 
     def _picture(self) -> str:
-        return show_picture(self.heads, self.head)
+        return show_picture(self.shown, self.head)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -135,18 +147,18 @@ class ShowView(View):
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
-        yield from head_lines(screen, self.heads, self.head)
+        yield from head_lines(screen, self.shown, self.head)
         if self.heads.weights and self.links:
             yield Text()
             yield title("Lines of this head", "the largest weights between content words")
-            yield from bar_lines(screen, self.heads, self.links[:6])
+            yield from bar_lines(screen, self.shown, self.links[:6])
         if self.elsewhere:
             yield Text()
             yield title("Other heads worth a look", "the link of each that stands out")
-            yield from link_lines(screen, self.heads, self.elsewhere)
+            yield from link_lines(screen, self.shown, self.elsewhere)
         if self.movement is not None:
             yield Text()
-            yield from movement_lines(screen, self.trace, self.movement)
+            yield from movement_lines(screen, self.shown, self.movement)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +234,7 @@ class CompareView(View):
                     "positions": side.positions,
                     "occurrences": side.occurrences,
                     "weights": side.weights.tolist(),
-                    "strongest": [link_to_dict(side.trace, link) for link in side.strongest],
+                    "strongest": [link_to_dict(side.heads, link) for link in side.strongest],
                 }
                 for side in self.sides
             ],
@@ -462,6 +474,7 @@ def show(
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    pieces: bool = False,
     theme: str = "auto",
 ) -> ShowView:
     """One head's weights over a text, and how far attention moved each word.
@@ -485,6 +498,8 @@ def show(
             adds the length of what each token hands over.
         layer: the layer to show, from 0.
         head: the head to show, from 0.
+        pieces: whether the pieces of a word are shown as they are, not merged into it: what they
+            receive summed, what they look at averaged.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
 
     Raises:
@@ -501,14 +516,16 @@ def show(
     check_theme(theme, "show")
     trace, used = traced(trace_or_text, tokens, model, "show")
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
-    chosen, links = choice.choose_head(heads, layer, head, call="show")
+    shown = heads if pieces else by_word(heads)
+    chosen, links = choice.choose_head(shown, layer, head, call="show")
     return ShowView(
         trace,
         chosen,
-        findings.strongest_links(heads, chosen.layer, chosen.head, 10),
+        findings.strongest_links(shown, chosen.layer, chosen.head, 10),
         choice.other_heads(links, chosen, 5),
-        findings.movement(trace),
+        findings.movement(trace, shown.spans),
         heads,
+        shown,
         theme,
     )
 
@@ -714,15 +731,15 @@ def _finite_lists(values: Array) -> list[list[float | None]]:
     return [[value if math.isfinite(value) else None for value in row] for row in values.tolist()]
 
 
-def link_to_dict(trace: Trace, link: Link) -> dict[str, Any]:
+def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
     """A link, ready for JSON."""
     return {
         "layer": link.layer,
         "head": link.head,
-        "from": link.query,
-        "from_token": trace.tokens[link.query],
-        "to": link.key,
-        "to_token": trace.tokens[link.key],
+        "from": heads.place(link.query),
+        "from_token": heads.tokens[link.query],
+        "to": heads.place(link.key),
+        "to_token": heads.tokens[link.key],
         "weight": link.weight,
     }
 

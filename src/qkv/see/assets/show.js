@@ -689,7 +689,7 @@ function look(box, data, ui) {
     both,
     l: Math.max(0, first.text.layers.indexOf(at.layer)),
     h: at.head || 0,
-    merge: false,
+    merge: at.merge,
     skip: at.specials === false,
     mode: "weight",
     part: "all",
@@ -699,7 +699,6 @@ function look(box, data, ui) {
   const places = (k) =>
     compare ? (compare.places ? compare.places[k] : [compare.changes[0]?.[0] || 0]) : [at.query || 0];
   const sides = (both ? readers : [first]).map((source, k) => side(ui, state, source, places(k)[0]));
-  state.merge = sides.some((_, k) => places(k).length > 1); // a word of several pieces is one row
   const grid = both ? null : headGrid(ui, { asked: at.heads, onpick: open });
   const strip = both ? null : receivedStrip(ui);
   const why = el("p", { class: "note" });
@@ -798,6 +797,7 @@ function look(box, data, ui) {
       sides.some((each) => each.head.away) &&
         "Nothing was renormalised: what went to tokens that are left out is shown as “out of sight”.",
       state.merge &&
+        any((each) => each.words || each.key_words) &&
         `Merged: what a word's pieces receive is summed, what they look at is averaged${long ? "; summed lengths are an upper bound of the length of the sum" : ""}.`,
       ...text.left_out,
     ];
