@@ -52,7 +52,7 @@ def test_it_is_small_and_opens_at_once(
     with capsys.disabled():
         print(f" {SIZE} tokens x {HEADS} heads, {width} px: painted after {painted:.0f} ms", end="")
     assert painted < 2000
-    assert sentence(page).startswith("w4000 puts ")
+    assert sentence(page).startswith("w4000 looks at ")
     nodes = "document.querySelector('.qkv-view').shadowRoot.querySelectorAll('*').length"
     assert page.evaluate(nodes) < 400
     assert tight(page)
@@ -89,7 +89,7 @@ def test_keys_go_from_weight_to_weight_and_far_rows_come_into_view(
         press(page, "ArrowRight")
     press(page, "Control+End")
     assert readout(page)["places"].startswith("8,191 → ")
-    assert sentence(page).startswith("w8191 puts ")
+    assert sentence(page).startswith("w8191 looks at ")
     assert token(page, 8191).is_visible()
     page.get_by_role("button", name="Show cells").click()
     page.get_by_role("button", name="Show the whole").click()
@@ -99,9 +99,9 @@ def test_the_list_moves_through_all_of_them(visit: Visit, whole: str) -> None:
     page = visit(whole)
     token(page, 4000).focus()
     press(page, "End")
-    assert sentence(page).startswith("w8191 puts ")
+    assert sentence(page).startswith("w8191 looks at ")
     press(page, "PageUp", "ArrowUp", "Enter")
-    assert sentence(page).startswith("w8180 puts ")
+    assert sentence(page).startswith("w8180 looks at ")
     assert page.locator(".token").count() < 60
 
 

@@ -66,7 +66,7 @@ def test_the_views_of_an_exported_notebook_are_alive(
     assert re.sub(r" \(\d\)", "", sentence(page)) == view.sentence
     others = page.locator(".sentence").all_inner_texts()[1:]
     token(page, 2).click()
-    assert sentence(page).startswith("sat puts ")
+    assert sentence(page).startswith("sat looks at ")
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]
     np.testing.assert_allclose(shown, view.weights[2], atol=0.00501)
     assert page.locator(".sentence").all_inner_texts()[1:] == others  # each on its own

@@ -120,7 +120,7 @@ def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
     page.locator(".view").nth(1).locator(".token").nth(3).click()
     after = sentences.all_inner_texts()
     assert (before[0], before[2]) == (after[0], after[2])
-    assert after[1].startswith("##believ puts ")
+    assert after[1].startswith("##believ looks at ")
     for one_root in page.evaluate(
         "[...document.querySelectorAll('.qkv-view')].map((host) =>"
         " [...host.shadowRoot.querySelectorAll('[id]')].map((node) => node.id))"
@@ -169,7 +169,7 @@ def test_hostile_words_are_words(visit: Visit) -> None:
     assert shown[2] == HOSTILE[2]
     assert shown[3:8] == ["⟨202e⟩daeh", "∅", "⏎", "␣", "⟨2028⟩"]
     token(page, 0).click()
-    assert sentence(page).startswith(f"{HOSTILE[0]} puts ")
+    assert sentence(page).startswith(f"{HOSTILE[0]} looks at ")
     assert page.evaluate("typeof window.alerted") == "undefined"
 
 

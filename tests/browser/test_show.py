@@ -155,17 +155,17 @@ def test_hover_previews_click_holds_escape_frees(visit: Visit) -> None:
     text = made(WORDS)
     page = visit(page_of(text, query=5))
     first = sentence(page)
-    assert first.startswith("cat puts ")
+    assert first.startswith("cat looks at ")
     token(page, 6).hover()
-    assert sentence(page).startswith("sat puts ")
+    assert sentence(page).startswith("sat looks at ")
     page.mouse.move(1, 1)
     assert sentence(page) == first
     token(page, 7).click()
     token(page, 6).hover()
-    assert sentence(page).startswith("on puts ")
+    assert sentence(page).startswith("on looks at ")
     assert token(page, 7).get_attribute("aria-selected") == "true"
     token(page, 9).click(modifiers=["Shift"])
-    assert sentence(page).count(" puts ") == 2
+    assert sentence(page).count(" looks at ") == 2
     assert page.locator(".token[aria-selected=true]").count() == 2
     token(page, 3).click()  # without Shift it takes the place of the others
     assert page.locator(".token[aria-selected=true]").all_inner_texts() == ["##believ"]
@@ -173,7 +173,7 @@ def test_hover_previews_click_holds_escape_frees(visit: Visit) -> None:
     page.mouse.move(1, 1)
     assert page.locator(".token[aria-selected=true]").count() == 0
     token(page, 6).hover()
-    assert sentence(page).startswith("sat puts ")
+    assert sentence(page).startswith("sat looks at ")
 
 
 def test_a_second_click_lets_go(visit: Visit) -> None:
@@ -189,7 +189,7 @@ def test_the_list_by_keyboard(visit: Visit) -> None:
     assert page.locator(".queries [tabindex='0']").count() == 1
     token(page, 5).focus()
     press(page, "ArrowDown")
-    assert sentence(page).startswith("sat puts ")
+    assert sentence(page).startswith("sat looks at ")
     assert said(page) == sentence(page)
     press(page, "Enter", "ArrowDown", "ArrowDown", "Shift+Enter")
     assert page.locator(".token[aria-selected=true]").all_inner_texts() == ["sat", "the"]
@@ -301,7 +301,7 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     heads.nth(6).click()
     weights = text.weights[1][2]
     best = int(weights[5].argmax())
-    assert f"puts {weights[5, best]:.2f} of layer 1, head 2 on" in sentence(page)
+    assert f": {weights[5, best]:.2f} (layer 1, head 2)" in sentence(page)
     assert page.get_by_label("Layer", exact=True).input_value() == "1"
     assert "You chose layer 1, head 2" in page.locator(".view").inner_text()
     page.get_by_label("Order").select_option("first")
@@ -348,7 +348,7 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     best = int(weights[0, 0, 3].argmax())
     assert (
         sentence(page)
-        == f". puts {weights[0, 0, 3, best]:.2f} of layer 0, head 0 on {source[best]}."
+        == f". looks at {source[best]}: {weights[0, 0, 3, best]:.2f} (layer 0, head 0)."
     )
 
 

@@ -405,12 +405,12 @@ function side(ui, state, source, cursor) {
     const { rows, columns, known, gone } = self.head;
     const said = [word(rows[r].name), which(rows, r)];
     const [c, value] = known(r)[0] || [0, 0];
-    if (!(value > 0)) said.push(` puts nothing of ${where()} on what is in sight`);
+    if (!(value > 0)) said.push(` looks at nothing in sight (${where()})`);
     else {
       const itself = !self.source.text.keys && columns[c].first === rows[r].first;
-      said.push(long() ? ` takes most in ${where()} from ` : ` puts ${number(value)} of ${where()} on `);
+      said.push(long() ? ` takes most in ${where()} from ` : " looks at ");
       said.push(itself ? "itself" : word(columns[c].name), itself ? "" : which(columns, c));
-      if (long()) said.push(`: a vector of length ${number(value)}`);
+      said.push(long() ? `: a vector of length ${number(value)}` : `: ${number(value)} (${where()})`);
     }
     if (self.head.away)
       said.push(`; ${gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : number(gone(r))} is out of sight`);
