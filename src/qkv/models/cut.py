@@ -1,51 +1,119 @@
-"""Cutting texts at a model's limit, and saying so once."""
+"""Reading texts up to a model's limit, and saying once what was cut."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
 
-from qkv.text import Tokenized
+from qkv.text import Tokenized, Tokenizer
+
+MOST = 2**20  # characters of a text that are read
+ROOM = 8  # characters for each token of the limit, of what is looked at first
+
+
+class Read(NamedTuple):
+    """The tokens of a text, or of its beginning."""
+
+    tokens: Tokenized
+    known: bool = True  # whether there are no more of them
+    whole: bool = True  # whether they are those of the whole text, as far as they go
 
 
 class Cutter:
-    """Cuts texts at a limit and counts how many were too long.
+    """Cuts texts into tokens, as many as a limit takes, and counts how many were too long.
+
+    Of a long text only the beginning is cut into tokens, so long that those that are kept are the
+    same as of the whole; and never more than the first million characters.
 
     Args:
+        tokenizer: the model's.
         limit: the most tokens of a text; None for no limit.
 
-    >>> import numpy as np
-    >>> text = Tokenized(np.arange(4), list("^ab$"), [(0, 0)] * 4, [True, False, False, True])
-    >>> [text] = Cutter(3)([text])
-    >>> text.tokens, text.ids
-    (['^', 'a', '$'], array([0, 1, 3]))
+    >>> from qkv.text import WordTokenizer
+    >>> cutter = Cutter(WordTokenizer("the cat sat"), 2)
+    >>> [text.tokens for text in cutter(["the cat sat", "sat " * 10**6])]
+    [['the', 'cat'], ['sat', 'sat']]
     """
 
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.count = self.total = self.longest = 0
+    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        self._tokenizer, self.limit = tokenizer, limit
+        self.count = self.total = self._torn = 0
+        self._longest = self._unread = 0  # in tokens, and in characters where those are not known
 
-    def __call__(self, batch: Sequence[Tokenized]) -> list[Tokenized]:
-        """The same texts, none of them longer than the limit."""
+    def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
+        """The tokens of each text, none of them more than the limit."""
+        enough = MOST if self.limit is None else 2 * ROOM * self.limit
+        short = [text for text in texts if len(text) <= min(enough, MOST)]
+        rest = iter(self._tokenizer.tokenize_batch(short))
+        batch = [
+            Read(next(rest)) if len(text) <= min(enough, MOST) else self._beginning(text)
+            for text in texts
+        ]
         self.total += len(batch)
-        self.longest = max([self.longest, *map(len, batch)])
+        self._longest = max([self._longest, *(len(one.tokens) for one in batch)])
+        for text, one in zip(texts, batch, strict=True):
+            self._unread = max(self._unread, 0 if one.known else len(text))
+        self._torn += sum(not one.whole for one in batch)
         if self.limit is None:
-            return list(batch)
-        self.count += sum(len(text) > self.limit for text in batch)
-        return [_cut(text, self.limit) for text in batch]
+            return [one.tokens for one in batch]
+        self.count += sum(len(one.tokens) > self.limit for one in batch)
+        return [_cut(one.tokens, self.limit) for one in batch]
 
     def warn(self) -> None:
         """A warning that counts what was cut, if anything was."""
-        if not self.count:
+        done = []
+        if self.count:
+            whose = "the longest" if self.total > 1 else "it"
+            length = f"{self._longest}"
+            if self._unread:
+                length = (
+                    f"{min(self._unread, MOST):,} characters{' or more' * (self._unread > MOST)}"
+                )
+            done.append(f"{self.limit} tokens ({whose} has {length})")
+        if self._torn:
+            done.append(f"{MOST:,} characters")
+        if not done:
             return
+        texts = "texts were" if self.total > 1 else "text was"
+        numbers = [number for number in (self.count, self._torn) if number]
         warnings.warn(
-            f"{self.count} of {self.total} texts were cut to {self.limit} tokens "
-            f"(the longest has {self.longest})"
-            if self.total > 1
-            else f"1 of 1 text was cut to {self.limit} tokens (it has {self.longest})",
+            " and ".join(
+                f"{number} of {self.total} {texts} cut to {what}"
+                for number, what in zip(numbers, done, strict=True)
+            ),
             UserWarning,
             stacklevel=callers(),
+        )
+
+    def _beginning(self, text: str) -> Read:
+        """The tokens of a long text, so many that those up to the limit are certain.
+
+        Two beginnings that end where a word does are cut into tokens: what the shorter one gives is
+        certain where the longer one begins with the same. That holds for all that may follow, since
+        no token reaches from one word into the next (`keeps_words_apart`).
+        """
+        limit = self.limit
+        if limit is not None and self._tokenizer.keeps_words_apart:
+            for doubled in count():
+                first, second = (_word_end(text, ROOM * limit << doubled + n) for n in (0, 1))
+                if ROOM * limit << doubled + 1 > min(len(text), MOST):
+                    break
+                if not 0 < first < second:
+                    continue
+                short, long = self._tokenizer.tokenize_batch([text[:first], text[:second]])
+                body = len(short) - _tail(short)
+                enough = limit - _tail(long) <= body and len(long) > limit
+                if enough and _same(short, long, body):
+                    return Read(long, known=False)
+        if len(text) <= MOST:
+            return Read(self._tokenizer.tokenize(text))
+        return Read(
+            self._tokenizer.tokenize(text[: _word_end(text, MOST) or MOST]),
+            known=False,
+            whole=False,
         )
 
 
@@ -57,13 +125,35 @@ def callers() -> int:
     return level
 
 
+def _word_end(text: str, most: int) -> int:
+    """The last place up to `most` that has a blank behind it and none before, 0 for none."""
+    place = text.rfind(" ", 0, most + 1)
+    while place > 0 and text[place - 1].isspace():
+        place = text.rfind(" ", 0, place)
+    return max(place, 0)
+
+
+def _same(short: Tokenized, long: Tokenized, length: int) -> bool:
+    """Whether the first tokens of both are the same, of the same characters."""
+    return (
+        bool((short.ids[:length] == long.ids[:length]).all())
+        and short.offsets[:length] == long.offsets[:length]
+    )
+
+
+def _tail(text: Tokenized) -> int:
+    """How many special tokens the end has."""
+    tail = 0
+    while tail < len(text) and text.special[-1 - tail]:
+        tail += 1
+    return tail
+
+
 def _cut(text: Tokenized, limit: int) -> Tokenized:
     """The first tokens, with the special ones at the end kept as the last."""
     if len(text) <= limit:
         return text
-    tail = 0
-    while text.special[-1 - tail]:
-        tail += 1
+    tail = _tail(text)
     keep = [*range(limit - tail), *range(len(text) - tail, len(text))]
     return Tokenized(
         ids=text.ids[keep],

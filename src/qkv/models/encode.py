@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Encoder:
         self._prompt = self._chosen_prompt(prompt_name, prompt)
         self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
         if self._prompt and not self._sentence.include_prompt:
-            alone = self._tokenized([""])[0]
+            [alone] = self._tokenizer.tokenize_batch(self._whole([""]))
             ending = len(alone) > 0 and self._tokenizer.is_special(int(alone.ids[-1]))
             self._unread = len(alone) - ending
 
@@ -105,12 +106,12 @@ class Encoder:
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """The same, some thousand texts at a time."""
-        cutter = Cutter(self._limit)
-        total = len(sentences) if hasattr(sentences, "__len__") else None
+        cutter = Cutter(self._tokenizer, self._limit)
+        total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
             for texts in _windows(_checked(sentences)):
                 first = cutter.total
-                batch = cutter(self._tokenized(texts))
+                batch = cutter(self._whole(texts))
                 for number, text in enumerate(batch, first):
                     if len(text) <= self._unread:
                         raise EmptyText(number, self._unread)
@@ -131,12 +132,10 @@ class Encoder:
             return found
         return self._sentence.finish(np.array(found), normalize=self._normalize)
 
-    def _tokenized(self, texts: Sequence[str]) -> list[Tokenized]:
-        """The tokens of texts, behind the prompt; blanks around a text are no part of it."""
+    def _whole(self, texts: Sequence[str]) -> list[str]:
+        """Texts behind the prompt; blanks around one are no part of it."""
         whole = [(self._prompt + text).strip() for text in texts]
-        if self._sentence.lowercase:
-            whole = [text.lower() for text in whole]
-        return self._tokenizer.tokenize_batch(whole)
+        return [text.lower() for text in whole] if self._sentence.lowercase else whole
 
     def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
         """What goes before each text."""

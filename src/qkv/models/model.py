@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import named_folder, replacing
-from qkv.models.cut import Cutter
+from qkv.models.cut import MOST, Cutter
 from qkv.models.encode import Encoder
 from qkv.models.family import AnyDesign, Names, Weights
 from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
@@ -203,11 +203,16 @@ class Model:
     def tokenize(self, text: str) -> Tokenized:
         """The tokens of a text, whole: `trace` and `encode` cut it at `max_length`.
 
+        Of a text of over a million characters those of the beginning, and a warning says so.
+
         Raises:
             ValueError: the model has no tokenizer.
         """
         text = check_text(text, call="tokenize", name="text")
-        return self._need_tokenizer("tokenize").tokenize(self._prepared(text))
+        cutter = Cutter(self._need_tokenizer("tokenize"), None)
+        [found] = cutter([self._prepared(text)])
+        cutter.warn()
+        return found
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of token ids (T,), special tokens left out.
@@ -644,6 +649,12 @@ class Model:
                 raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
             tokenizer = self._need_tokenizer("generate")
             texts = known = check_texts([prompt] if single else prompt, call="generate")
+            for number, one in enumerate(known):
+                if len(one) > MOST:
+                    raise ValueError(
+                        f"generate: prompt {number} has {len(one):,} characters: "
+                        f"give at most {MOST:,}"
+                    )
             batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])
         rooms = []
         for number, text in enumerate(batch):
@@ -720,13 +731,12 @@ class Model:
             given = [check_text(texts, call=call, name="text")]
         else:
             given = check_texts(texts, call=call)
-        batch = tokenizer.tokenize_batch([self._prepared(text) for text in given])
+        cutter = Cutter(tokenizer, self.max_length)
+        batch = cutter([self._prepared(text) for text in given])
         for number, tokens in enumerate(batch):
             if len(tokens) == 0 or (call == "trace" and all(tokens.special)):
                 where = "the text" if isinstance(texts, str) else f"text {number}"
                 raise ValueError(f"{call}: {where} is empty: there is no word in it")
-        cutter = Cutter(self.max_length)
-        batch = cutter(batch)
         cutter.warn()
         return batch
 

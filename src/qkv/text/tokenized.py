@@ -66,7 +66,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
             found.append(token)
             before = ""
             continue
-        text = _from_bytes(token) if not token.startswith("▁") else token
+        text = from_bytes(token) if not token.startswith("▁") else token
         begins = token.startswith(_BLANKS)
         plain = text.replace("▁", " ").strip(" ") or text
         joined = not begins and before[-1:].isalnum() and plain[:1].isalnum()
@@ -80,10 +80,10 @@ def marks_blanks(tokens: Sequence[str]) -> bool:
     return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
 
 
-def _from_bytes(token: str) -> str:
+def from_bytes(token: str, errors: str = "strict") -> str:
     """The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter."""
     try:
-        return bytes(_BYTES[letter] for letter in token).decode("utf-8").replace("\n", "⏎")
+        return bytes(_BYTES[letter] for letter in token).decode("utf-8", errors).replace("\n", "⏎")
     except (KeyError, UnicodeDecodeError):
         return token
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import as_array
 from qkv.files import replacing
-from qkv.text.tokenized import Tokenized
+from qkv.text.tokenized import Tokenized, from_bytes
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank as tokens have it, behind what is none
 
 
 class Tokenizer:
@@ -54,6 +59,15 @@ class Tokenizer:
     def unknown(self) -> str | None:
         """The token that stands for an unknown word, None where there is none."""
         return self._unknown
+
+    @cached_property
+    def keeps_words_apart(self) -> bool:
+        """Whether no token of the vocabulary has a blank behind something else.
+
+        Then no token reaches over the blank between two words, whatever the words are.
+        """
+        spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
+        return not any(map(_ACROSS.search, spelled))
 
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.

@@ -1,0 +1,244 @@
+"""Reading the beginning of a text: the same tokens as of the whole, whatever the tokenizer."""
+
+import functools
+import json
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+import qkv
+from qkv.models import cut
+from qkv.models.cut import Cutter
+from qkv.text import SubwordTokenizer, WordTokenizer
+
+CORPUS = [
+    "the cat sat on the mat and the dog ran to the bank of the river by the old stone bridge",
+    "a b ab aba abab a a a b b aa bb aaa abc cab bac don't won't 12 123 1234 == ==== ------",
+    "café e\u0301te\u0301 日本 日本語 語 한국 한국어 été naïve straße ﬁne ①② \u00a0 \u3000",
+] * 3
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+MASK = AddedToken("<mask>", lstrip=True, rstrip=True, normalized=False)
+PLACE = AddedToken("new york", normalized=True)
+WORD = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BLANKS = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+
+
+def trained(model, trainer, cutter=None, normalizer=None):
+    """A tokenizer of the library that has learned its pieces from the corpus."""
+    found = Tokenizer(model)
+    if normalizer is not None:
+        found.normalizer = normalizer
+    if cutter is not None:
+        found.pre_tokenizer = cutter
+    found.train_from_iterator(CORPUS, trainer)
+    return found
+
+
+def without_cutter(inner):
+    """The same pieces of a tokenizer that takes the whole text for one word, as Llama 2's does."""
+    values = json.loads(inner.to_str())
+    values["pre_tokenizer"] = None
+    found = Tokenizer.from_str(json.dumps(values))
+    found.normalizer = normalizers.Sequence(BLANKS)
+    return found
+
+
+def bpe(cutter, normalizer=None, **options):
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
+    model = models.BPE(unk_token="[UNK]", **options)
+    return trained(model, trainer, cutter, normalizer)
+
+
+def unigram(cutter, normalizer=None):
+    trainer = trainers.UnigramTrainer(
+        vocab_size=150, unk_token="[UNK]", special_tokens=SPECIAL, show_progress=False
+    )
+    return trained(models.Unigram(), trainer, cutter, normalizer)
+
+
+def wordpiece():
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL, show_progress=False)
+    return trained(
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        pre_tokenizers.BertPreTokenizer(),
+        normalizers.BertNormalizer(),
+    )
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+PIECES = pre_tokenizers.Metaspace()
+KINDS = {
+    "wordpiece": wordpiece,
+    "bytes": lambda: bpe(BYTES),
+    "bytes by another pattern": lambda: bpe(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(WORD), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    ),
+    "merges of the whole text": lambda: without_cutter(bpe(PIECES, fuse_unk=True)),
+    "merges over words": lambda: bpe(None, normalizers.Sequence(BLANKS)),
+    "unigram": lambda: unigram(
+        PIECES,
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
+    ),
+    "unigram of the whole text": lambda: without_cutter(unigram(PIECES)),
+    "unigram over words": lambda: unigram(None, normalizers.Sequence(BLANKS)),
+    "one word": lambda: without_cutter(wordpiece()),  # which has no token but the unknown one
+    "words": None,
+}
+ACROSS = {"merges over words", "unigram over words"}
+
+
+@functools.cache
+def tokenizer(kind, *, framed=True):
+    """One of each kind, with special tokens around a text and two that are found in it."""
+    if KINDS[kind] is None:
+        return WordTokenizer(CORPUS)
+    inner = KINDS[kind]()
+    inner.add_tokens([PLACE] if "over" in kind else [])
+    inner.add_special_tokens([MASK])
+    if framed:
+        ids = [(name, inner.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        inner.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=ids
+        )
+    return SubwordTokenizer(inner)
+
+
+BITS = [
+    *("a", "b", "aa", "ab", "aba", "the", "cat", "river", "don't", "I'm", "123", "12345", "==="),
+    *("日本語", "한국어", "e\u0301", "\u0301", "\u0600", "ﬁ", "①", "\u200d", "😀", "Ⓐ", "İ", "▁"),
+    *("Ġ", "##s", "<mask>", "new york", "[UNK]", ".", ",", "(", "\ufeff", "\u200b", "\u0e33"),
+]
+GAPS = [" ", " ", " ", "  ", "", "   ", "\n", " \n ", "\t", "\u00a0", "\u3000", "\u2009", "\x1f"]
+
+
+@st.composite
+def texts(draw):
+    """Long ones of few parts that recur, so that what is settled late would show."""
+    parts = draw(st.lists(st.sampled_from(BITS), min_size=1, max_size=5))
+    gaps = draw(st.lists(st.sampled_from(GAPS), min_size=1, max_size=4))
+    once = "".join(part + gaps[n % len(gaps)] for n, part in enumerate(parts))
+    end = draw(st.lists(st.sampled_from(BITS + GAPS), max_size=6))
+    return once * draw(st.integers(1, 1 + 900 // len(once))) + "".join(end)
+
+
+def ids_of_the_whole(used, text, limit):
+    whole = used.tokenize(text)
+    if len(whole) <= limit:
+        return list(whole.ids), whole.offsets
+    tail = 1 if whole.special[-1] else 0
+    keep = [*range(limit - tail), *range(len(whole) - tail, len(whole))]
+    return list(whole.ids[keep]), [whole.offsets[place] for place in keep]
+
+
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_are_those_of_the_whole_text(kind, framed):
+    used = tokenizer(kind, framed=framed)
+
+    @settings(max_examples=60, deadline=None)
+    @given(texts(), st.integers(3, 20))
+    def same(text, limit):
+        [found] = Cutter(used, limit)([text])
+        assert (list(found.ids), found.offsets) == ids_of_the_whole(used, text, limit)
+
+    same()
+
+
+ORDINARY = "The cat sat on the mat, and the dog ran to the old bridge. " * 300
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
+    used, read = tokenizer(kind), []
+    assert used.keeps_words_apart is (kind not in ACROSS)
+    batch, one = used.tokenize_batch, used.tokenize
+    monkeypatch.setattr(used, "tokenize_batch", lambda texts: read.extend(texts) or batch(texts))
+    monkeypatch.setattr(used, "tokenize", lambda text: read.append(text) or one(text))
+    cutter = Cutter(used, 16)
+    [found] = cutter([ORDINARY])
+    assert len(found) == min(16, len(one(ORDINARY)))
+    if kind in ACROSS or kind == "one word":
+        assert ORDINARY in read  # nothing is certain before the end
+    else:
+        assert sum(map(len, read)) <= 3 * 16 * cut.ROOM
+
+
+def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
+    """An odd number of words begins otherwise than an even one: beginnings do not show that."""
+    pieces = [("[UNK]", -20.0), ("▁a", -1.0), ("▁a▁a", -1.0)]
+    inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    inner.normalizer = normalizers.Sequence(BLANKS)
+    used = SubwordTokenizer(inner)
+    odd, even = (Cutter(used, 4)(["a " * n + "a"])[0].tokens for n in (1000, 1001))
+    assert {tuple(odd), tuple(even)} == {("▁a", *["▁a▁a"] * 3), ("▁a▁a",) * 4} or odd == even
+    for text, found in (("a " * 1000 + "a", odd), ("a " * 1001 + "a", even)):
+        assert found == used.tokenize(text).tokens[:4]
+
+
+def said(cutter):
+    """The warning, None where there is none."""
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        cutter.warn()
+    return str(noted[0].message) if noted else None
+
+
+def test_what_is_cut_is_counted_in_texts(monkeypatch):
+    monkeypatch.setattr(cut, "MOST", 1000)
+    used = WordTokenizer(CORPUS)
+    cutter = Cutter(used, 4)
+    assert [len(text) for text in cutter(["the cat", "the cat sat on the mat", "a"])] == [2, 4, 1]
+    assert said(cutter) == "1 of 3 texts were cut to 4 tokens (the longest has 6)"
+    cutter(["the cat " * 100])
+    assert said(cutter) == "2 of 4 texts were cut to 4 tokens (the longest has 800 characters)"
+    cutter(["the cat " * 1000])
+    longest = "the longest has 1,000 characters or more"
+    assert said(cutter) == f"3 of 5 texts were cut to 4 tokens ({longest})"
+    [found] = cutter(["x" * 5000])  # one word, of which nothing is certain
+    assert found.offsets == [(0, 1000)]
+    assert said(cutter) == (
+        f"3 of 6 texts were cut to 4 tokens ({longest}) and 1 of 6 texts were cut to 1,000 "
+        "characters"
+    )
+
+
+def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
+    monkeypatch.setattr(cut, "MOST", 30)
+    cutter = Cutter(WordTokenizer(CORPUS), None)
+    [found] = cutter(["the cat sat on the mat and the dog ran"])
+    assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "and", "the"]
+    assert said(cutter) == "1 of 1 text was cut to 30 characters"
+    assert cutter(["the cat sat"])[0].tokens == ["the", "cat", "sat"]
+
+
+def test_what_a_model_reads_of_a_text(monkeypatch):
+    monkeypatch.setattr(cut, "MOST", 1000)
+    monkeypatch.setattr("qkv.models.model.MOST", 1000)
+    model = qkv.load("random")
+    text = "the cat sat on the mat " * 100
+    with pytest.warns(UserWarning, match="1 of 1 text was cut to 1,000 characters"):
+        assert len(model.tokenize(text)) == 261
+    for call in (model.trace, model.encode):
+        with pytest.warns(UserWarning, match="1 of 1 text was cut to 1,000 characters"):
+            call(text)
