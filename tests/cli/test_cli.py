@@ -452,7 +452,7 @@ def test_a_text_of_100_000_words_is_cut_with_a_warning() -> None:
     assert result.exit_code == 0
     (line,) = result.stderr.splitlines()
     assert line.startswith("qkv show: warning: ")
-    assert "cut to 512 tokens (it has 100000)" in line
+    assert "cut to 512 tokens (it has 500,000 characters)" in line
     assert len(result.stdout.splitlines()) < 100
 
 

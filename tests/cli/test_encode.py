@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,40 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path:
     assert not list(home.iterdir())
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("source", ["file", "standard input"])
+def test_lines_end_as_in_any_text_file(source: str, end: str, model: str, tmp_path: Path) -> None:
+    text = end.join(LINES).encode()
+    (tmp_path / "in.txt").write_bytes(text)
+    given, stdin = (str(tmp_path / "in.txt"), None) if source == "file" else ("-", text)
+    done = encode(given, "-o", str(tmp_path / "out.npy"), "--model", model, stdin=stdin)
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), qkv.load(model).encode(LINES))
+
+
+@pytest.mark.parametrize("suffix", ["npy", "jsonl"])
+def test_an_input_that_shrinks_is_named(
+    suffix: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qkv.models import load_for
+
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(LINES))
+
+    def shrunk(*args: Any) -> qkv.Model:
+        file.write_text("\n".join(LINES[:7]))
+        return load_for(*args)
+
+    monkeypatch.setattr("qkv.models.load_for", shrunk)
+    done = encode(str(file), "-o", str(tmp_path / f"out.{suffix}"), "--model", model)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"qkv encode: {file} changed while it was read: it had 23 lines and now has 7: "
+        "take a copy\n"
+    )
+    assert not (tmp_path / f"out.{suffix}").exists()
+
+
 def test_one_warning_for_all_windows(model: str, tmp_path: Path) -> None:
     settings = {"max_seq_length": 5}
     Path(model, "sentence_bert_config.json").write_text(json.dumps(settings))
@@ -214,3 +249,26 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Pat
         assert np.load(tmp_path / "out.npy", mmap_mode="r").shape == (count, 8)
     few, many = peaks
     assert many - few < 12_000, f"{few} KiB for 3,000 lines, {many} KiB for 60,000"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
+@pytest.mark.parametrize("word", ["the cat ", "x"])
+def test_memory_does_not_grow_with_a_line(word: str, model: str, tmp_path: Path) -> None:
+    """Of words, and without a blank; from standard input, so that nothing is mapped."""
+    peaks = []
+    for size in (2**21, 2**25):
+        command = [sys.executable, "-c", PROGRAM, "encode", "-", "-o", str(tmp_path / "out.npy"),
+                   "--model", model]  # fmt: skip
+        env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        with (tmp_path / "in.txt").open("wb") as file:
+            for _ in range(size >> 20):
+                file.write(word.encode() * (2**20 // len(word)))
+            file.write(b"\nthe cat\n")
+        with (tmp_path / "in.txt").open("rb") as file:
+            done = subprocess.run(
+                command, stdin=file, capture_output=True, text=True, check=True, env=env
+            )
+        assert "1 of 2 texts were cut to" in done.stderr
+        peaks.append(int(done.stdout))
+        assert np.load(tmp_path / "out.npy").shape == (2, 8)
+    assert peaks[1] - peaks[0] < 12_000, f"{peaks} KiB for lines of 2 MB and of 32 MB"

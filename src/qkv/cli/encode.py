@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice, tee
+from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import click
 
 from qkv.cli.common import debug_option, json_option, model_option, print_json, say, writable
 from qkv.files import replacing
+from qkv.text.lines import Lines, lines_of, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,21 +45,26 @@ def _output(context: click.Context, parameter: click.Parameter, path: str) -> st
 def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
     """A vector for each line of FILE, one text a line; - is standard input.
 
-    Lines are read and vectors written as they come, so FILE may be of any length. The output is
-    there once it is whole.
+    Lines are read and vectors written as they come, so FILE, and a line, may be of any length. The
+    output is there once it is whole.
     """
     from qkv.models import load_for
+    from qkv.models.cut import MOST
     from qkv.models.encode import EmptyText
 
     name = "standard input" if file == "-" else file
     place = Path(file)
     texts: Iterable[str]
     if file == "-":
-        texts = _standard_input()
+        if sys.stdin is None:
+            raise ValueError("standard input is closed: give a file")
+        texts = read_lines(sys.stdin.buffer, name, MOST)
     elif place.exists() and not (place.is_file() or place.is_dir()):  # a pipe is read only once
-        texts = _opened(file)
+        texts = lines_of(file, MOST)
     else:
-        texts = Lines(file)
+        texts = Lines(file, MOST)
+        if not len(texts):
+            raise ValueError(_EMPTY.format(file))
     if isinstance(texts, Iterator) and model == "random":
         texts = list(texts)  # it learns their words before it encodes them
         if not texts:
@@ -74,56 +81,29 @@ def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
         print_json({"model": used.name, "texts": count, "size": size, "output": output})
 
 
-class Lines:
-    """The lines of a UTF-8 file, blank ones too, read anew each time.
+class Kept:
+    """Texts that are kept, once they have been read, until somebody takes them.
 
-    Raises:
-        ValueError: it is empty, or not text; the message has the line and the byte.
+    >>> kept = Kept(["a", "b"])
+    >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
+    (['A', 'B'], ['a'], ['b'])
     """
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._count = sum(1 for _ in self)
-        if not self._count:
-            raise ValueError(_EMPTY.format(file))
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = texts
+        self._kept: deque[str] = deque()
 
-    def __len__(self) -> int:
-        return self._count
+    def __length_hint__(self) -> int:
+        return length_hint(self._texts)
 
     def __iter__(self) -> Iterator[str]:
-        return _opened(self.file)
+        for text in self._texts:
+            self._kept.append(text)
+            yield text
 
-
-def _standard_input() -> Iterator[str]:
-    if sys.stdin is None:
-        raise ValueError("standard input is closed: give a file")
-    return read_lines(sys.stdin.buffer, "standard input")
-
-
-def _opened(file: str) -> Iterator[str]:
-    with Path(file).open("rb") as stream:
-        yield from read_lines(stream, file)
-
-
-def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of UTF-8, without their ends and the byte order mark, one after the other.
-
-    Raises:
-        ValueError: it is not text; the message has the line and the byte.
-    """
-    for number, line in enumerate(stream, 1):
-        nul = line.find(b"\0")
-        if nul >= 0:
-            raise ValueError(f"{name} is not text: byte {nul + 1} of line {number} is NUL")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{name} is not UTF-8: byte {error.start + 1} of line {number} is "
-                f"0x{line[error.start]:02x}"
-            ) from None
-        text = text.removesuffix("\n").removesuffix("\r")
-        yield text.removeprefix("\ufeff") if number == 1 else text
+    def take(self, count: int) -> list[str]:
+        """The first ones that are left."""
+        return [self._kept.popleft() for _ in range(count)]
 
 
 def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> tuple[int, int]:
@@ -132,21 +112,18 @@ def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> t
     Raises:
         ValueError: there is no text in what has this name.
     """
-    again: Iterable[str] = texts
-    if isinstance(texts, Iterator):
-        texts, again = tee(texts)
-    rows = iter(again)
     count = size = 0
     as_numpy = path.lower().endswith(".npy")
+    kept = None if as_numpy else Kept(texts)
     with replacing(path) as file:
-        for vectors in model.encode_stream(texts):
-            if as_numpy:
+        for vectors in model.encode_stream(kept or texts):
+            if kept is None:
                 file.seek(0)
                 file.write(npy_header((count + len(vectors), vectors.shape[1]), vectors.dtype))
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
-            for text, vector in zip(islice(rows, len(vectors)), vectors, strict=True):
-                if not as_numpy:
+            else:
+                for text, vector in zip(kept.take(len(vectors)), vectors, strict=True):
                     row = {"text": text, "vector": vector.tolist()}
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             count, size = count + len(vectors), vectors.shape[1]
