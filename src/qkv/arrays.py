@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import operator
 import sys
@@ -49,8 +50,8 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
     return array
 
 
-def whole_number(value: Any, *, call: str, name: str, least: int) -> int:
-    """`value` as an int that is at least `least`."""
+def whole_number(value: Any, *, call: str, name: str, least: int, most: float = math.inf) -> int:
+    """`value` as an int from `least` to `most`."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -59,6 +60,8 @@ def whole_number(value: Any, *, call: str, name: str, least: int) -> int:
         raise TypeError(f"{call}: {name} is {value!r}: give a whole number") from None
     if number < least:
         raise ValueError(f"{call}: {name} is {number}: it must be {least} or more")
+    if number > most:
+        raise ValueError(f"{call}: {name} is {number!r:.40}: it must be at most {most:,}")
     return number
 
 

@@ -208,6 +208,28 @@ def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) ->
     assert f"has {len(TEXT) + 4} bytes and had {len(TEXT)} when" in result.stderr
 
 
+def test_going_on_with_what_is_damaged(corpus: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("--objective", "causal", *QUICK, "--steps", "3", "-o", str(folder))
+    assert run("train", corpus, *options).exit_code == 0
+    expected = numbers(folder)
+    last = folder / "checkpoints" / "step-00000003.safetensors"
+    last.write_bytes(last.read_bytes()[:-4] + b"\0\0\0\0")
+    result = run("train", "--resume", "-o", str(folder))
+    assert result.exit_code == 0
+    told = f"qkv train: warning: train: {last} is damaged: its checksum is not that of its content"
+    assert result.stderr.count(f"{told}; going on from step 0\n") == 1
+    found = numbers(folder)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    tokenizer = folder / "checkpoints" / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes().replace(b": 5,", b": 6,", 1))
+    result = run("train", "--resume", "-o", str(folder))
+    assert result.exit_code == 2
+    assert result.stderr.strip().endswith(
+        f"{tokenizer} is damaged: its checksum is not that of {last.name}"
+    )
+
+
 def test_a_run_that_diverges(corpus: str, tmp_path: Path) -> None:
     folder = tmp_path / "wild"
     result = run(
@@ -259,6 +281,29 @@ def test_ctrl_c_before_the_first_step(
     assert [row["step"] for row in read_metrics(folder)] == [1, 2]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("folder", ["/proc/new/model", "/proc/self", "x" * 300])
+def test_an_impossible_place_is_refused_before_any_work(
+    folder: str, corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.learn.on_text.Files", None)
+    result = run("train", corpus, "--objective", "causal", "-o", folder)
+    assert result.exit_code in (1, 2)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(("qkv train: /proc/", "qkv train: xxx"))
+
+
+def test_a_place_that_is_tried_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    options = ("train", str(tmp_path / "none.txt"), "--objective", "causal", "-o")
+    for name in ("there", "new/model"):
+        assert run(*options, str(tmp_path / name)).exit_code == 2
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+NUMBERS = ("steps", "layers", "heads", "dim", "vocabulary", "length", "tokens-per-step")
+
+
 def test_refused(corpus: str, tmp_path: Path) -> None:
     def why(*flags: str, text: str = corpus, folder: str = str(tmp_path / "new")) -> str:
         return refused(run("train", text, "--objective", "causal", "-o", folder, *flags), "train")
@@ -270,6 +315,8 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
         (("--steps", "0"), "steps is 0"),
         (("--steps", "x"), "--steps"),
         (("--minutes", "0"), "minutes is 0"),
+        (("--minutes", "1e999"), "minutes is inf"),
+        *(((f"--{name}", "9" * 20), "it must be at most ") for name in NUMBERS),
         (("--rate", "-1"), "rate is -1"),
         (("--rate", "nan"), "rate is nan"),
         (("--seed", "-1"), "seed is -1"),
@@ -292,7 +339,7 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
     assert "No such file" in why(text=str(tmp_path / "none.txt"))
     assert "is a folder: name the text files in it" in why(text=str(tmp_path))
     assert "is a file: name a folder" in why(folder=corpus)
-    assert "cannot be made: " in why(folder=f"{corpus}/inside/it")
+    assert "it cannot be written: Not a directory" in why(folder=f"{corpus}/inside/it")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")

@@ -219,19 +219,6 @@ def test_what_is_over_stays_as_it_is(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_broken_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
-    train(network(), Pull(), folder=tmp_path, steps=4, checkpoint_steps=2)
-    last = tmp_path / "checkpoints" / "step-00000004.safetensors"
-    last.write_bytes(last.read_bytes()[:1000])
-    found = last_checkpoint(tmp_path)
-    assert found is not None
-    assert found.about["step"] == 2
-    for path in (tmp_path / "checkpoints").iterdir():
-        path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is not a checkpoint of qkv, or broken"):
-        last_checkpoint(tmp_path)
-
-
 def test_another_run_is_refused(tmp_path: Path) -> None:
     def again(net: Any = None, objective: Any = None, **changes: Any) -> None:
         settings = {"steps": 4, "schedule": 0.001, "resume": True, **changes}
@@ -382,6 +369,20 @@ class Ruin(Pull):
             net.flat[:] = self.ruin
         net.gradient[:] = 1e-3
         return 1.0, 10
+
+
+def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
+    net = network()
+    optimizer = AdamW(net)
+
+    class Overflows(Pull):
+        def batch(self, step: int, rng: np.random.Generator) -> Any:
+            if step == 5:
+                optimizer.square[4] = np.inf
+            return super().batch(step, rng)
+
+    with pytest.raises(Diverged, match="at step 6 the running means of AdamW are not finite"):
+        train(net, Overflows(), folder=tmp_path, steps=6, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("ruin", [np.nan, np.inf, 1e30])

@@ -19,6 +19,7 @@ import numpy as np
 from qkv.arrays import whole_number
 from qkv.files import named_folder
 from qkv.learn.checkpoints import (
+    MOST_STEPS,
     Checkpoint,
     last_checkpoint,
     need_same,
@@ -114,9 +115,9 @@ def train(
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
     if steps is not None:
-        steps = whole_number(steps, call="train", name="steps", least=1)
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"train: minutes is {minutes}: it must be above 0")
+        steps = whole_number(steps, call="train", name="steps", least=1, most=MOST_STEPS)
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ValueError(f"train: minutes is {minutes}: it must be above 0, and finite")
     if checkpoint_steps is not None:
         checkpoint_steps = whole_number(
             checkpoint_steps, call="train", name="checkpoint_steps", least=1
@@ -222,6 +223,10 @@ class Run:
         """
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
+        if not all(
+            np.isfinite(kept).all() for kept in (self.optimizer.mean, self.optimizer.square)
+        ):
+            raise Diverged("the running means of AdamW are not finite")
 
     def advance(self) -> dict[str, Any]:
         """Make one step, and give its line of the metrics."""
@@ -308,16 +313,32 @@ class Run:
             write_checkpoint(folder, self.step, arrays, about)
 
     def restore(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint."""
-        about = found.about
-        self.network.flat[:] = found.arrays["parameters"]
+        """Go on from a checkpoint, and say which ones after it are damaged.
+
+        Raises:
+            ValueError: it is of another network, or of other objectives.
+        """
+        about, numbers = found.about, found.arrays["parameters"]
+        for damage in found.damaged:
+            told = f"train: {damage}; going on from step {about['step']}"
+            warnings.warn(told, UserWarning, stacklevel=2)
+        flat = self.network.flat
+        if (numbers.dtype, numbers.shape) != (flat.dtype, flat.shape):
+            raise ValueError(
+                f"train: {found.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
+                f"network has {flat.size} of {flat.dtype}: give the same network"
+            )
+        flat[:] = numbers
         self.optimizer.mean[:] = found.arrays["mean"]
         self.optimizer.square[:] = found.arrays["square"]
         self.optimizer.count = about["updates"]
         self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
-        self.watch.restore(about["watch"])
-        for part in self.parts:
-            part.objective.restore(about["objectives"][part.objective.name])
+        try:
+            self.watch.restore(about["watch"])
+            for part in self.parts:
+                part.objective.restore(about["objectives"][part.objective.name])
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"train: {found.path} holds no state of this run") from error
 
     def save_model(self, folder: Path) -> None:
         """Write the model as it is now."""
@@ -374,6 +395,11 @@ def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> 
             if path.name > snapshot_name(run.step):  # of a step that is made again
                 shutil.rmtree(path, ignore_errors=True)
         return
+    if not run.network.is_finite():
+        raise ValueError(
+            f"train: {run.network.source.name} gives numbers that are not finite: begin with "
+            "another model"
+        )
     with saving("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     run.save(folder)

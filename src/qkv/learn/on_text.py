@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from qkv.arrays import whole_number
 from qkv.files import named_folder
-from qkv.learn.checkpoints import CHECKPOINTS, last_checkpoint, need_same, saving
+from qkv.learn.checkpoints import (
+    CHECKPOINTS,
+    MOST_STEPS,
+    last_checkpoint,
+    need_same,
+    saving,
+)
 from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
 from qkv.learn.loop import Trained, train
 from qkv.learn.network import Network
@@ -22,7 +32,11 @@ from qkv.models.fresh import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
 STEPS = 1000  # where neither steps nor minutes are given
-_LEAST = {"layers": 1, "heads": 1, "dim": 1, "vocabulary": 300, "length": 8, "tokens_per_step": 1}
+_RANGES = {  # what more would be no machine holds
+    **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
+    **{"vocabulary": (300, 10_000_000), "length": (8, 10_000_000)},
+    "tokens_per_step": (1, 1_000_000_000),
+}
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,8 @@ class TextRun:
     def __post_init__(self) -> None:
         if self.objective not in ("masked", "causal"):
             raise ValueError(f"train: objective is {self.objective!r}: choose masked or causal")
-        for name, least in _LEAST.items():
-            whole_number(getattr(self, name), call="train", name=name, least=least)
+        for name, (least, most) in _RANGES.items():
+            whole_number(getattr(self, name), call="train", name=name, least=least, most=most)
         whole_number(self.seed, call="train", name="seed", least=0)
         if self.dim % self.heads:
             raise ValueError(
@@ -71,9 +85,9 @@ class TextRun:
                 "the first must be a multiple of the second"
             )
         if self.steps is not None:
-            whole_number(self.steps, call="train", name="steps", least=1)
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"train: minutes is {self.minutes}: it must be above 0")
+            whole_number(self.steps, call="train", name="steps", least=1, most=MOST_STEPS)
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"train: minutes is {self.minutes}: it must be above 0, and finite")
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
             raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
@@ -160,7 +174,8 @@ def train_on_text(
         show_progress_bar: as for `train`.
 
     Raises:
-        ValueError: the corpus is empty, of one word, or not UTF-8; the folder holds other files.
+        ValueError: the corpus is empty, of one word, or not UTF-8; the folder holds other files,
+            or a run that is damaged.
         OSError: a file cannot be read or written.
         Diverged: as for `train`.
         Interrupted: as for `train`.
@@ -168,6 +183,7 @@ def train_on_text(
     home = named_folder(folder, "train")
     if not resume:
         need_free(home)
+    need_place(home)
     files = Files(run.corpus)
     need_two_words(files)
     count, size = len(files.paths), sum(files.sizes)
@@ -180,9 +196,11 @@ def train_on_text(
         f"model: {model.config['model_type']}, {run.layers} layers, {run.heads} heads, vectors of "
         f"{run.dim}, {network.flat.size:,} numbers"
     )
-    with saving("the tokenizer", home):
-        (home / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        tokenizer.save(home / CHECKPOINTS / TOKENIZER)
+    kept = home / CHECKPOINTS / TOKENIZER
+    if not resume:
+        with saving("the tokenizer", home):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            tokenizer.save(kept)
     return train(
         network,
         objective,
@@ -192,7 +210,7 @@ def train_on_text(
         schedule=run.rate,
         seed=run.seed,
         resume=resume,
-        settings={"text": asdict(run)},
+        settings={"text": asdict(run), "tokenizer": _checksum(kept)},
         show_progress_bar=show_progress_bar,
     )
 
@@ -202,8 +220,7 @@ def need_free(folder: Path) -> None:
 
     Raises:
         ValueError: there is one, or other files.
-        NotADirectoryError: it is a file, or in one.
-        PermissionError: nothing can be written there.
+        NotADirectoryError: it is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"train: {folder} is a file: name a folder")
@@ -213,11 +230,27 @@ def need_free(folder: Path) -> None:
         raise ValueError(
             f"train: {folder} holds files that are not of a run: name a new or empty folder"
         )
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(f"train: {folder} cannot be made: {there} is a file")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"train: {folder} cannot be written: {there} is read-only")
+
+
+def need_place(folder: Path) -> None:
+    """An error unless files can be written to a folder, which may not be there yet; it is tried.
+
+    Raises:
+        OSError: they cannot; a NotADirectoryError or PermissionError where that is the reason.
+    """
+    made = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        told = f"train: {folder} cannot be written: {error.strerror}"
+        raise type(error)(told) from None
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _tokenizer(
@@ -225,7 +258,7 @@ def _tokenizer(
 ) -> tuple[SubwordTokenizer, str]:
     """The tokenizer, and where it comes from."""
     if resume:
-        return SubwordTokenizer.from_file(home / CHECKPOINTS / TOKENIZER), "as it was"
+        return _kept_tokenizer(home), "as it was"
     if run.tokenizer is not None:
         path = Path(run.tokenizer)
         path = path / TOKENIZER if path.is_dir() else path
@@ -233,6 +266,19 @@ def _tokenizer(
     kind: Literal["wordpiece", "bytes"] = "wordpiece" if run.objective == "masked" else "bytes"
     found = train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary)
     return found, "trained on it"
+
+
+def _kept_tokenizer(home: Path) -> SubwordTokenizer:
+    """The tokenizer of the run in a folder, which must be the one that it began with."""
+    path, found = home / CHECKPOINTS / TOKENIZER, last_checkpoint(home)
+    tokenizer = SubwordTokenizer.from_file(path)
+    if found is not None and found.about["settings"].get("tokenizer") != _checksum(path):
+        raise ValueError(f"train: {path} is damaged: its checksum is not that of {found.path.name}")
+    return tokenizer
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:

@@ -1,0 +1,232 @@
+"""Checkpoints that are damaged: none is taken, each is named, and the one before goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.learn import last_checkpoint, train
+from qkv.learn.checkpoints import sealed
+
+from .support import Pull, network
+
+GIVEN: dict[str, Any] = {"steps": 4, "checkpoint_steps": 2, "snapshots": []}
+LAST = "checkpoints/step-00000004.safetensors"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    train(network(), Pull(), folder=tmp_path, **GIVEN)
+    return tmp_path
+
+
+def flipped(rng: np.random.Generator, content: bytes) -> bytes:
+    """One to eight bits are others, half of the time in the header."""
+    changed = bytearray(content)
+    end = int.from_bytes(content[:8], "little") + 8 if rng.random() < 0.5 else len(content)
+    for place in rng.choice(end, rng.integers(1, 9), replace=False):
+        changed[place] ^= 1 << rng.integers(8)
+    return bytes(changed)
+
+
+def cut(rng: np.random.Generator, content: bytes) -> bytes:
+    return content[: rng.integers(len(content))]
+
+
+def overwritten(rng: np.random.Generator, content: bytes) -> bytes:
+    """A stretch is zero, as a file system leaves it, or comes from elsewhere."""
+    begin, length = rng.integers(len(content) - 100), rng.integers(1, 4000)
+    other = rng.bytes(length) if rng.random() < 0.5 else bytes(length)
+    return content[:begin] + other + content[begin + length :]
+
+
+def longer(rng: np.random.Generator, content: bytes) -> bytes:
+    return content + rng.bytes(rng.integers(1, 100))
+
+
+def relabelled(rng: np.random.Generator, content: bytes) -> bytes:
+    """Another type of numbers, or another name, of the same size."""
+    before, after = ((b"F32", b"I32"), (b"mean", b"meam"), (b'"square"', b'"sphere"'))[
+        rng.integers(3)
+    ]
+    return content.replace(before, after)
+
+
+def mutants(content: bytes) -> Iterator[tuple[str, bytes]]:
+    rng = np.random.default_rng(0)
+    for mutate, count in ((flipped, 100), (cut, 30), (overwritten, 30), (longer, 6)):
+        for number in range(count):
+            changed = mutate(rng, content)
+            if changed != content:
+                yield f"{mutate.__name__} {number}", changed
+    for number in range(6):
+        yield f"relabelled {number}", relabelled(rng, content)
+
+
+def with_array(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], Any], None]:
+    def make(arrays: dict[str, Any], about: Any) -> None:
+        arrays[name] = change(arrays[name].copy())
+
+    return make
+
+
+def with_state(name: str, value: Any) -> Callable[[dict[str, Any], Any], None]:
+    def make(arrays: dict[str, Any], about: dict[str, Any]) -> None:
+        about[name] = value
+
+    return make
+
+
+def holding(value: float) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[7] = value
+        return array
+
+    return change
+
+
+# Sealed by somebody, so that the checksum is right and what it says is not.
+SEALED = [
+    *(
+        (f"{name} holds {value}", with_array(name, holding(value)), "not finite")
+        for name in ("parameters", "mean", "square")
+        for value in (np.nan, np.inf)
+    ),
+    ("square below 0", with_array("square", holding(-1.0)), "below 0"),
+    ("mean of one", with_array("mean", lambda array: array[:1]), "the parameters are float32"),
+    ("mean as a table", with_array("mean", lambda array: array.reshape(2, -1)), "of shape"),
+    ("mean as a number", with_array("mean", lambda array: array[:1].reshape(())), "shape ()"),
+    ("nothing of square", with_array("square", lambda array: array[:0]), "of shape (0,)"),
+    *(
+        (f"{name} of {kind}", with_array(name, lambda array, kind=kind: array.astype(kind)), kind)
+        for name in ("parameters", "square")
+        for kind in ("int32", "float16", "float64")
+    ),
+    ("no mean", lambda arrays, about: arrays.pop("mean"), "it holds parameters, square, not"),
+    ("one more", lambda arrays, about: arrays.update(x=arrays["mean"]), "it holds"),
+    *(
+        (f"step {value!r:.20}", with_state("step", value), "step is")
+        for value in (10**9, 3, -1, 4.5, "4", None, True, [4], 10**400)
+    ),
+    *(
+        (f"{name} {value!r:.20}", with_state(name, value), f"{name} ")
+        for name in ("updates", "tokens", "seconds", "settings", "watch", "objectives")
+        for value in (None, "x", -1.0)
+    ),
+    ("updates 5", with_state("updates", 5), "updates 5"),
+    ("seconds inf", with_state("seconds", float("inf")), "seconds is inf"),
+    ("a run of 3", with_state("settings", {"steps": 3}), "step 4 of a run of 3"),
+    ("a run of x", with_state("settings", {"steps": "x"}), "of a run of 'x'"),
+]
+
+
+def test_no_mutant_is_taken_and_each_is_named(run: Path) -> None:
+    path, count = run / LAST, 0
+    content = path.read_bytes()
+    for name, mutant in mutants(content):
+        path.write_bytes(mutant)
+        found = last_checkpoint(run)
+        assert found is not None
+        assert found.about["step"] == 2, name
+        (damage,) = found.damaged
+        assert damage.startswith(f"{path} is damaged: it"), (name, damage)
+        count += 1
+    path.write_bytes(content)
+    found = last_checkpoint(run)
+    assert (found.about["step"], found.damaged) == (4, ())
+    assert count + len(SEALED) > 200
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [one[1:] for one in SEALED], ids=[one[0] for one in SEALED]
+)
+def test_no_state_is_taken_that_a_run_cannot_have(
+    change: Callable[..., Any], words: str, run: Path
+) -> None:
+    found = last_checkpoint(run)
+    arrays, about = dict(found.arrays), dict(found.about)
+    change(arrays, about)
+    (run / LAST).write_bytes(sealed(arrays, about))
+    found = last_checkpoint(run)
+    assert found.about["step"] == 2
+    (damage,) = found.damaged
+    assert words in damage
+
+
+def go_on(run: Path) -> None:
+    train(network(seed=9), Pull(), folder=run, resume=True, **GIVEN)
+
+
+@pytest.mark.parametrize("how", ["cut", "missing", "unreadable"])
+def test_the_run_goes_on_from_the_one_before(
+    how: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends as if nothing had happened, with another checkpoint in the damaged one's place."""
+    whole, path = last_checkpoint(run).arrays, run / LAST
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+        words = "is damaged: its checksum is not that of its content; going on from step 2"
+    elif how == "missing":
+        path.unlink()
+        words = ""
+    else:  # for root there is no such file
+        read = Path.read_bytes
+
+        def refuse(one: Path) -> bytes:
+            if one == path:
+                raise PermissionError(13, "Permission denied", str(one))
+            return read(one)
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        words = r"cannot be read \(Permission denied\); going on from step 2"
+    if words:
+        with pytest.warns(UserWarning, match=words):
+            go_on(run)
+    else:
+        go_on(run)
+    monkeypatch.undo()
+    found = last_checkpoint(run)
+    assert (found.about["step"], found.damaged) == (4, ())
+    for name, array in whole.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def test_a_folder_in_its_place(run: Path) -> None:
+    (run / LAST).unlink()
+    (run / LAST).mkdir()
+    with (
+        pytest.warns(UserWarning, match="is damaged: it is not a file; going on from step 2"),
+        pytest.raises(OSError, match=r"step 4 cannot be written .*step-00000002"),
+    ):
+        go_on(run)
+
+
+def test_where_none_is_whole_each_is_named(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is whole: .*-00000004\.\S+ is damaged: .*; .*-00000002"):
+        go_on(run)
+
+
+def test_one_of_another_network_or_another_objective_is_refused(run: Path) -> None:
+    found = last_checkpoint(run)
+    for arrays, about, words in (
+        ({name: array[:5] for name, array in found.arrays.items()}, found.about, "holds 5 numbers"),
+        (found.arrays, {**found.about, "watch": {}}, "holds no state of this run"),
+        (found.arrays, {**found.about, "objectives": {}}, "holds no state of this run"),
+    ):
+        (run / LAST).write_bytes(sealed(arrays, about))
+        with pytest.raises(ValueError, match=words):
+            go_on(run)
+
+
+def test_a_model_that_is_not_finite_begins_no_run(tmp_path: Path) -> None:
+    net = network()
+    net.flat[3] = np.nan
+    with pytest.raises(ValueError, match="gives numbers that are not finite: begin with"):
+        train(net, Pull(), folder=tmp_path / "run", **GIVEN)
+    assert not (tmp_path / "run").exists()
