@@ -61,9 +61,8 @@ def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
     assert named.to_dict()["tokens"][7] == "w7"
     for given, said in (
         (lesson.trace([CAT, BANK]), "this trace holds 2 texts: take one, trace\\[0\\]"),
-        (lesson.trace(CAT, top_k=2), "weights of layer 0: it holds summaries, which qkv.show"),
-        (lesson.trace(CAT, names=["hook_z"]), "weights of layer 0: trace hook_pattern"),
-        (Trace({}, tokens=[["a"]]), "weights of any layer: trace hook_pattern"),
+        (lesson.trace(CAT, names=["hook_z"]), "holds no weights: trace hook_pattern"),
+        (Trace({}, tokens=[["a"]]), "holds no weights: trace hook_pattern"),
     ):
         with pytest.raises(ValueError, match=f"^head_view: .*{said}"):
             head_view(given)

@@ -114,6 +114,17 @@ def test_scores_part_from_the_ground_at_0() -> None:
     assert words(above)[-3:] == ["0.000", "4.000", "score"]
 
 
+@pytest.mark.parametrize("number", [-1e20, 1e300, 0.0])
+def test_numbers_that_are_all_as_large_have_a_scale(number: float) -> None:
+    assert svg.heat_map(np.full((2, 2), number), "ab", "ab", of="score")
+
+
+def test_bars_of_what_is_not_finite_are_empty() -> None:
+    parts = [svg.curve([0.5, np.nan, np.inf], "abc"), svg.table([("a", np.inf), ("b", 2.0)])]
+    assert [re.findall('(?:width|height)="([^"]*)" (?:fill|height="11")', "".join(part.elements))
+            for part in parts] == [["110.0", "0.0", "0.0"], ["0.0", "120.0"]]  # fmt: skip
+
+
 def test_a_map_of_one_number_has_a_scale() -> None:
     assert words(of(svg.heat_map(np.zeros((1, 1)), ["a"], ["a"])))[-3:-1] == ["0.00", "1.00"]
     assert "<svg" in of(svg.heat_map(np.full((1, 1), np.nan), ["a"], ["a"]))

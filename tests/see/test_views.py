@@ -18,7 +18,6 @@ from qkv.see import (
     View,
     compare,
     findings,
-    head_view,
     plot_shift,
     show,
     walk,
@@ -397,31 +396,6 @@ def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -
 
 
 # Files
-
-
-@pytest.mark.parametrize("make", [
-    lambda m: show(CAT, model=m),
-    lambda m: compare(CAT, BANK, word="sat", model=m),
-    lambda m: compare(m.trace(CAT), m.trace(CAT, hide=["mat"])),
-    lambda m: walk(CAT, model=m),
-    lambda m: plot_shift(m.trace(CAT)),
-    lambda m: plot_shift([m.trace(CAT), m.trace(BANK)]),
-    lambda m: head_view(m.trace(CAT).attentions, CAT.split(), html_action="return"),
-])  # fmt: skip
-def test_a_view_becomes_every_kind_of_file(
-    make: Callable[[Model], View], lesson: Model, tmp_path: Path
-) -> None:
-    view = make(lesson)
-    view.to_html(tmp_path / "a.html")
-    view.to_svg(tmp_path / "a.svg")
-    view.to_png(tmp_path / "a.png")
-    assert (tmp_path / "a.html").read_text(encoding="utf-8").endswith("</html>\n")
-    assert (tmp_path / "a.svg").read_text(encoding="utf-8").startswith("<svg ")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
-    assert view._repr_html_() in (tmp_path / "a.html").read_text(encoding="utf-8")
-    json.dumps(view.to_dict(), allow_nan=False)
-    assert str(view)
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(lesson: Model, tmp_path: Path) -> None:

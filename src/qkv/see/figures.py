@@ -49,7 +49,7 @@ def shift_figure(
     """The arrows of the words of these traces, or of bare vectors `(T, D)`."""
     alone = list(tokens)
     if traces is not None:
-        parts = [words_before_and_after(trace, "plot_shift") for trace in traces]
+        parts = list(filter(None, map(words_before_and_after, traces)))
         original, contextual = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
         alone = [token for part in parts for token in part[2]]
         if len(parts) > 1:
@@ -63,13 +63,12 @@ def shift_figure(
 
 def show_figure(view: ShowView) -> Figure:
     """The grid of the head that is shown, and the arrows beside it."""
-    trace = view.trace
-    both = view.movement is not None
-    figure = _figure(13.2 if both else 6.8, 6.0)
-    grid, *rest = figure.subplots(1, 2 if both else 1, squeeze=False)[0]
+    words = words_before_and_after(view.trace)
+    figure = _figure(13.2 if words else 6.8, 6.0)
+    grid, *rest = figure.subplots(1, 2 if words else 1, squeeze=False)[0]
     draw_block(grid, view.shown, view.head, title=view.sentence)
-    if both:
-        draw_shift(rest[0], *words_before_and_after(trace, "show"))
+    if words:
+        draw_shift(rest[0], *words)
     return figure
 
 
@@ -104,25 +103,29 @@ def runs_figure(view: RunsView) -> Figure:
 
 
 def compare_figure(view: CompareView) -> Figure:
-    """Both grids on one scale, all words in one plane, and the similarity by layer."""
-    figure = _figure(13.2, 12.0)
-    (grid_a, grid_b), (shift, curve) = figure.subplots(2, 2)
+    """Both grids on one scale; of vectors all words in one plane, and the similarity by layer."""
+    known = len(view.similarity) > 0
+    parts = list(filter(None, (words_before_and_after(side.trace) for side in view.sides)))
+    figure = _figure(13.2, 12.0 if known else 6.0)
+    grids, *below = figure.subplots(2 if known else 1, 2, squeeze=False)
     layer, head = view.head.layer, view.head.head
-    patterns = [side.trace.pattern(layer, head) for side in view.sides]
-    for name, axes, side, weights in zip("AB", (grid_a, grid_b), view.sides, patterns, strict=True):
-        strongest_key = side.trace.tokens[int(side.weights.argmax())]
-        draw_grid(
+    for name, axes, side in zip("AB", grids, view.sides, strict=True):
+        strongest_key = side.heads.key_names[int(side.weights.argmax())]
+        draw_block(
             axes,
-            weights,
-            side.trace.tokens,
-            hidden=findings.hidden_cells(side.trace, layer, head),
-            score=findings.between_content(side.trace, weights),
+            side.heads,
+            view.head,
             title=f"{name}: {view.word} puts {side.weights.max():.2f} of layer {layer}, "
             f"head {head} on {strongest_key}",
             outlined=side.positions,
         )
+    if not known:
+        return figure
+    ((shift, curve),) = below
     draw_similarity(curve, view.similarity, view.word)
-    parts = [words_before_and_after(side.trace, "compare") for side in view.sides]
+    if len(parts) < len(view.sides):
+        shift.remove()
+        return figure
     before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
     alone = [token for part in parts for token in part[2]]
     inside = [
@@ -138,9 +141,9 @@ def walk_figure(view: WalkView) -> Figure:
     """The scaled scores, the weights they become, and the words before and after."""
     walk = view.walk
     trace, names = walk.trace, (walk.tokens, walk.keys)
-    both = findings.movement(trace) is not None
-    figure = _figure(19.0 if both else 13.2, 6.0)
-    panels = figure.subplots(1, 3 if both else 2)
+    words = words_before_and_after(trace)
+    figure = _figure(19.0 if words else 13.2, 6.0)
+    panels = figure.subplots(1, 3 if words else 2)
     scores = next(step for step in reversed(walk.steps) if step.name in ("masked", "scaled"))
     weights = next(step for step in walk.steps if step.name == "weights")
     own = walk.keys is walk.tokens
@@ -155,8 +158,8 @@ def walk_figure(view: WalkView) -> Figure:
         panels[1], weights.values, *names, hidden=scores.hidden, score=score,
         title=f"Softmax of each row: the weights of {where}",
     )  # fmt: skip
-    if both:
-        draw_shift(panels[2], *words_before_and_after(trace, "walk"))
+    if words:
+        draw_shift(panels[2], *words)
     return figure
 
 
@@ -295,17 +298,31 @@ def draw_similarity(axes: Axes, similarity: Array, word: str) -> None:
     _plain(axes.set_title(f"How alike {drawable([word])[0]} is in A and in B"), 11)
 
 
-def words_before_and_after(trace: Trace, call: str) -> tuple[Array, Array, list[str]]:
-    """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out."""
+def words_before_and_after(trace: Trace) -> tuple[Array, Array, list[str]] | None:
+    """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
+
+    None where there are no such vectors, or where they are not finite.
+    """
     last = findings.last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
-        raise ValueError(f"{call}: the trace lacks hook_embed or the vectors after the last layer")
+        return None
     kept = [i for i, special in enumerate(trace.special) if not special]
     kept = kept or list(range(len(trace.tokens)))
-    return trace["embed"][0][kept], last[0][kept], [trace.tokens[i] for i in kept]
+    before, after = trace["embed"][0][kept], last[0][kept]
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        return None
+    return before, after, [trace.tokens[i] for i in kept]
 
 
-def draw_block(axes: Axes, heads: Heads, head: Head, *, title: str, top: float = 1.0) -> None:
+def draw_block(
+    axes: Axes,
+    heads: Heads,
+    head: Head,
+    *,
+    title: str,
+    top: float = 1.0,
+    outlined: Sequence[int] = (),
+) -> None:
     """One head's weights as a grid; of a long text those that were kept."""
     if not heads.weights:
         block = heads.block(head.layer, head.head, MOST_ROWS)
@@ -317,6 +334,7 @@ def draw_block(axes: Axes, heads: Heads, head: Head, *, title: str, top: float =
             hidden=np.isnan(block.values),
             title=f"{title}\n{len(block.rows)} of {len(heads.tokens)} tokens; hatched: not kept",
             top=top,
+            outlined=[row for row, place in enumerate(block.places) if place in outlined],
         )
         return
     weights = heads.weights[heads.layers.index(head.layer)][head.head]
@@ -329,6 +347,7 @@ def draw_block(axes: Axes, heads: Heads, head: Head, *, title: str, top: float =
         score=heads.between_content(weights),
         title=title,
         top=top,
+        outlined=outlined,
     )
 
 

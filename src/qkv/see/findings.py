@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -58,12 +59,17 @@ class Movement:
     contextual_length: Array
 
 
-def one_text(trace: Trace | Seq2SeqTrace, call: str) -> Trace:
+def one_text(trace: Any, call: str) -> Trace:
     """The trace of the one text that this one holds."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
             f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
             "trace.decoder, or call head_view(trace)"
+        )
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"{call}: there is a {type(trace).__name__} where a trace should be: give "
+            "model.trace(...)"
         )
     if len(trace) > 1:
         raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
@@ -117,13 +123,7 @@ def strongest_links(
     ]
 
 
-def hidden_cells(trace: Trace, layer: int, head: int) -> Array | None:
-    """Where a mask hides a key from a query, `(T, T)`, if the scores were traced."""
-    if ("attn_scores", layer) not in trace:
-        return None
-    return np.asarray(np.isneginf(trace["attn_scores", layer][0, head]))
-
-
+@np.errstate(over="ignore")
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
     """How far each token moved; None if the trace lacks the static or the contextual vectors.
 
@@ -160,6 +160,7 @@ def last_state(trace: Trace) -> Array | None:
     return None
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def cosine(a: Array, b: Array) -> Array:
     """The cosine between vectors along the last axis, in float64; 0 where one has no length.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import choice, findings
 from qkv.see.choice import Head
 from qkv.see.findings import Link
-from qkv.see.heads import Heads, heads_from
+from qkv.see.given import traced
+from qkv.see.heads import Heads, Summary, heads_from, heads_of
 from qkv.see.lines import head_lines, link_lines, title
 from qkv.see.merged import by_word
 from qkv.see.onehead import link_in_words, show_payload, show_picture
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ACTIONS = ("view", "return")
+_SUMMARY = ("top_indices", "top_weights", "received")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,17 +63,18 @@ class HeadView(View):
         """What is most striking about this head, in words."""
         return link_in_words(self.shown, self.head)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON: the weights of the head that is shown."""
-        place = self.parts[0].layers.index(self.head.layer)
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view: the weights of the head that is shown."""
+        heads = self.parts[0]
+        place = heads.layers.index(self.head.layer)
         return {
-            "tokens": self.parts[0].tokens,
-            "keys": self.parts[0].all_keys,
+            "tokens": heads.tokens,
+            "keys": heads.all_keys,
             "layer": self.head.layer,
             "head": self.head.head,
             "chosen": self.head.reason,
             "sentence": self.sentence,
-            "weights": self.parts[0].weights[place][self.head.head].tolist(),
+            "weights": heads.weights[place][self.head.head] if heads.weights else None,
         }
 
     def figure(self) -> Figure:
@@ -133,9 +136,9 @@ def head_view(
 
     Args:
         attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a trace
-            of one text, `model.trace(text)`; or what `model.trace(text, target=...)` of an
-            encoder-decoder gives, for all three at once.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text,
+            which the default model reads, or a trace of one, `model.trace(text)`; or what
+            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
         tokens: the L tokens; a trace has its own.
         sentence_b_start: where the second of two sentences begins.
         prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
@@ -168,52 +171,28 @@ def head_view(
             f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
         )
     check_theme(theme, "head_view")
-    if isinstance(attention, Seq2SeqTrace):
-        pair, attention = attention, None
-        if len(pair) > 1:
-            raise ValueError(f"head_view: this trace holds {len(pair)} pairs: take one, trace[0]")
-        pair = pair[0]  # whose tokens are lists of strings
-        encoder_attention, decoder_attention = pair.encoder.attentions, pair.decoder.attentions
-        cross_attention = pair.cross_attentions
-        encoder_tokens, decoder_tokens = pair.encoder.tokens, pair.decoder.tokens
-    elif isinstance(attention, Trace):
-        if tokens is None:
-            findings.one_text(attention, "head_view")  # for its errors
-            tokens = attention[0].tokens
+    if isinstance(attention, Trace) and tokens is not None:
         attention = _weights_of(attention)
-    names = {"tokens": tokens, "encoder_tokens": encoder_tokens, "decoder_tokens": decoder_tokens}
-    known = {
-        name: given if given is None or isinstance(given, str) else list(given)
-        for name, given in names.items()
+    given = {
+        "attention": attention,
+        "encoder_attention": encoder_attention,
+        "decoder_attention": decoder_attention,
+        "cross_attention": cross_attention,
     }
-    wanted = [
-        ("attention", attention, "tokens", None),
-        ("encoder_attention", encoder_attention, "encoder_tokens", None),
-        ("decoder_attention", decoder_attention, "decoder_tokens", None),
-        ("cross_attention", cross_attention, "decoder_tokens", "encoder_tokens"),
-    ]
-    given = [row for row in wanted if row[1] is not None]
+    given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
         raise TypeError("head_view: there is no attention: give attention and tokens")
     if attention is not None and len(given) > 1:
         raise TypeError(
-            f"head_view: attention is of one text and {given[1][0]} of two: give one or the other"
+            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
         )
-    parts = []
-    for name, arrays, rows, columns in given:
-        for need in (rows, columns):
-            if need is not None and known[need] is None:
-                raise TypeError(f"head_view: {name} comes without words: give {need} as well")
-        part = heads_from(
-            arrays,
-            known[rows] or [],
-            None if columns is None else known[columns],
-            layers=include_layers,
-            call="head_view",
-            name=name,
-            title="" if name == "attention" else name.partition("_")[0].capitalize(),
-        )
-        parts.append(_readable(part) if prettify_tokens else part)
+    if isinstance(attention, str | Trace | Seq2SeqTrace):
+        parts = [_only(part, include_layers) for part in _of_trace(attention)]
+    else:
+        words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
+        parts = _of_arrays(given, words, include_layers)
+    if prettify_tokens:
+        parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
@@ -232,6 +211,86 @@ def head_view(
     return view
 
 
+def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
+    """The attentions of a text or of a trace: of an encoder-decoder's, all three."""
+    if not isinstance(given, Seq2SeqTrace):
+        trace, _ = traced(given, None, None, "head_view")
+        return [replace(heads_of(trace), scores={}, scale={})]
+    if len(given) > 1:
+        raise ValueError(f"head_view: this trace holds {len(given)} pairs: take one, trace[0]")
+    pair = given[0]  # whose tokens are lists of strings
+    read, written = (
+        replace(heads_of(findings.readable(side)), scores={}, scale={}, name=name)
+        for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
+    )
+    layers = range(pair.num_layers)
+    whole = [n for n in layers if ("cross_attn.pattern", n) in pair]
+    short = [n for n in layers if ("cross_attn.top_weights", n) in pair and not whole]
+    cross = Heads(
+        written.tokens,
+        written.special,
+        whole or short,
+        [pair["cross_attn.pattern", n][0] for n in whole],
+        [Summary(*(pair[f"cross_attn.{part}", n][0] for part in _SUMMARY)) for n in short],
+        keys=read.tokens,
+        key_special=read.special,
+        name="Cross",
+    )
+    parts = [part for part in (read, written, cross) if part.layers]
+    if not parts:
+        raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
+    return parts
+
+
+def _of_arrays(
+    given: Mapping[str, Any],
+    words: Mapping[str, Iterable[str] | None],
+    layers: Sequence[int] | None,
+) -> list[Heads]:
+    """The attentions of plain arrays, each with the tokens that it is between."""
+    known = {
+        name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
+        for name, tokens in words.items()
+    }
+    parts = []
+    for name, arrays in given.items():
+        side = name.partition("_")[0]
+        rows = {"attention": "tokens", "cross": "decoder"}.get(side, side)
+        columns = "encoder" if side == "cross" else None
+        for need in filter(None, (rows, columns)):
+            if known[need] is None:
+                full = need if need == "tokens" else f"{need}_tokens"
+                raise TypeError(f"head_view: {name} comes without words: give {full} as well")
+        part = heads_from(
+            arrays,
+            known[rows] or [],
+            None if columns is None else known[columns],
+            layers=layers,
+            call="head_view",
+            name=name,
+            title="" if name == "attention" else side.capitalize(),
+        )
+        parts.append(part)
+    return parts
+
+
+def _only(heads: Heads, layers: Sequence[int] | None) -> Heads:
+    """These layers of a trace, or all."""
+    if layers is None:
+        return heads
+    wrong = [number for number in layers if number not in heads.layers]
+    if wrong or not len(layers):
+        what = f"no layer {wrong[0]}" if wrong else "no layer left"
+        raise ValueError(f"head_view: there is {what}: the trace holds {heads.layers}")
+    places = [heads.layers.index(number) for number in layers]
+    return replace(
+        heads,
+        layers=list(layers),
+        weights=[heads.weights[place] for place in places if heads.weights],
+        summary=[heads.summary[place] for place in places if heads.summary],
+    )
+
+
 def _weights_of(trace: Trace) -> list[Array]:
     """The weights of all layers of one text's trace."""
     lacking = [n for n in range(trace.num_layers) if ("pattern", n) not in trace]
@@ -240,7 +299,7 @@ def _weights_of(trace: Trace) -> list[Array]:
         what = f"layer {lacking[0]}" if lacking else "any layer"
         raise ValueError(
             f"head_view: this trace does not hold the weights of {what}: "
-            + ("it holds summaries, which qkv.show(trace) shows" if kept else "trace hook_pattern")
+            + ("it holds summaries: leave tokens out" if kept else "trace hook_pattern")
         )
     return list(trace.attentions)
 

@@ -131,8 +131,8 @@ class ImageView(View):
         times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
         return laid_over(image.repeat(times, 0).repeat(times, 1), self.weights[head])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON."""
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
         return {
             "model": self.trace.model,
             "layer": self.layer,
@@ -141,8 +141,8 @@ class ImageView(View):
             "sentence": self.sentence,
             "grid": list(self.grid),
             "strongest": list(self.strongest),
-            "weights": self.weights.tolist(),
-            "first": self.first.tolist(),
+            "weights": self.weights,
+            "first": self.first,
         }
 
     def figure(self) -> Figure:
@@ -179,7 +179,7 @@ class ImageView(View):
         return f'<style>{style}{rules}</style><div class="qkv-image">{self._picture()}</div>'
 
     def _payload(self) -> dict[str, Any]:
-        return self.to_dict()  # no script of ours reads it: the picture is all there is
+        return self._numbers()  # no script of ours reads it: the picture is all there is
 
     def _picture(self) -> str:
         high, wide = self.image.shape[:2]

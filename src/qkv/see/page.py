@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -271,13 +272,29 @@ def whole_page(payload: dict[str, Any], static: str) -> str:
     )
 
 
+def finite(data: Any) -> Any:
+    """Numbers as JSON can hold them: lists for arrays, None for what is not finite.
+
+    >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
+    {'a': [0.5, None], 'b': [1, None]}
+    """
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    if isinstance(data, np.ndarray):
+        return data.tolist() if np.isfinite(data).all() else finite(data.tolist())
+    data = data.item() if isinstance(data, np.generic) else data
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def script_json(data: Any) -> str:
     r"""JSON that may stand in a script of a page, whatever its strings hold.
 
     >>> script_json({"a": "</script>\u2028&"})
     '{"a":"\\u003c/script\\u003e\\u2028\\u0026"}'
     """
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 

@@ -58,13 +58,14 @@ def fit_plane(original: Any, contextual: Any, *, call: str = "fit_plane") -> Pla
     _, lengths, directions = np.linalg.svd(together, full_matrices=False)
     axes, variance = np.zeros((2, size)), np.zeros(2)
     found = min(2, len(directions))
-    axes[:found], variance[:found] = directions[:found], lengths[:found] ** 2
+    shares = (lengths / (lengths[0] or 1)) ** 2
+    axes[:found], variance[:found] = directions[:found], shares[:found] / (shares.sum() or 1)
     largest = np.abs(axes).argmax(axis=1)
     axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
     # what centring leaves of equal vectors is rounding, and no direction
     if lengths[0] <= _ROUNDING * scale * np.sqrt(together.size):
         return Plane(np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(2), np.zeros((2, size)))
-    return Plane(before @ axes.T, after @ axes.T, variance / (lengths**2).sum(), axes)
+    return Plane(before @ axes.T, after @ axes.T, variance, axes)
 
 
 _ROUNDING = 1e-14

@@ -100,8 +100,8 @@ class ReplayView(View):
             for place, score in enumerate(self.replay.scores)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON.
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view.
 
         `scores` has for each score its value at each step, layer and head; `weights` are those of
         the head that is shown at each of `shown_steps`.
@@ -118,12 +118,11 @@ class ReplayView(View):
             "chosen": self.head.reason,
             "sentence": self.sentence,
             "scores": {
-                score.name: replay.values[..., place].tolist()
-                for place, score in enumerate(replay.scores)
+                score.name: replay.values[..., place] for place, score in enumerate(replay.scores)
             },
             "losses": [list(logged) for logged in replay.losses],
             "shown_steps": [replay.steps[place] for place in replay.shown],
-            "weights": self.weights.tolist(),
+            "weights": self.weights,
         }
 
     def figure(self) -> Figure:

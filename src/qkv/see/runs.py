@@ -79,8 +79,8 @@ class RunsView(View):
             f"(cosine {first.cosine:.3f})."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON."""
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
         return {
             "model": self.traces[0].model,
             "tokens": self.tokens,
@@ -89,7 +89,7 @@ class RunsView(View):
             "layer": self.head.layer,
             "head": self.head.head,
             "chosen": self.head.reason,
-            "by_layer": self.by_layer.tolist(),
+            "by_layer": self.by_layer,
             "changes": [
                 {
                     "token": self.tokens[change.token],
@@ -177,9 +177,10 @@ class RunsView(View):
             yield line.append(f" {change.cosine:7.3f}", style="not bold dim")
         if len(shown) < len(self.changes):
             yield Text(f"Shown: the {len(shown)} of {len(self.changes)} that changed most.", "dim")
-        yield Text()
-        yield title("The mean of these distances")
-        highest = float(self.by_layer.max()) or 1.0
+        if len(self.by_layer):
+            yield Text()
+            yield title("The mean of these distances")
+        highest = float(self.by_layer.max(initial=0.0)) or 1.0
         for layer, value in enumerate(self.by_layer.tolist()):
             where = f"after layer {layer - 1}" if layer else "embeddings"
             line = Text(f"{where:15} {value:7.3f}  ")
@@ -198,6 +199,7 @@ class RunsView(View):
             yield line.append(f"  {rows[0][key]:18.2f} {rows[1][key]:18.2f}", style="not bold")
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def compare_runs(
     a: Trace, b: Trace, layer: int | None, head: int | None, theme: str = "auto"
 ) -> RunsView:

@@ -147,6 +147,12 @@ def _shift(
     before: Array,
     states: list[tuple[str, Array]],
 ) -> Shift:
+    for name, state in [("before", before), *states]:
+        if not np.isfinite(state).all():
+            raise ValueError(
+                f"plot_shift: of the vectors {name} one holds NaN or infinity: a plane needs "
+                "finite numbers"
+            )
     plane = fit_plane(before, states[-1][1])
     stages = []
     for name, state in states:
@@ -189,7 +195,8 @@ def _states(trace: Trace) -> list[tuple[str, Array]]:
     last = findings.last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
         raise ValueError(
-            "plot_shift: the trace lacks hook_embed or the vectors after the last layer"
+            "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
+            "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
         )
     found = [("static", trace["embed"])]
     if ("resid_pre", 0) in trace:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.models.pairs import Seq2SeqTrace
-from qkv.see import svg
+from qkv.see import findings, svg
 from qkv.see.figures import shift_figure
+from qkv.see.given import model_of, texts_of
 from qkv.see.lines import title
 from qkv.see.page import check_theme, payload_of
 from qkv.see.shift import Shift, shift_of_traces, shift_payload
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
+    from qkv.models import Model
+
+_CALL = "plot_shift"
 _MOST_ROWS = 20
 
 
@@ -57,8 +61,8 @@ class ShiftView(View):
             f"vector {last.name} is {last.cosine[place]:.3f}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON."""
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
         shift = self.shift
         return {
             "model": self.traces[0].model,
@@ -66,19 +70,19 @@ class ShiftView(View):
             "sentences": shift.sentences,
             "tokens": shift.tokens,
             "of": list(shift.of),
-            "before": shift.before.tolist(),
-            "explained": shift.explained.tolist(),
+            "before": shift.before,
+            "explained": shift.explained,
             "stages": [
                 {
                     "name": stage.name,
-                    "points": stage.points.tolist(),
+                    "points": stage.points,
                     "held": stage.held,
-                    "cosine": stage.cosine.tolist(),
+                    "cosine": stage.cosine,
                 }
                 for stage in shift.stages
             ],
             "pairs": [
-                {"word": pair.word, "a": pair.a, "b": pair.b, "cosine": pair.cosine.tolist()}
+                {"word": pair.word, "a": pair.a, "b": pair.b, "cosine": pair.cosine}
                 for pair in shift.pairs
             ],
         }
@@ -145,7 +149,12 @@ class ShiftView(View):
 
 
 @overload
-def plot_shift(original: Trace | Sequence[Trace], *, theme: str = "auto") -> ShiftView: ...
+def plot_shift(
+    original: str | Trace | Sequence[str] | Sequence[Trace],
+    *,
+    model: Model | str | None = None,
+    theme: str = "auto",
+) -> ShiftView: ...
 
 
 @overload
@@ -157,6 +166,7 @@ def plot_shift(
     contextual: Any = None,
     tokens: Sequence[str] | None = None,
     *,
+    model: Model | str | None = None,
     theme: str = "auto",
 ) -> ShiftView | Figure:
     """Word vectors before and after attention, as arrows in one plane.
@@ -165,15 +175,16 @@ def plot_shift(
     blue, after is red. Of more than 20 tokens those that moved furthest in the plane are labelled.
 
     Args:
-        original: `(T, D)`, the vectors before. Or a model's trace of one text, or several traces of
-            one text each: from each word's row in the token table, through each layer, to its last
-            vector; special tokens are left out.
+        original: `(T, D)`, the vectors before. Or a text, a model's trace of one, or a list of
+            either: from each word's row in the token table, through each layer, to its last vector;
+            special tokens are left out.
         contextual: `(T, D)`, the vectors after.
         tokens: T words.
+        model: the model for a text, or its name; the default model if left out.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
 
     Returns:
-        Of traces a view; of bare arrays a matplotlib figure.
+        Of texts and traces a view; of bare arrays a matplotlib figure.
 
     Raises:
         ValueError: the shapes do not fit each other, or a number is not finite.
@@ -182,15 +193,21 @@ def plot_shift(
     >>> figure.axes[0].get_xlabel()
     'PC 1 (100% of the variance; each set centred first)'
     """
-    several = isinstance(original, (list, tuple)) and any(
-        isinstance(part, Trace | Seq2SeqTrace) for part in original
-    )
-    if isinstance(original, Trace | Seq2SeqTrace) or several:
+    several = isinstance(original, (list, tuple))
+    parts = list(original) if several else [original]
+    if any(isinstance(part, str | Trace | Seq2SeqTrace) for part in parts):
         if contextual is not None or tokens is not None:
             raise TypeError("plot_shift: a trace has its vectors and tokens: pass it alone")
         check_theme(theme, "plot_shift")
-        traces = list(original) if several else [original]
+        texts = [part for part in parts if isinstance(part, str)]
+        if texts:
+            used = model_of(model, [text for part in texts for text in texts_of([part], _CALL)])
+            parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
+        traces = [findings.one_text(part, _CALL) for part in parts]
         return ShiftView(traces, shift_of_traces(traces), theme)
     if contextual is None or tokens is None:
-        raise TypeError("plot_shift: give original, contextual and tokens, or one trace")
+        raise TypeError(
+            "plot_shift: give original, contextual and tokens, or one trace; weights have no "
+            "vectors, and qkv.show(weights, tokens=...) shows them"
+        )
     return shift_figure(None, original, contextual, tokens)

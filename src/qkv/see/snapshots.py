@@ -96,7 +96,8 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
             raise TypeError(f"replay: {step!r:.40} is no training step: give whole numbers from 0")
         if not isinstance(given, Model | Trace):
             raise TypeError(
-                f"replay: step {step} is a {type(given).__name__}: give a model or a trace"
+                f"replay: step {step} is a {type(given).__name__}: give a model or a trace; of an "
+                "encoder-decoder's, trace.encoder or trace.decoder"
             )
     steps = sorted(int(step) for step in run)
     return Run("", steps, [], lambda step: run[step])
@@ -156,7 +157,8 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
                 trace = findings.one_text(given, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(
-                        f"replay: the trace of step {step} holds no weights: trace hook_pattern"
+                        f"replay: the trace of step {step} holds no weights: trace "
+                        'hook_pattern, model.trace(text, names=["pattern"])'
                     )
                 _check_size(trace.num_layers * trace.num_heads, len(trace.tokens), most)
             else:

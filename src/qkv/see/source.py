@@ -44,7 +44,8 @@ class Source:
         for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.turned else ())):
             if (name, number) not in trace:
                 raise ValueError(
-                    f"walk: the trace lacks hook_{name} of layer {number}: trace it too"
+                    f"walk: the trace lacks hook_{name} of layer {number}: trace it too, or "
+                    "walk(text, model=...); qkv.show(trace) shows the weights"
                 )
         inputs = trace.attention_inputs(number)
         self.settings = {n: v for n, v in inputs.items() if n not in ("query", "key", "value")}

@@ -203,13 +203,15 @@ def links(
 def curve(values: Sequence[float], names: Sequence[str], caption: str = "") -> Part:
     """Numbers in order as bars beside each other, each with its name and value."""
     wide, height, top = 64.0, 110.0, 34.0
-    lowest, highest = min(0.0, *values), max(1e-12, *values)
+    known = [value for value in values if math.isfinite(value)]
+    lowest, highest = min([0.0, *known]), max([1e-12, *known])
     span = highest - lowest
     zero = top + height * highest / span
     elements = [text(0, 12, caption, weight="bold")] if caption else []
     for place, (value, name) in enumerate(zip(values, names, strict=True)):
-        x, y = place * wide, top + height * (highest - max(value, 0)) / span
-        size = height * abs(value) / span
+        tall = value if math.isfinite(value) else 0.0
+        x, y = place * wide, top + height * (highest - max(tall, 0)) / span
+        size = height * abs(tall) / span
         elements += [
             f'<rect x="{x + 12:g}" y="{y:.1f}" width="{wide - 24:g}" height="{size:.1f}" '
             f'fill="{BEFORE}"/>',
@@ -337,11 +339,11 @@ def table(rows: Sequence[tuple[str, float]], caption: str = "", form: str = "{:.
     """Names with a number each, and a bar for it; the largest fills its room."""
     top = 24.0 if caption else 4.0
     left = max([_width(name) for name, _ in rows], default=0) + 8
-    most = max([abs(value) for _, value in rows], default=0) or 1.0
+    most = max([abs(value) for _, value in rows if math.isfinite(value)], default=0) or 1.0
     elements = [text(0, 12, caption, weight="bold")] if caption else []
     for place, (name, value) in enumerate(rows):
         y = top + place * 18
-        long = 120 * abs(value) / most
+        long = 120 * abs(value) / most if math.isfinite(value) else 0.0
         elements += [
             text(left - 6, y + 12, _cut(name), anchor="end"),
             f'<rect x="{left:g}" y="{y + 3:g}" width="{long:.1f}" height="11" fill="{BEFORE}"/>',

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from qkv.files import replacing
+from qkv.see.page import finite, fragment, whole_page
 from qkv.see.terminal import Screen
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ class View(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: one piece of HTML that needs no network."""
-        from qkv.see.page import fragment
-
         return fragment(self._payload(), self._picture())
 
     def print(self, console: Console | None = None) -> None:
@@ -57,8 +56,6 @@ class View(ABC):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        from qkv.see.page import whole_page
-
         page = whole_page(self._payload(), self._picture()).encode("utf-8")
         with replacing(path) as file:
             file.write(page)
@@ -75,13 +72,18 @@ class View(ABC):
 
         write_png(self.figure(), path)
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON."""
+        """The numbers of the view, ready for JSON: None for what is not finite or was not kept."""
+        found: dict[str, Any] = finite(self._numbers())
+        return found
 
     @abstractmethod
     def figure(self) -> Figure:
         """The view as a matplotlib figure."""
+
+    @abstractmethod
+    def _numbers(self) -> dict[str, Any]:
+        """What `to_dict` gives, arrays as they are."""
 
     @abstractmethod
     def _lines(self, screen: Screen) -> Iterator[Text]:

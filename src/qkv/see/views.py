@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -88,8 +87,8 @@ class ShowView(View):
         """What is most striking about this head, in words."""
         return link_in_words(self.shown, self.head)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON; the weights are exactly the trace's.
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view; the weights are exactly the trace's.
 
         `weights` is None where only the largest of each query were kept. Links and movement are
         of words, unless pieces are shown as they are: `from` and `to` are the places of their first
@@ -103,7 +102,7 @@ class ShowView(View):
             "head": self.head.head,
             "chosen": self.head.reason,
             "sentence": self.sentence,
-            "weights": self.weights.tolist() if self.heads.weights else None,
+            "weights": self.weights if self.heads.weights else None,
             "links": [link_to_dict(self.shown, link) for link in self.links],
             "other_heads": [link_to_dict(self.shown, link) for link in self.elsewhere],
             "movement": None
@@ -112,9 +111,9 @@ class ShowView(View):
                 {"token": token, "cosine": c, "static_length": a, "contextual_length": b}
                 for token, c, a, b in zip(
                     self.shown.tokens,
-                    moved.cosine.tolist(),
-                    moved.static_length.tolist(),
-                    moved.contextual_length.tolist(),
+                    moved.cosine,
+                    moved.static_length,
+                    moved.contextual_length,
                     strict=True,
                 )
             ],
@@ -218,13 +217,13 @@ class CompareView(View):
             f"{last:.3f} after the last layer."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON."""
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
         return {
             "model": self.sides[0].trace.model,
             "word": self.word,
             "sentence": self.sentence,
-            "similarity": self.similarity.tolist(),
+            "similarity": self.similarity,
             "layer": self.head.layer,
             "head": self.head.head,
             "chosen": self.head.reason,
@@ -233,7 +232,7 @@ class CompareView(View):
                     "tokens": side.trace.tokens,
                     "positions": side.positions,
                     "occurrences": side.occurrences,
-                    "weights": side.weights.tolist(),
+                    "weights": side.weights,
                     "strongest": [link_to_dict(side.heads, link) for link in side.strongest],
                 }
                 for side in self.sides
@@ -293,9 +292,11 @@ class CompareView(View):
         ]
         names = ["embeddings", *(f"layer {k}" for k in range(len(self.similarity) - 1))]
         caption = f"How alike {self.word} is in A and in B (cosine)"
-        curves = [svg.curve(self.similarity.tolist(), names, caption)] * bool(len(self.similarity))
+        rows = [maps]
+        if len(self.similarity):
+            rows.append([svg.curve(self.similarity.tolist(), names, caption)])
         notes = [f"This head is shown because {self.head.reason}."]
-        return svg.picture(self.sentence, notes, [maps, curves])
+        return svg.picture(self.sentence, notes, rows)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -355,8 +356,8 @@ class WalkView(View):
             f"the largest difference is {self.difference:.1e}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON; what a mask hides is None."""
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
         walk = self.walk
         return {
             "model": walk.trace.model,
@@ -371,15 +372,15 @@ class WalkView(View):
                     "shape": step.shape,
                     "code": step.code,
                     "name": step.name,
-                    "values": _finite_lists(step.values),
+                    "values": step.values,
                     "sum": step.sum,
                     "note": step.note,
                 }
                 for step in walk.steps
             ],
             "own_name": walk.own_name,
-            "own": walk.own.tolist(),
-            "recomputed": walk.recomputed.tolist(),
+            "own": walk.own,
+            "recomputed": walk.recomputed,
             "largest_difference": self.difference,
         }
 
@@ -696,6 +697,11 @@ def walk(
             text_or_trace, x, context, head=head, tokens=tokens, keys=keys, **options
         )
         return WalkView(found, theme)
+    if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
+        raise TypeError(
+            "walk: weights alone cannot be walked through, without queries, keys and values: give "
+            "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
+        )
     given = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}
     needless = [name for name, value in given.items() if value is not None]
     if needless:
@@ -720,15 +726,6 @@ def walk(
         ),
         theme,
     )
-
-
-def _finite_lists(values: Array) -> list[list[float | None]]:
-    """Rows of numbers, None for what is not finite."""
-    finite = np.isfinite(values)
-    if finite.all():
-        rows: list[list[float | None]] = values.tolist()
-        return rows
-    return [[value if math.isfinite(value) else None for value in row] for row in values.tolist()]
 
 
 def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:

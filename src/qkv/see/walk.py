@@ -96,6 +96,7 @@ class Walk:
         return spell(step.name, step.op, place, self.arrays, step.rows, step.columns, most)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def walk_head(
     trace: Trace,
     layer: int,
@@ -144,6 +145,7 @@ def walk_head(
     return _finish(notes, at, head)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def walk_layer(
     layer: MultiHeadAttention | Block,
     x: ArrayLike,

@@ -928,10 +928,12 @@ function changes(compare, text) {
         ? el("p", { class: "note" }, `The first ${rows.length} of ${count(all.length)}.`)
         : null,
     ),
-    panel(
-      "Mean distance between the runs, by layer",
-      layerChart(compare.by_layer, text.layers, "mean distance"),
-    ),
+    compare.by_layer.length
+      ? panel(
+          "Mean distance between the runs, by layer",
+          layerChart(compare.by_layer, text.layers, "mean distance"),
+        )
+      : null,
   ];
 }
 
@@ -956,10 +958,12 @@ function shared(compare, data, open) {
     );
   });
   return [
-    panel(
-      ["How alike ", name, " is in both, by layer (cosine)"],
-      layerChart(compare.similarity, data.texts[0].layers, "cosine"),
-    ),
+    compare.similarity.length
+      ? panel(
+          ["How alike ", name, " is in both, by layer (cosine)"],
+          layerChart(compare.similarity, data.texts[0].layers, "cosine"),
+        )
+      : null,
     panel(
       ["What ", name.cloneNode(true), " looks at most, in whichever head that is"],
       el("div", { class: "pair" }, most),
