@@ -10,8 +10,8 @@ from unittest import mock
 CALLED = {
     "projections": ("qkv.layers.parameters.linear", "qkv.models.head.linear"),
     "attention": (
-        "qkv.layers.attention.layer.varlen_attention",
-        "qkv.layers.attention.layer.answer",
+        "qkv.layers.attention.forward.varlen_attention",
+        "qkv.layers.attention.forward.answer",
     ),
     "norms": ("qkv.layers.norm.normalize",),
 }

@@ -170,8 +170,9 @@ class Senses:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""
         lengths = np.diff(batch.cu_lengths)
         places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
-        saved: dict[str, Any] = {}
-        rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
+        rows, saved = network.transformer.training_forward(  # (total, D)
+            batch.ids, places, batch.cu_lengths
+        )
         loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature, batch.priors)
         network.add(network.transformer.backward(grad, saved))
         return loss, len(batch.ids)

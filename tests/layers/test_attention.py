@@ -977,7 +977,7 @@ def test_options_that_say_nothing_are_taken_everywhere() -> None:
 def test_options_are_checked_before_any_work_in_the_name_of_the_call(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import qkv.layers.attention.layer as module
+    import qkv.layers.attention.forward as module
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a projection was computed")

@@ -1,4 +1,4 @@
-"""The way back through each layer, against central differences of its forward pass in float64."""
+"""The backward pass of each layer, against central differences of its forward pass in float64."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def slope(function: Any, array: Any, rng: Any) -> tuple[float, Any]:
 
 
 def check(layer: Any, call: Any, inputs: dict[str, Any], seed: int = 0) -> Any:
-    """Every gradient that `layer.backward` gives; `inputs` by where `Gradient` has them."""
+    """Every gradient that `layer.backward` gives; `inputs` by where `Gradient` has them.
+
+    `call` runs the layer, or its `training_forward`, on them.
+    """
     rng = np.random.default_rng(seed)
-    saved: dict[str, Any] = {}
-    out = call(saved)
-    np.testing.assert_array_equal(out, call(None))
+    out, saved = call(layer.training_forward)
+    np.testing.assert_array_equal(out, call(layer))
     up = rng.standard_normal(out.shape)
 
     def total() -> float:
-        return float((up * call(None)).sum())
+        return float((up * call(layer)).sum())
 
     found = layer.backward(up, saved)
     grads = {"x": found.x, "context": found.context, **found.options, **found.parameters}
@@ -68,13 +70,13 @@ def scattered(layer: Any) -> Any:
 def test_norms(kind: Any, shape: tuple[int, ...]) -> None:
     norm = scattered(kind(6, dtype=np.float64))
     x = numbers(*shape)
-    check(norm, lambda saved: norm(x, saved=saved), {"x": x, **norm.parameters})
+    check(norm, lambda run: run(x), {"x": x, **norm.parameters})
 
 
 def test_a_norm_with_an_offset() -> None:
     norm = RMSNorm.from_parameters({"weight": numbers(6)}, offset=1.0)
     x = numbers(4, 6, seed=2)
-    check(norm, lambda saved: norm(x, saved=saved), {"x": x, **norm.parameters})
+    check(norm, lambda run: run(x), {"x": x, **norm.parameters})
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -84,7 +86,7 @@ def test_mlp(gated: bool, activation: str, bias: bool) -> None:
     mlp = MLP(4, 10, activation=activation, gated=gated, bias=bias, seed=0, dtype=np.float64)
     scattered(mlp)
     x = numbers(2, 3, 4)
-    check(mlp, lambda saved: mlp(x, saved=saved), {"x": x, **mlp.parameters})
+    check(mlp, lambda run: run(x), {"x": x, **mlp.parameters})
 
 
 def test_experts() -> None:
@@ -94,7 +96,7 @@ def test_experts() -> None:
     parameters |= {"router_proj.weight": numbers(6, 4), "router_proj.bias": numbers(4)}
     layer = Experts(parameters, top_k=2, limit=1.0)  # some numbers are beyond the limit
     x = numbers(2, 5, 6)
-    check(layer, lambda saved: layer(x, saved=saved), {"x": x, **layer.parameters})
+    check(layer, lambda run: run(x), {"x": x, **layer.parameters})
 
 
 def test_experts_of_float32_with_wide_vectors() -> None:
@@ -106,8 +108,8 @@ def test_experts_of_float32_with_wide_vectors() -> None:
     wide = {name: array.astype(np.float64) for name, array in narrow.items()}
     x, up, found = numbers(5, 6), numbers(5, 6, seed=3), []
     for parameters in (narrow, wide):
-        layer, saved = Experts(parameters, top_k=2), {}
-        layer(x, saved=saved)
+        layer = Experts(parameters, top_k=2)
+        _, saved = layer.training_forward(x)
         found.append(layer.backward(up, saved).parameters)
     for name, expected in found[1].items():
         assert found[0][name].dtype == np.float64, name
@@ -146,7 +148,7 @@ def test_attention(options: dict[str, Any], packed: bool, kv_heads: int) -> None
     learned = {n: options[n] for n in ("bias", "sinks", "alibi_slopes") if n in options}
     check(
         layer,
-        lambda saved: layer(x, saved=saved, **options),
+        lambda run: run(x, **options),
         {"x": x, **learned, **layer.parameters},
     )
 
@@ -171,7 +173,7 @@ def test_attention_with_turned_and_normalised_heads(packed: bool, interleaved: b
     own = {f"{n}.{name}": a for n, norm in norms.items() for name, a in norm.parameters.items()}
     check(
         layer,
-        lambda saved: layer(x, is_causal=True, saved=saved, **options),
+        lambda run: run(x, is_causal=True, **options),
         {"x": x, **own, **layer.parameters},
     )
 
@@ -183,20 +185,15 @@ def test_attention_to_another_text(shared: bool) -> None:
     x, context = numbers(3, 4, 6), numbers(*(() if shared else (3,)), 5, 6, seed=2)
     check(
         layer,
-        lambda saved: layer(x, context, saved=saved, key_lengths=4),
+        lambda run: run(x, context, key_lengths=4),
         {"x": x, "context": context, **layer.parameters},
     )
 
 
-def test_one_head_of_plain_rows_with_everything_asked_back() -> None:
+def test_one_head_of_plain_rows() -> None:
     layer = SelfAttention(4, seed=0, dtype=np.float64)
     x = numbers(5, 4)
-    saved: dict[str, Any] = {}
-    out, weights, lse = layer(x, return_weights=True, return_lse=True, saved=saved)
-    assert weights.shape == (5, 5)
-    assert lse.shape == (5,)
-    assert layer.backward(out, saved).x.shape == (5, 4)
-    check(layer, lambda saved: layer(x, saved=saved), {"x": x, **layer.parameters})
+    check(layer, lambda run: run(x), {"x": x, **layer.parameters})
 
 
 @pytest.mark.parametrize("norms", ["after", "before", "both", "no first"])
@@ -216,7 +213,7 @@ def test_block(norms: str, packed: bool) -> None:
     options = {"cu_lengths": CU} if packed else {}
     check(
         block,
-        lambda saved: block(x, is_causal=True, saved=saved, **options),
+        lambda run: run(x, is_causal=True, **options),
         {"x": x, **block.parameters},
     )
 
@@ -238,14 +235,13 @@ def test_embedding() -> None:
     )
     ids, places = np.array([4, 1, 4, 0]), np.array([0, 1, 2, 0])
     up = numbers(4, 6, seed=4)
-    saved: dict[str, Any] = {}
-    embedding(ids, places, saved=saved)
+    _, saved = embedding(ids, places)
     found = embedding.backward(up, saved)
     rng = np.random.default_rng(0)
     tables |= {f"embed_norm.{name}": array for name, array in norm.parameters.items()}
     assert found.keys() == tables.keys()
     for name, array in tables.items():
-        expected, way = slope(lambda: (up * embedding(ids, places)).sum(), array, rng)
+        expected, way = slope(lambda: (up * embedding(ids, places)[0]).sum(), array, rng)
         assert (found[name] * way).sum() == pytest.approx(expected, rel=1e-6), name
     assert not found["embed.weight"][2:4].any()  # of tokens that are not there
 
@@ -271,21 +267,25 @@ def test_head(pool: Any, activation: str | None) -> None:
         ),
     )
     x = numbers(8, 6)
-    check(built, lambda saved: built(x, CU, saved), {"x": x, **parameters})
+    check(built, lambda run: run(x, CU), {"x": x, **parameters})
 
 
-def test_what_cannot_be_gone_back_through_is_refused() -> None:
+def test_what_has_no_backward_pass_is_refused() -> None:
     layer = MultiHeadAttention(4, seed=0)
     x = np.ones((1, 3, 4), np.float32)
-    with pytest.raises(ValueError, match="no way back through a cache"):
-        layer(x, cache=KVCache(), saved={})
-    with pytest.raises(ValueError, match=r"saved is empty: .* layer\(x, saved=saved\)"):
-        layer.backward(x, {})
-    saved: dict[str, Any] = {}
-    layer(x, saved=saved)
+    with pytest.raises(TypeError, match="no option cache"):
+        layer.training_forward(x, cache=KVCache())
+    block = Block(layer, LayerNorm(4), None, None, post_norm=False)
+    with pytest.raises(TypeError, match="no option cache"):
+        block.training_forward(x, cache=KVCache())
+    with pytest.raises(TypeError, match="training_forward has no return_weights"):
+        layer.training_forward(x, return_weights=True)
+    with pytest.raises(ValueError, match="the context is x itself"):
+        SelfAttention(4, seed=0).training_forward(x, x)
+    _, saved = layer.training_forward(x)
     with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the layer gave \(1, 3, 4\)"):
         layer.backward(x[0], saved)
-    for layer in (LayerNorm(4, dtype="bfloat16"), MLP(4, 8, dtype="bfloat16")):
-        half = next(iter(layer.parameters.values())).dtype
+    for half in (LayerNorm(4, dtype="bfloat16"), MLP(4, 8, dtype="bfloat16")):
+        kind = next(iter(half.parameters.values())).dtype
         with pytest.raises(TypeError, match="bfloat16: train in float32"):
-            layer(np.ones((3, 4), half), saved={})
+            half.training_forward(np.ones((3, 4), kind))

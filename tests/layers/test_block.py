@@ -152,7 +152,7 @@ def test_only_what_is_wanted_is_kept() -> None:
 
 
 def test_weights_are_not_computed_unless_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    import qkv.layers.attention.layer as module
+    import qkv.layers.attention.forward as module
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the scores were computed")

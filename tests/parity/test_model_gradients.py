@@ -99,10 +99,8 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
             mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
             given = {"input_ids": torch.tensor(batch), "attention_mask": torch.tensor(mask).long()}
         body = ours.design.build(dict(ours.parameters))
-        saved: dict[str, Any] = {}
-        above: dict[str, Any] = {}
-        rows = body(ids, place, cu, saved=saved)
-        logits = body.head(rows, cu, saved=above)
+        rows, saved = body.training_forward(ids, place, cu)
+        logits, kept = body.head.training_forward(rows, cu)
         up = rng.standard_normal(logits.shape)
         whole, real = up, np.ones(len(up), bool)
         if not body.head.pools and config.model_type != "vit":
@@ -111,7 +109,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         theirs = autograd(model, given, torch.tensor(real), torch.tensor(whole))
         theirs.save_pretrained(tmp_path / "gradients")
     expected = dict(qkv.load(tmp_path / "gradients").parameters)
-    top = body.head.backward(up.astype(logits.dtype), above)
+    top = body.head.backward(up.astype(logits.dtype), kept)
     found = {**top.parameters, **body.backward(top.x, saved)}
     if "head.out_proj.weight" not in expected:
         found["embed.weight"] = found["embed.weight"] + found.pop("head.out_proj.weight").T

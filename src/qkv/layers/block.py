@@ -1,9 +1,12 @@
-"""A block: attention, then the MLP, each with a norm and around it the way past."""
+"""A block: attention, then the MLP, each with a norm and a residual connection around it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type
@@ -11,8 +14,8 @@ from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide
-from qkv.layers.options import settings
+from qkv.layers.gradient import Gradient, need_single, upstream
+from qkv.layers.options import check_options, settings
 from qkv.layers.packed import keep
 from qkv.layers.parameters import handed, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
@@ -27,13 +30,27 @@ class Feed(Protocol):
     def dim(self) -> int:
         """D, the size of the vectors."""
 
-    def __call__(
-        self, x: ArrayLike, *, residual: Array | None = None, saved: Saved | None = None
-    ) -> Array:
-        """From (..., T, D) to the same."""
+    def run(
+        self,
+        x: Array,
+        *,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        save: bool = False,
+    ) -> tuple[Array, Any]:
+        """From (..., T, D) to the same, unchecked; with `save` also what `backward` needs."""
 
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back."""
+    def backward(self, grad: ArrayLike, saved: Any) -> Gradient:
+        """The backward pass."""
+
+
+@dataclass(frozen=True)
+class BlockSaved:
+    """What the backward pass of a block needs."""
+
+    parts: dict[str, Any]  # by their names, what the backward pass of each needs
+    shape: tuple[int, ...]  # (..., T, D)
+    dtype: np.dtype[Any]
 
 
 class Block:
@@ -44,8 +61,8 @@ class Block:
     and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
     a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`.
 
-    What goes past the parts is float32 where they compute in halves. Where the parameters of a part
-    are bfloat16, it is given bfloat16.
+    The residual connections are float32 where the parts compute in half precision. Where the
+    parameters of a part are bfloat16, it is given bfloat16.
 
     Args:
         attn: the attention layer.
@@ -127,7 +144,6 @@ class Block:
         lengths: ArrayLike | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-        saved: Saved | None = None,
         **options: Any,
     ) -> Array:
         """From `x` (..., T, D) to the same shape.
@@ -139,12 +155,30 @@ class Block:
             lengths: (B,), with `cache` how many words of each row are real.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
-            saved: an empty dict, for what `backward` needs of it; it goes without a cache.
             options: those of the formula, for the attention.
 
         Returns:
             An array of the shape of `x`, of the type that it and the parameters promote to.
         """
+        array, cu = self._checked(x, cu_lengths, cache, lengths, options)
+        return self.run(
+            array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
+        )[0]
+
+    @quiet
+    def training_forward(
+        self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
+    ) -> tuple[Array, BlockSaved]:
+        """The result (..., T, D) of calling the block, and what `backward` needs of it."""
+        check_options(options, packed=cu_lengths is not None, call=type(self).__name__)
+        array, cu = self._checked(x, cu_lengths, None, None, options)
+        need_single(array, self.parameters, call=type(self).__name__)
+        return self.run(array, cu=cu, save=True, **options)
+
+    def _checked(
+        self, x: ArrayLike, cu_lengths: Any, cache: Any, lengths: Any, options: Mapping[str, Any]
+    ) -> tuple[Array, Array | None]:
+        """`x` and `cu_lengths` as arrays, once they and the options fit the attention."""
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x")
         if array.shape[-1] != self.attn.embed_dim:
@@ -155,70 +189,75 @@ class Block:
         for name in RETURNS:
             if name in options:
                 raise TypeError(f"{call}: a block has no {name}: use trace() to see what is inside")
-        cu = (
-            None
-            if cu_lengths is None
-            else check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        )
-        dtype = result_type([array], self.parameters, call=call)
-        need_wide(dtype, saved, call=call)
-        x = array.astype(compute_type(dtype), copy=False)
-        kept: dict[str, Any] = dict.fromkeys(self._parts)  # nothing
-        if saved is not None:
-            saved |= {name: {} for name in self._parts} | {"dtype": dtype, "shape": x.shape}
-            kept = saved
-        inside = None if record is None else record.under("attn.")
+        if cu_lengths is not None:
+            cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
+        self.attn.check(array, cu_lengths=cu_lengths, cache=cache, lengths=lengths, **options)
+        return array, cu_lengths
+
+    def run(
+        self,
+        x: Array,
+        *,
+        cu: Array | None = None,
+        record: Recorder | None = None,
+        save: bool = False,
+        **options: Any,
+    ) -> tuple[Array, BlockSaved]:
+        """The forward pass, unchecked; with `save` also what the backward pass needs.
+
+        `options` are those of `MultiHeadAttention.run`.
+        """
+        dtype = result_type([x], self.parameters, call=type(self).__name__)
+        x = x.astype(compute_type(dtype), copy=False)
+        parts: dict[str, Any] = {}
+
+        def normed(name: str, array: Array) -> Array:
+            norm: Norm | None = self._parts.get(name)
+            if norm is None:
+                return array
+            array, saved = norm.run(array)
+            parts.update({name: saved} if save else {})
+            return array
+
+        def added(name: str, hook: str, array: Array, residual: Array, **options: Any) -> Array:
+            """What a part gives, with its norm, added to the residual."""
+            part, last = self._parts[name], f"out_norm{1 if name == 'attn' else 2}"
+            array = handed(array, part.parameters)
+            out: Array
+            if last in self._parts or (record is not None and record.wants(hook)):
+                out, saved = part.run(array, save=save, **options)
+                out = normed(last, out)
+                keep(record, hook, out, cu)
+                out = residual + out
+            else:
+                out, saved = part.run(array, residual=residual, save=save, **options)
+            parts.update({name: saved} if save else {})
+            return out
 
         keep(record, "hook_resid_pre", x, cu)
-        attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x, saved=kept["norm1"])
-        attn_in = handed(attn_in, self.attn.parameters)
-        options |= {"cu_lengths": cu, "cache": cache, "lengths": lengths}
-        options |= {"record": inside, "top_k": top_k, "saved": kept["attn"]}
-        wanted = record is not None and record.wants("hook_attn_out")
-        if wanted or self.out_norm1 is not None:
-            attn_out = self.attn(attn_in, **options)
-            if self.out_norm1 is not None:
-                attn_out = self.out_norm1(attn_out, saved=kept["out_norm1"])
-            keep(record, "hook_attn_out", attn_out, cu)
-            mid = x + attn_out
-        else:
-            mid = self.attn(attn_in, residual=x, **options)
+        inside = None if record is None else record.under("attn.")
+        attn_in = x if self.post_norm else normed("norm1", x)
+        mid = added("attn", "hook_attn_out", attn_in, x, cu=cu, record=inside, **options)
         keep(record, "hook_resid_mid", mid, cu)
-        if self.mlp is None or self.norm2 is None:
-            keep(record, "hook_resid_post", mid, cu)
-            alone: Array = mid.astype(dtype, copy=False)
-            return alone
-        if self.post_norm:
-            assert self.norm1 is not None
-            mid = mlp_in = self.norm1(mid, saved=kept["norm1"])
-        else:
-            mlp_in = self.norm2(mid, saved=kept["norm2"])
-        mlp_in = handed(mlp_in, self.mlp.parameters)
-        wanted = record is not None and record.wants("hook_mlp_out")
-        if wanted or self.out_norm2 is not None:
-            mlp_out = self.mlp(mlp_in, saved=kept["mlp"])
-            if self.out_norm2 is not None:
-                mlp_out = self.out_norm2(mlp_out, saved=kept["out_norm2"])
-            keep(record, "hook_mlp_out", mlp_out, cu)
-            out = mid + mlp_out
-        else:
-            out = self.mlp(mlp_in, residual=mid, saved=kept["mlp"])
+        out = mid
+        if self.mlp is not None:
+            mlp_in = normed("norm1" if self.post_norm else "norm2", mid)
+            out = added("mlp", "hook_mlp_out", mlp_in, mlp_in if self.post_norm else mid)
         keep(record, "hook_resid_post", out, cu)
-        if self.post_norm:
-            out = self.norm2(out, saved=kept["norm2"])
+        if self.post_norm and self.mlp is not None:
+            out = normed("norm2", out)
             keep(record, "hook_normalized_resid_post", out, cu)
-        result: Array = out.astype(dtype, copy=False)
-        return result
+        return out.astype(dtype, copy=False), BlockSaved(parts, x.shape, dtype)
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back: the gradients of `sum(grad * block(x, ...))`.
+    def backward(self, grad: ArrayLike, saved: BlockSaved) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * block(x, ...))`.
 
-        What goes past a part adds its gradient to that of what went through it.
+        The gradient along a residual connection is added to that of the part beside it.
 
         Args:
             grad: (..., T, D), the gradient of what the block gave.
-            saved: what `block(x, ..., saved=saved)` kept.
+            saved: what `block.training_forward(x, ...)` gave beside it.
 
         Returns:
             `.x`, `.parameters` by their names, and `.options` as the attention gives them.
@@ -227,34 +266,33 @@ class Block:
         >>> from qkv.layers import MLP, LayerNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
         ...               LayerNorm(8), post_norm=True)
-        >>> saved = {}
-        >>> y = block(np.ones((3, 5, 8)), saved=saved)
+        >>> y, saved = block.training_forward(np.ones((3, 5, 8)))
         >>> found = block.backward(np.ones((3, 5, 8)), saved)
         >>> found.x.shape, found.parameters.keys() == block.parameters.keys()
         ((3, 5, 8), True)
         """
         found: dict[str, Array] = {}
         options: dict[str, Array] = {}
-        past = gradient_of(grad, saved.get("shape", ()), saved, call=type(self).__name__)
+        total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
 
-        def through(part: str, above: Array) -> Array:
+        def through(part: str, grad: Array) -> Array:
             if part not in self._parts:
-                return above
-            back: Gradient = self._parts[part].backward(above, saved[part])
+                return grad
+            back: Gradient = self._parts[part].backward(grad, saved.parts[part])
             found.update({f"{part}.{name}": array for name, array in back.parameters.items()})
             options.update(back.options)
             return back.x
 
         if self.post_norm:
-            past = through("norm2", past)
-            past = past + through("mlp", past)
-            past = through("norm1", past)
-            past = past + through("attn", past)
+            total = through("norm2", total)
+            total = total + through("mlp", total)
+            total = through("norm1", total)
+            total = total + through("attn", total)
         else:
             if self.mlp is not None:
-                past = past + through("norm2", through("mlp", through("out_norm2", past)))
-            past = past + through("norm1", through("attn", through("out_norm1", past)))
-        return Gradient(past, found, options=options)
+                total = total + through("norm2", through("mlp", through("out_norm2", total)))
+            total = total + through("norm1", through("attn", through("out_norm1", total)))
+        return Gradient(total, found, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
         """The same as calling the block."""
@@ -284,13 +322,11 @@ class Block:
         """
         call = type(self).__name__
         array = word_vectors(x, call=call, name="x").copy()  # it is kept as hook_resid_pre
-        cu = (
-            None
-            if cu_lengths is None
-            else check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        )
-        if cu is None and array.ndim == 2:
+        if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()
-        self(array, cu_lengths=cu, record=record.under("blocks.0."), top_k=top_k, **options)
+        self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
+        cu = None
+        if cu_lengths is not None:
+            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
         return Trace(record.arrays, settings={0: settings(options, cu)})

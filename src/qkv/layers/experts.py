@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -14,7 +15,7 @@ from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.backend import linear
 from qkv.backward import linear_grad
-from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide, project_back
+from qkv.layers.gradient import Gradient, need_single, project_back, upstream
 from qkv.layers.parameters import (
     checked,
     is_wide,
@@ -22,9 +23,20 @@ from qkv.layers.parameters import (
     project,
     quiet,
     result_type,
-    word_vectors,
+    vectors_of,
     working,
 )
+from qkv.trace import Recorder
+
+
+@dataclass(frozen=True)
+class ExpertsSaved:
+    """What the backward pass of experts needs."""
+
+    rows: Array  # (rows, D)
+    chosen: Array  # (rows, top_k), the experts of each row
+    weights: Array  # (rows, top_k), what each of them counts
+    shape: tuple[int, ...]  # (..., T, D)
 
 
 class Experts:
@@ -88,58 +100,65 @@ class Experts:
         self._experts: list[tuple[Array, ...]] = []
 
     @quiet
-    def __call__(
-        self, x: ArrayLike, *, residual: Array | None = None, saved: Saved | None = None
-    ) -> Array:
+    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
         """From `x` (..., T, D) to the same shape.
 
         Args:
             x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to a half; if it is
-                float32, so is the result.
-            saved: an empty dict, for what `backward` needs of it.
+            residual: (..., T, D), added to the result before that is rounded to half precision; if
+                it is float32, so is the result.
         """
+        return self.run(vectors_of(x, self.dim, call=type(self).__name__), residual=residual)[0]
+
+    @quiet
+    def training_forward(self, x: ArrayLike) -> tuple[Array, ExpertsSaved]:
+        """What the layer gives, and what `backward` needs of it."""
         call = type(self).__name__
-        array = word_vectors(x, call=call, name="x")
-        if array.shape[-1] != self.dim:
-            raise ValueError(
-                f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
-            )
-        dtype = result_type([array], self.parameters, call=call)
-        need_wide(dtype, saved, call=call)
-        rows = working(array, dtype).reshape(-1, self.dim)  # (rows, D)
+        array = vectors_of(x, self.dim, call=call)
+        need_single(array, self.parameters, call=call)
+        return self.run(array)
+
+    def run(
+        self,
+        x: Array,
+        *,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        save: bool = False,
+    ) -> tuple[Array, ExpertsSaved]:
+        """The forward pass, unchecked, and what the backward pass needs."""
+        dtype = result_type([x], self.parameters, call=type(self).__name__)
+        rows = working(x, dtype).reshape(-1, self.dim)  # (rows, D)
         chosen, weights = self._route(rows)
-        if saved is not None:
-            saved |= {"rows": rows, "chosen": chosen, "weights": weights}
-            saved |= {"shape": array.shape, "dtype": dtype}
         experts = self._each()
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             out[row] += weights[row, rank, None] * self._expert(rows[row], experts[number])
-        out = out.reshape(array.shape)
+        out = out.reshape(x.shape)
         if residual is not None:
             out = out + residual
-        return out if is_wide(residual) else out.astype(dtype, copy=False)
+        out = out if is_wide(residual) else out.astype(dtype, copy=False)
+        return out, ExpertsSaved(rows, chosen, weights, x.shape)
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back: the gradients of `sum(grad * layer(x))`.
+    def backward(self, grad: ArrayLike, saved: ExpertsSaved) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * layer(x))`.
 
         Which experts were chosen has no gradient, what each of them counts has.
 
         Args:
             grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `layer(x, saved=saved)` kept.
+            saved: what `layer.training_forward(x)` gave beside it.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
         """
-        shape = saved.get("shape", ())
-        above = gradient_of(grad, shape, saved, call=type(self).__name__).reshape(-1, self.dim)
-        rows, chosen, weights = (saved[name] for name in ("rows", "chosen", "weights"))
+        rows, chosen, weights = saved.rows, saved.chosen, saved.weights
+        grad = upstream(grad, saved.shape, rows.dtype, call=type(self).__name__)
+        grad = grad.reshape(-1, self.dim)
         found = {
-            name: np.zeros(array.shape, above.dtype)
+            name: np.zeros(array.shape, grad.dtype)
             for name, array in self.parameters.items()
             if name.startswith("experts.")
         }
@@ -148,7 +167,7 @@ class Experts:
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             grads = self._expert_back(
-                rows[row], experts[number], above[row], weights[row, rank, None]
+                rows[row], experts[number], grad[row], weights[row, rank, None]
             )
             grad_rows[row] += grads[0]
             counts[row, rank] = grads[1]
@@ -158,7 +177,7 @@ class Experts:
         scores = np.zeros((len(rows), self.count), rows.dtype)
         np.put_along_axis(scores, chosen, change, -1)
         grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
-        return Gradient(grad_rows.reshape(shape), found)
+        return Gradient(grad_rows.reshape(saved.shape), found)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""

@@ -1,4 +1,4 @@
-"""What the way back through a layer gives, and the way back through one linear layer."""
+"""What the backward pass of a layer gives, and the backward pass of one linear layer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.backward import linear_grad
-
-# What the forward pass of a layer keeps for the way back: empty before, its own names after.
-Saved = dict[str, Any]
+from qkv.layers.parameters import result_type
 
 
 @dataclass(frozen=True)
@@ -33,35 +31,31 @@ class Gradient:
     options: dict[str, Array] = field(default_factory=dict)
 
 
-def need_wide(dtype: np.dtype[Any], saved: Saved | None, *, call: str) -> None:
-    """An error if what is kept for the way back would be of halves."""
-    if saved is not None and compute_type(dtype) != dtype:
+def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None:
+    """An error if what is kept for the backward pass would be in half precision."""
+    dtype = result_type([x], parameters, call=call)
+    if compute_type(dtype) != dtype:
         raise TypeError(
-            f"{call}: saved is for training and the layer computes in {dtype}: "
+            f"{call}: training_forward is for training and the layer computes in {dtype}: "
             "train in float32, as load(..., dtype=np.float32) gives it"
         )
 
 
-def gradient_of(grad: Any, shape: tuple[int, ...], saved: Saved, *, call: str) -> Array:
-    """`grad` as an array of the shape of what the layer gave, in the type of what it kept."""
-    if not saved:
-        raise ValueError(
-            f"{call}.backward: saved is empty: give the dict that was given to the layer before, "
-            "as layer(x, saved=saved)"
-        )
+def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: str) -> Array:
+    """`grad` as an array of the shape and type of what the layer gave."""
     array = np.asarray(grad)
     if array.shape != shape:
         raise ValueError(
             f"{call}.backward: grad has shape {array.shape} and the layer gave {shape}: "
             "they must be the same"
         )
-    return array.astype(saved["dtype"], copy=False)
+    return array.astype(dtype, copy=False)
 
 
 def project_back(
     x: Array, parameters: Mapping[str, Array], name: str, grad: Array, found: dict[str, Array]
 ) -> Array:
-    """The way back through `project`: gives the gradient of `x`, adds those of the parameters."""
+    """The backward pass of `project`: gives the gradient of `x`, adds those of the parameters."""
     bias = f"{name}.bias"
     grad_x, grad_weight, grad_bias = linear_grad(
         x, parameters[f"{name}.weight"], grad, bias=bias in parameters

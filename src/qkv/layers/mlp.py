@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 from qkv.activations import ACTIVATIONS
 from qkv.arrays import Array, whole_number
 from qkv.backward import activate, activation_grad
-from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide, project_back
+from qkv.layers.gradient import Gradient, need_single, project_back, upstream
 from qkv.layers.parameters import (
     checked,
     first_parameters,
@@ -22,10 +23,21 @@ from qkv.layers.parameters import (
     project,
     quiet,
     result_type,
-    word_vectors,
+    vectors_of,
     working,
 )
 from qkv.trace import Recorder, Trace
+
+
+@dataclass(frozen=True)
+class MLPSaved:
+    """What the backward pass of an MLP needs."""
+
+    x: Array  # (..., T, D)
+    pre: Array  # (..., T, F), what the activation was taken of
+    hidden: Array  # (..., T, F), what was projected down
+    gate: Array | None  # (..., T, F), the activation, and
+    up: Array | None  # (..., T, F), what it was multiplied with
 
 
 class MLP:
@@ -107,85 +119,91 @@ class MLP:
 
     @quiet
     def __call__(
-        self,
-        x: ArrayLike,
-        *,
-        residual: Array | None = None,
-        record: Recorder | None = None,
-        saved: Saved | None = None,
+        self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
     ) -> Array:
         """From `x` (..., T, D) to the same shape.
 
         Args:
             x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to a half; if it is
-                float32, so is the result.
+            residual: (..., T, D), added to the result before that is rounded to half precision; if
+                it is float32, so is the result.
             record: collects what is computed on the way.
-            saved: an empty dict, for what `backward` needs of it.
         """
+        array = vectors_of(x, self.dim, call=type(self).__name__)
+        return self.run(array, residual=residual, record=record)[0]
+
+    @quiet
+    def training_forward(self, x: ArrayLike) -> tuple[Array, MLPSaved]:
+        """What the layer gives, and what `backward` needs of it."""
         call = type(self).__name__
-        array = word_vectors(x, call=call, name="x")
-        if array.shape[-1] != self.dim:
-            raise ValueError(
-                f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
-            )
-        dtype = result_type([array], self.parameters, call=call)
-        x = working(array, dtype)
+        array = vectors_of(x, self.dim, call=call)
+        need_single(array, self.parameters, call=call)
+        out, saved = self.run(array, save=True)
+        assert saved is not None
+        return out, saved
+
+    def run(
+        self,
+        x: Array,
+        *,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        save: bool = False,
+    ) -> tuple[Array, MLPSaved | None]:
+        """The forward pass, unchecked; with `save` also what the backward pass needs."""
+        dtype = result_type([x], self.parameters, call=type(self).__name__)
+        x = working(x, dtype)
         first = "gate_proj" if self.gated else "up_proj"
         if record is not None and record.wants("hook_pre"):
             record("hook_pre", project(x, self.parameters, first))
-        need_wide(dtype, saved, call=call)
-        if saved is None:
-            hidden = project(x, self.parameters, first, activation=self.activation)  # (..., T, F)
-        else:
+        if record is not None and self.gated and record.wants("hook_pre_linear"):
+            record("hook_pre_linear", project(x, self.parameters, "up_proj"))
+        saved = None
+        if save:
             pre = project(x, self.parameters, first)
-            hidden = activate(pre, self.activation)
-            saved |= {"x": x, "pre": pre, "dtype": dtype}
-        if self.gated:
-            if record is not None and record.wants("hook_pre_linear"):
-                record("hook_pre_linear", project(x, self.parameters, "up_proj"))
-            if saved is None:
+            gate = up = None
+            hidden = activate(pre, self.activation)  # (..., T, F)
+            if self.gated:
+                gate, up = hidden, project(x, self.parameters, "up_proj")
+                hidden = gate * up
+            saved = MLPSaved(x, pre, hidden, gate, up)
+        else:
+            hidden = project(x, self.parameters, first, activation=self.activation)
+            if self.gated:
                 hidden = project(x, self.parameters, "up_proj", gate=hidden)
-            else:
-                up = project(x, self.parameters, "up_proj")
-                saved |= {"gate": hidden, "up": up}
-                hidden = hidden * up
         if record is not None:
             record("hook_post", hidden)
-        if saved is not None:
-            saved["hidden"] = hidden
         out = project(hidden, self.parameters, "down_proj", residual=residual)
-        return out if is_wide(residual) else out.astype(dtype, copy=False)
+        return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back: the gradients of `sum(grad * mlp(x))`.
+    def backward(self, grad: ArrayLike, saved: MLPSaved) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * mlp(x))`.
 
         Args:
             grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `mlp(x, saved=saved)` kept.
+            saved: what `mlp.training_forward(x)` gave beside it.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
 
-        >>> mlp, saved = MLP(4, 16, seed=0), {}
-        >>> y = mlp(np.ones((3, 4)), saved=saved)
+        >>> mlp = MLP(4, 16, seed=0)
+        >>> y, saved = mlp.training_forward(np.ones((3, 4)))
         >>> mlp.backward(np.ones((3, 4)), saved).parameters["up_proj.weight"].shape
         (4, 16)
         """
         found: dict[str, Array] = {}
-        shape = np.shape(saved.get("x", ()))
-        above = gradient_of(grad, shape, saved, call=type(self).__name__)
-        x = saved["x"]
-        change = project_back(saved["hidden"], self.parameters, "down_proj", above, found)
-        first, back = "up_proj", None
-        if self.gated:
+        x = saved.x
+        grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
+        change = project_back(saved.hidden, self.parameters, "down_proj", grad, found)
+        first, grad_x = "up_proj", None
+        if saved.gate is not None and saved.up is not None:
             first = "gate_proj"
-            back = project_back(x, self.parameters, "up_proj", change * saved["gate"], found)
-            change = change * saved["up"]
-        change = activation_grad(saved["pre"], change, self.activation)
-        grad_x = project_back(x, self.parameters, first, change, found)
-        return Gradient(grad_x if back is None else grad_x + back, found)
+            grad_x = project_back(x, self.parameters, "up_proj", change * saved.gate, found)
+            change = change * saved.up
+        change = activation_grad(saved.pre, change, self.activation)
+        more = project_back(x, self.parameters, first, change, found)
+        return Gradient(more if grad_x is None else more + grad_x, found)
 
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, compute_type, is_float, whole_number
 from qkv.backend import normalize
 from qkv.backward import norm_grad
-from qkv.layers.gradient import Gradient, Saved, gradient_of, need_wide
+from qkv.layers.gradient import Gradient, need_single, upstream
 from qkv.layers.parameters import (
     checked,
     float_type,
@@ -22,6 +23,14 @@ from qkv.layers.parameters import (
     working,
 )
 from qkv.trace import Recorder, Trace
+
+
+@dataclass(frozen=True)
+class NormSaved:
+    """What the backward pass of a norm needs."""
+
+    x: Array  # (..., D)
+    scale: Array  # (..., 1), what was divided by
 
 
 class _Norm:
@@ -40,53 +49,66 @@ class _Norm:
         self.offset = offset
 
     @quiet
-    def __call__(
-        self, x: ArrayLike, *, record: Recorder | None = None, saved: Saved | None = None
-    ) -> Array:
-        """Normalise `x` (..., D).
+    def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
+        """Normalise `x` (..., D); `record` collects what is computed on the way."""
+        return self.run(self._checked(x), record)[0]
 
-        `record` collects what is computed on the way, and `saved`, an empty dict, what `backward`
-        needs of it.
-        """
-        array, dtype = _vectors_in(x, self.dim, self.parameters, call=type(self).__name__)
-        need_wide(dtype, saved, call=type(self).__name__)
+    @quiet
+    def training_forward(self, x: ArrayLike) -> tuple[Array, NormSaved]:
+        """What the norm gives, and what `backward` needs of it."""
+        array = self._checked(x)
+        need_single(array, self.parameters, call=type(self).__name__)
+        return self.run(array)
+
+    def run(self, x: Array, record: Recorder | None = None) -> tuple[Array, NormSaved]:
+        """`training_forward`, unchecked and in any type."""
+        dtype = result_type([x], self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
-        x = working(array, dtype)
+        x = working(x, dtype)
         found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out, scale = found or self._by_numpy(x, weight, bias)
         if record is not None:
             record("hook_scale", scale)
-        if saved is not None:
-            saved |= {"x": x, "scale": scale, "dtype": dtype}
-        return out.astype(dtype, copy=False)
+        return out.astype(dtype, copy=False), NormSaved(x, scale)
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back: the gradients of `sum(grad * norm(x))`.
+    def backward(self, grad: ArrayLike, saved: NormSaved) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * norm(x))`.
 
         Args:
             grad: (..., D), the gradient of what the norm gave.
-            saved: what `norm(x, saved=saved)` kept.
+            saved: what `norm.training_forward(x)` gave beside it.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" and "bias".
 
-        >>> norm, saved = LayerNorm(2, eps=0.0), {}
-        >>> y = norm(np.array([[1.0, 5.0]]), saved=saved)
+        >>> norm = LayerNorm(2, eps=0.0)
+        >>> y, saved = norm.training_forward(np.array([[1.0, 5.0]]))
         >>> norm.backward([[1.0, 0.0]], saved).parameters["weight"]
         array([-1.,  0.])
         """
         call = type(self).__name__
-        above = gradient_of(grad, np.shape(saved.get("x", ())), saved, call=call)
         grad_x, weight, bias = norm_grad(
-            saved["x"],
+            saved.x,
             self.scaled(),
-            saved["scale"],
-            above,
+            saved.scale,
+            upstream(grad, saved.x.shape, saved.x.dtype, call=call),
             centred=self._is_centred,
             bias="bias" in self.parameters,
         )
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+
+    def _checked(self, x: ArrayLike) -> Array:
+        """`x` as an array that the layer takes."""
+        call = type(self).__name__
+        array = as_array(x, call=call, name="x")
+        if not is_float(array.dtype) and array.dtype.kind not in "iu":
+            raise TypeError(f"{call}: x is {array.dtype}: give floats or integers")
+        if array.ndim == 0 or array.shape[-1] != self.dim:
+            raise ValueError(
+                f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
+            )
+        return array
 
     def scaled(self) -> Array:
         """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""
@@ -223,18 +245,6 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
     for name, array in arrays.items():
         need_shape(array, weight.shape, call=call, name=name, why="that of weight")
     return arrays
-
-
-def _vectors_in(
-    x: Any, dim: int, parameters: Mapping[str, Array], *, call: str
-) -> tuple[Array, np.dtype[Any]]:
-    """`x` checked against the layer, and the type of the result."""
-    array = as_array(x, call=call, name="x")
-    if not is_float(array.dtype) and array.dtype.kind not in "iu":
-        raise TypeError(f"{call}: x is {array.dtype}: give floats or integers")
-    if array.ndim == 0 or array.shape[-1] != dim:
-        raise ValueError(f"{call}: x has shape {array.shape} and the layer takes (..., {dim})")
-    return array, result_type([array], parameters, call=call)
 
 
 def _checked_eps(eps: float, *, call: str) -> float:

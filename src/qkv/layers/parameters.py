@@ -88,6 +88,14 @@ def word_vectors(x: Any, *, call: str, name: str) -> Array:
     return array
 
 
+def vectors_of(x: Any, dim: int, *, call: str) -> Array:
+    """`x` as an array (..., T, D) of floats or integers, for a layer that takes this D."""
+    array = word_vectors(x, call=call, name="x")
+    if array.shape[-1] != dim:
+        raise ValueError(f"{call}: x has shape {array.shape} and the layer takes (..., {dim})")
+    return array
+
+
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
     """The type a layer returns: that of its inputs and parameters together, integers left out."""
     arrays = (*inputs, *parameters.values())

@@ -91,14 +91,14 @@ def words_loss(network: Network, batch: Words) -> float:
     lengths = np.diff(batch.cu_lengths)
     _check_words(network, batch, int(lengths.max(initial=0)))
     places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
-    saved: dict[str, Any] = {}
-    rows = network.transformer(batch.ids, places, batch.cu_lengths, saved=saved)  # (total, D)
+    rows, saved = network.transformer.training_forward(  # (total, D)
+        batch.ids, places, batch.cu_lengths
+    )
     grad, total, count = np.zeros_like(rows), 0.0, len(batch.at)
     together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
     for begin in range(0, count, together):
         at = batch.at[begin : begin + together]
-        kept: dict[str, Any] = {}
-        logits = head(rows[at], np.array([0, len(at)]), kept)  # (n, V)
+        logits, kept = head.training_forward(rows[at], np.array([0, len(at)]))  # (n, V)
         losses, back = cross_entropy(logits, batch.targets[begin : begin + together])
         total += float(losses.sum(dtype=np.float64))
         back *= back.dtype.type(1 / count)

@@ -150,31 +150,36 @@ class DecoderLayer:
         own = None if record is None else record.under("attn.")
         other = None if record is None else record.under("cross_attn.")
 
-        def add(name: str, x: Array, part: Callable[..., Array]) -> Array:
+        def add(name: str, x: Array, part: Callable[..., Any]) -> Array:
             """`x` and what a part of the layer gives."""
             if record is None or not record.wants(name):
-                return part(residual=x)
-            found = part()
+                return _first(part(residual=x))
+            found = _first(part())
             record(name, found)
             return x + found
 
         keep(record, "hook_resid_pre", x, None)
-        normed = x if block.norm1 is None else block.norm1(x)
+        normed = x if block.norm1 is None else block.norm1.run(x)[0]
         normed = handed(normed, block.attn.parameters)
-        part = partial(
-            block.attn, normed, cache=cache, lengths=lengths, record=own, top_k=top_k, **options
+        part: Callable[..., Any] = partial(
+            block.attn.run, normed, cache=cache, lengths=lengths, record=own, top_k=top_k, **options
         )
         x = add("hook_attn_out", x, part)
         keep(record, "hook_resid_mid", x, None)
-        part = partial(self.cross, self.norm(x), memory, lengths, record=other, top_k=top_k)
+        part = partial(self.cross, self.norm.run(x)[0], memory, lengths, record=other, top_k=top_k)
         x = add("hook_cross_attn_out", x, part)
         keep(record, "hook_resid_mid_cross", x, None)
         assert block.norm2 is not None
         assert block.mlp is not None
-        normed = handed(block.norm2(x), block.mlp.parameters)
-        x = add("hook_mlp_out", x, partial(block.mlp, normed))
+        normed = handed(block.norm2.run(x)[0], block.mlp.parameters)
+        x = add("hook_mlp_out", x, partial(block.mlp.run, normed))
         keep(record, "hook_resid_post", x, None)
         return x.astype(dtype, copy=False)
+
+
+def _first(found: Array | tuple[Array, Any]) -> Array:
+    """What a part gives, without what only its backward pass needs."""
+    return found[0] if isinstance(found, tuple) else found
 
 
 class DecoderCaches(list[KVCache]):
@@ -294,7 +299,7 @@ class Decoder:
         assert isinstance(caches, DecoderCaches)
         seen = np.broadcast_to(caches[0].lengths, len(ids))
         places = seen[:, None] + np.arange(ids.shape[1])
-        x = self.embedding(ids, places, record=record)
+        x, _ = self.embedding(ids, places, record=record)
         more = self._bias(seen, ids.shape[1], lengths)
         if visible is not None:
             more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)

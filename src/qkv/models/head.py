@@ -13,7 +13,8 @@ from qkv.arrays import Array, compute_type
 from qkv.backend import linear, narrowed
 from qkv.backward import activation_grad
 from qkv.layers.attention import Norm
-from qkv.layers.gradient import Gradient, Saved, need_wide, project_back
+from qkv.layers.gradient import Gradient, need_single, project_back
+from qkv.layers.norm import NormSaved
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,19 @@ class Head:
 
 
 @dataclass(frozen=True)
+class HeadSaved:
+    """What the backward pass of a head needs."""
+
+    cu: Array
+    shape: tuple[int, ...]  # (total, D)
+    out_in: Array  # what the last projection took
+    dense_in: Array | None  # what the dense layer took
+    pre: Array | None  # what the activation was taken of
+    norm: NormSaved | None
+    capped: Array | None  # the logits after their soft cap
+
+
+@dataclass(frozen=True)
 class BuiltHead:
     """A head with its parameters."""
 
@@ -92,62 +106,64 @@ class BuiltHead:
         """Whether its logits are over words, for each token."""
         return not self.pools and not self.steps.classes
 
-    def __call__(self, rows: Array, cu_lengths: Array, saved: Saved | None = None) -> Array:
-        """Rows (total, D) of texts laid end to end, and where each begins, to logits.
+    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
+        """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
+        return self._run(rows, cu_lengths)[0]
 
-        `saved`, an empty dict, is for what `backward` needs.
-        """
-        steps, kept = self.steps, {} if saved is None else saved
-        need_wide(self.parameters["head.out_proj.weight"].dtype, saved, call="head")
-        kept |= {"cu": cu_lengths, "shape": rows.shape, "norm": {}}
+    def training_forward(self, rows: Array, cu_lengths: Array) -> tuple[Array, HeadSaved]:
+        """The logits, and what `backward` needs of them."""
+        need_single(self.parameters["head.out_proj.weight"], {}, call="head")
+        return self._run(rows, cu_lengths)
+
+    def _run(self, rows: Array, cu_lengths: Array) -> tuple[Array, HeadSaved]:
+        steps, shape, norm = self.steps, rows.shape, None
+        dense_in = pre = capped = None
         if steps.pool is not None:
             rows = _pooled(rows, cu_lengths, steps.pool)
         if steps.dense:
-            kept["dense_in"] = rows
+            dense_in = rows
             rows = self._linear("head.dense_proj", rows)
         if steps.activation is not None:
-            kept["pre"] = rows
+            pre = rows
             rows = np.tanh(rows) if steps.activation == "tanh" else _on(rows, steps.activation)
         if self.norm is not None:
-            rows = self.norm(rows, saved=None if saved is None else kept["norm"])
+            rows, norm = self.norm.run(rows)
         if steps.scale != 1:
             rows = rows * rows.dtype.type(steps.scale)
-        kept["out_in"] = rows
         out = self._linear("head.out_proj", rows)
         if steps.softcap is not None:
             cap = out.dtype.type(steps.softcap)
-            out = np.tanh(out / cap) * cap
-            kept["out"] = out
+            out = capped = np.tanh(out / cap) * cap
         if steps.pool is not None:
             out[np.diff(cu_lengths) == 0] = 0
-        return out
+        return out, HeadSaved(cu_lengths, shape, rows, dense_in, pre, norm, capped)
 
-    def backward(self, grad: Array, saved: Saved) -> Gradient:
-        """The way back, from the gradient of the logits to those of the rows and the parameters.
+    def backward(self, grad: Array, saved: HeadSaved) -> Gradient:
+        """The backward pass, from the gradient of the logits to those of rows and parameters.
 
         That of a tied projection is "head.out_proj.weight" (D, V): the token table gets its
         transpose added.
         """
         steps, found = self.steps, dict[str, Array]()
         if steps.pool is not None:
-            grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
-        if steps.softcap is not None:
-            grad = grad * (1 - np.square(saved["out"] / grad.dtype.type(steps.softcap)))
-        grad = project_back(saved["out_in"], self.parameters, "head.out_proj", grad, found)
+            grad = np.where(np.diff(saved.cu)[:, None] == 0, 0, grad)
+        if steps.softcap is not None and saved.capped is not None:
+            grad = grad * (1 - np.square(saved.capped / grad.dtype.type(steps.softcap)))
+        grad = project_back(saved.out_in, self.parameters, "head.out_proj", grad, found)
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
-        if self.norm is not None:
-            back = self.norm.backward(grad, saved["norm"])
+        if self.norm is not None and saved.norm is not None:
+            back = self.norm.backward(grad, saved.norm)
             grad = back.x
             found |= {f"head.norm.{name}": array for name, array in back.parameters.items()}
-        if steps.activation == "tanh":
-            grad = grad * (1 - np.square(np.tanh(saved["pre"])))
-        elif steps.activation is not None:
-            grad = activation_grad(saved["pre"], grad, steps.activation)
-        if steps.dense:
-            grad = project_back(saved["dense_in"], self.parameters, "head.dense_proj", grad, found)
+        if saved.pre is not None and steps.activation == "tanh":
+            grad = grad * (1 - np.square(np.tanh(saved.pre)))
+        elif saved.pre is not None and steps.activation is not None:
+            grad = activation_grad(saved.pre, grad, steps.activation)
+        if saved.dense_in is not None:
+            grad = project_back(saved.dense_in, self.parameters, "head.dense_proj", grad, found)
         if steps.pool is not None:
-            grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
+            grad = _unpooled(grad, saved.cu, steps.pool, saved.shape)
         return Gradient(grad, found)
 
     def _linear(self, name: str, rows: Array) -> Array:
@@ -168,7 +184,7 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
-    """The way back through `_pooled`, to rows (total, D)."""
+    """The backward pass of `_pooled`, to rows (total, D)."""
     lengths = np.diff(cu)
     found = np.zeros(shape, grad.dtype)
     texts = lengths > 0

@@ -12,7 +12,8 @@ from qkv.arrays import Array
 from qkv.attend import KVCache
 from qkv.embed import TokenEmbedding, sinusoidal_positions
 from qkv.layers import SelfAttention
-from qkv.layers.gradient import Gradient, Saved
+from qkv.layers.attention.forward import AttentionSaved
+from qkv.layers.gradient import Gradient
 from qkv.layers.packed import keep
 from qkv.models.config import Config
 from qkv.models.family import Family, Names, Weights
@@ -39,42 +40,42 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class AttentionOnly:
-    """A layer that is attention and nothing else: no way past it, no norm, no MLP."""
+    """A layer that is attention and nothing else: no residual connection, no norm, no MLP."""
 
     def __init__(self, attn: SelfAttention) -> None:
         self.attn = attn
 
-    def __call__(
+    def run(
         self,
         x: Array,
         *,
-        cu_lengths: Array | None = None,
+        cu: Array | None = None,
         cache: KVCache | None = None,
         lengths: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-        saved: Saved | None = None,
+        save: bool = False,
         **options: Any,
-    ) -> Array:
+    ) -> tuple[Array, AttentionSaved | None]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
         inside = None if record is None else record.under("attn.")
-        keep(record, "hook_resid_pre", x, cu_lengths)
-        out: Array = self.attn(
+        keep(record, "hook_resid_pre", x, cu)
+        out, saved = self.attn.run(
             x,
-            cu_lengths=cu_lengths,
+            cu=cu,
             cache=cache,
             lengths=lengths,
             record=inside,
             top_k=top_k,
-            saved=saved,
+            save=save,
             **options,
         )
-        keep(record, "hook_attn_out", out, cu_lengths)
-        keep(record, "hook_resid_post", out, cu_lengths)
-        return out
+        keep(record, "hook_attn_out", out, cu)
+        keep(record, "hook_resid_post", out, cu)
+        return out, saved
 
-    def backward(self, grad: Array, saved: Saved) -> Gradient:
-        """The way back, as that of its attention."""
+    def backward(self, grad: Array, saved: AttentionSaved) -> Gradient:
+        """The backward pass of its attention."""
         back = self.attn.backward(grad, saved)
         named = {f"attn.{name}": array for name, array in back.parameters.items()}
         return replace(back, parameters=named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import Any, Protocol
 
@@ -12,8 +13,10 @@ from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.backend import body, get_num_threads
 from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.gradient import Gradient, Saved, need_wide
+from qkv.layers.gradient import Gradient, need_single
+from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
+from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.trace import Recorder
 
@@ -36,22 +39,25 @@ class Layer(Protocol):
     def attn(self) -> MultiHeadAttention:
         """Its attention."""
 
-    def __call__(
+    def run(
         self,
         x: Array,
         *,
-        cu_lengths: Array | None = None,
+        cu: Array | None = None,
         cache: KVCache | None = None,
         lengths: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-        saved: Saved | None = None,
+        save: bool = False,
         **options: Any,
-    ) -> Array:
-        """From rows (total, D), or with a cache from (B, T, D), to the same."""
+    ) -> tuple[Array, Any]:
+        """From rows (total, D), or with a cache from (B, T, D), to the same, unchecked.
 
-    def backward(self, grad: Array, saved: Saved) -> Gradient:
-        """The way back."""
+        With `save` also what `backward` needs.
+        """
+
+    def backward(self, grad: Array, saved: Any) -> Gradient:
+        """The backward pass."""
 
 
 class Bias(Protocol):
@@ -61,7 +67,7 @@ class Bias(Protocol):
         """For queries from place `q_offset` on and keys from 0 on, (1, Hq, L, S)."""
 
     def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
-        """The way back, to its table."""
+        """The backward pass, to its table."""
 
 
 class Predict(Protocol):
@@ -75,11 +81,33 @@ class Predict(Protocol):
     def predicts(self) -> bool:
         """Whether its logits are over words, for each token."""
 
-    def __call__(self, rows: Array, cu_lengths: Array, saved: Saved | None = None) -> Array:
+    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
         """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
 
-    def backward(self, grad: Array, saved: Saved) -> Gradient:
-        """The way back."""
+    def training_forward(self, rows: Array, cu_lengths: Array) -> tuple[Array, Any]:
+        """The logits, and what `backward` needs."""
+
+    def backward(self, grad: Array, saved: Any) -> Gradient:
+        """The backward pass."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSaved:
+    """What the backward pass of an embedding needs."""
+
+    rows: Array  # what its vectors were made of: ids (...), or patches of images
+    places: Array
+    norm: NormSaved | None = None
+
+
+@dataclass(frozen=True)
+class TransformerSaved:
+    """What the backward pass of a transformer needs."""
+
+    embedding: EmbeddingSaved
+    layers: list[Any]
+    final_norm: NormSaved | None
+    longest: int  # the length of the longest text
 
 
 class Embedding:
@@ -116,12 +144,11 @@ class Embedding:
         places: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
-        saved: Saved | None = None,
-    ) -> Array:
-        """Vectors (..., D) of ids (...) at these places; of halves in float32."""
-        need_wide(self.table.dtype, saved, call=type(self).__name__)
-        if saved is not None:
-            saved |= {"ids": ids, "places": places, "dtype": self.table.dtype, "norm": {}}
+    ) -> tuple[Array, EmbeddingSaved]:
+        """Vectors (..., D) of ids (...) at these places, and what `backward` needs.
+
+        They are float32 where the table is in half precision.
+        """
         x = self.table[ids]
         keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
@@ -135,29 +162,30 @@ class Embedding:
             where = self.positions[places + self.first_position]
             keep(record, "hook_pos_embed", where, cu_lengths)
             x += where
+        norm = None
         if self.norm is not None:
-            x = self.norm(x, saved=None if saved is None else saved["norm"])
+            x, norm = self.norm.run(x)
         keep(record, "hook_full_embed", x, cu_lengths)
-        return x
+        return x, EmbeddingSaved(ids, places, norm)
 
-    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
-        """The way back: from the gradient (..., D) of the vectors to those of the tables.
+    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+        """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
 
         They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
         """
         found: dict[str, Array] = {}
-        if self.norm is not None:
-            back = self.norm.backward(grad, saved["norm"])
+        if self.norm is not None and saved.norm is not None:
+            back = self.norm.backward(grad, saved.norm)
             grad = back.x
             found |= {f"embed_norm.{name}": array for name, array in back.parameters.items()}
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
-            where = np.broadcast_to(saved["places"], grad.shape[:-1]) + self.first_position
+            where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
             found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
         if self.token_types is not None:
             kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
             kinds[0] = rows.sum(0)
-        table = rows_back(rows, saved["ids"].ravel(), self.table.shape)
+        table = rows_back(rows, saved.rows.ravel(), self.table.shape)
         if self.scale != 1:
             table *= table.dtype.type(self.scale)
         return found | {"embed.weight": table}
@@ -236,7 +264,6 @@ class Transformer:
         record: Recorder | None = None,
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
-        saved: Saved | None = None,
     ) -> Array:
         """Run texts that are laid end to end.
 
@@ -248,55 +275,72 @@ class Transformer:
             top_k: with `record`, keep the largest weights of each query in place of all.
             masks: for layers that have one, which key each head sees: broadcasts to
                 (B, Hq, T, T), T the length of the longest text.
-            saved: an empty dict, for what `backward` needs of it.
 
         Returns:
             (total, D)
         """
+        return self._run(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)[0]
+
+    def training_forward(
+        self, ids: Array, places: Array, cu_lengths: Array
+    ) -> tuple[Array, TransformerSaved]:
+        """The vectors (total, D), and what `backward` needs of them."""
+        need_single(self.embedding.table, {}, call="Transformer")
+        return self._run(ids, places, cu_lengths, save=True)
+
+    @quiet
+    def _run(
+        self,
+        ids: Array,
+        places: Array,
+        cu_lengths: Array,
+        *,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        masks: Mapping[int, Array] | None = None,
+        save: bool = False,
+    ) -> tuple[Array, TransformerSaved]:
         longest = int(np.diff(cu_lengths).max(initial=0))
-        kept: dict[str, Any] = {}
-        if saved is not None:
-            parts = ("embedding", "final_norm", *map(str, range(len(self.layers))))
-            saved |= {part: {} for part in parts} | {"longest": longest}
-            kept = saved
-        x = self.embedding(ids, places, cu_lengths, record, kept.get("embedding"))  # (total, D)
+        x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
+        layers = []
         for number, options in self.settings(longest).items():
             if masks is not None and number in masks:
                 options["attn_mask"] = masks[number]
             inside = None if record is None else record.under(f"blocks.{number}.")
             layer = self.layers[number]
-            options |= {"saved": kept[str(number)]} if saved is not None else {}
-            x = layer(x, cu_lengths=cu_lengths, record=inside, top_k=top_k, **options)
-        return self._last(x, cu_lengths, record, kept.get("final_norm"))
+            x, kept = layer.run(x, cu=cu_lengths, record=inside, top_k=top_k, save=save, **options)
+            layers += [kept] if save else []
+        x, final_norm = self._last(x, cu_lengths, record)
+        return x, TransformerSaved(embedding, layers, final_norm, longest)
 
-    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
-        """The way back: the gradients of `sum(grad * transformer(ids, ...))`.
+    def backward(self, grad: Array, saved: TransformerSaved) -> dict[str, Array]:
+        """The backward pass: the gradients of `sum(grad * transformer(ids, ...))`.
 
         Args:
             grad: (total, D), the gradient of the last vectors.
-            saved: what `transformer(ids, places, cu_lengths, saved=saved)` kept; it is used up.
+            saved: what `transformer.training_forward(ids, places, cu_lengths)` gave beside them; it
+                is used up.
 
         Returns:
             The gradient of every parameter by the name that its design gives it
             ("blocks.0.attn.q_proj.weight"), but for those of the head.
         """
         found: dict[str, Array] = {}
-        if self.final_norm is not None:
-            back = self.final_norm.backward(grad, saved["final_norm"])
+        if self.final_norm is not None and saved.final_norm is not None:
+            back = self.final_norm.backward(grad, saved.final_norm)
             grad = back.x
             found |= {f"final_norm.{name}": array for name, array in back.parameters.items()}
         for number in reversed(range(len(self.layers))):
-            back = self.layers[number].backward(grad, saved.pop(str(number)))  # and free it
+            back = self.layers[number].backward(grad, saved.layers.pop())  # and free it
             grad = back.x
             found |= {f"blocks.{number}.{name}": array for name, array in back.parameters.items()}
             if "sinks" in back.options:
                 found[f"blocks.{number}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
-                length = saved["longest"]
-                table = self.bias.backward(back.options["bias"], length, length)
+                table = self.bias.backward(back.options["bias"], saved.longest, saved.longest)
                 name = "relative_bias.weight"
                 found[name] = found[name] + table if name in found else table
-        return found | self.embedding.backward(grad, saved["embedding"])
+        return found | self.embedding.backward(grad, saved.embedding)
 
     @property
     def generates(self) -> bool:
@@ -322,6 +366,7 @@ class Transformer:
         """An empty cache for each layer, bounded by its window."""
         return [KVCache(one.get("window")) for one in self.options]
 
+    @quiet
     def step(
         self,
         ids: Array,
@@ -346,14 +391,14 @@ class Transformer:
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         if self.embedding.room is not None:
             places = np.minimum(places, self.embedding.room - 1)  # of padding, which nobody reads
-        x = self.embedding(ids, places, record=record)
+        x, _ = self.embedding(ids, places, record=record)
         if quick is not None and ids.shape[1] == 1:
-            return self._last(quick(x, places, caches, lengths), None, None)
+            return self._last(quick(x, places, caches, lengths), None, None)[0]
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             inside = None if record is None else record.under(f"blocks.{number}.")
             options = self.options[number]
-            x = layer(x, cache=cache, lengths=lengths, record=inside, **options)
-        return self._last(x, None, record)
+            x, _ = layer.run(x, cache=cache, lengths=lengths, record=inside, **options)
+        return self._last(x, None, record)[0]
 
     def _quick(self) -> Steps | None:
         """Its layers for single tokens, made anew when a part or what computes is another."""
@@ -365,16 +410,13 @@ class Transformer:
         return last[1]
 
     def _last(
-        self,
-        x: Array,
-        cu_lengths: Array | None,
-        record: Recorder | None,
-        saved: Saved | None = None,
-    ) -> Array:
-        if self.final_norm is not None:
-            x = self.final_norm(x, saved=saved)
-            keep(record, LAST_HOOKS[0], x, cu_lengths)
-        return x
+        self, x: Array, cu_lengths: Array | None, record: Recorder | None
+    ) -> tuple[Array, NormSaved | None]:
+        if self.final_norm is None:
+            return x, None
+        x, saved = self.final_norm.run(x)
+        keep(record, LAST_HOOKS[0], x, cu_lengths)
+        return x, saved
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:

@@ -18,13 +18,12 @@ from qkv.backend import linear
 from qkv.backward import linear_grad
 from qkv.extras import need
 from qkv.files import named_folder, replacing
-from qkv.layers.gradient import Saved, need_wide
 from qkv.layers.packed import keep
 from qkv.models.config import Config
 from qkv.models.design import Design, Shape
 from qkv.models.files import PREPROCESSOR, ModelError, read_json
 from qkv.models.model import Model, ModelOutput
-from qkv.models.transformer import Embedding, Transformer, rows_back
+from qkv.models.transformer import Embedding, EmbeddingSaved, Transformer, rows_back
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
 
@@ -105,14 +104,10 @@ class PatchEmbedding(Embedding):
         places: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
-        saved: Saved | None = None,
-    ) -> Array:
-        """Vectors (B * (N + 1), D) of images (B, C, H, W)."""
-        need_wide(self.table.dtype, saved, call=type(self).__name__)
+    ) -> tuple[Array, EmbeddingSaved]:
+        """Vectors (B * (N + 1), D) of images (B, C, H, W), and what `backward` needs."""
         patches = unfolded(ids, self.patch)  # (B, N, C * h * w)
         patches = patches.astype(compute_type(self.table.dtype))
-        if saved is not None:
-            saved |= {"patches": patches, "places": places}
         rows = linear(patches, self.weight, self.bias)
         first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
         x = np.concatenate([first.astype(rows.dtype), rows], axis=1)  # (B, N + 1, D)
@@ -123,13 +118,13 @@ class PatchEmbedding(Embedding):
         keep(record, "hook_pos_embed", where, cu_lengths)
         x = x + where
         keep(record, "hook_full_embed", x, cu_lengths)
-        return x
+        return x, EmbeddingSaved(patches, places)
 
-    def backward(self, grad: Array, saved: Saved) -> dict[str, Array]:
-        """The way back: the gradients of the first token, the patches' weight and the places."""
+    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+        """The backward pass, to the first token, the weight of the patches and the places."""
         assert self.positions is not None
-        patches = saved["patches"]
-        where = rows_back(grad, saved["places"], self.positions.shape)
+        patches = saved.rows
+        where = rows_back(grad, saved.places, self.positions.shape)
         rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
         _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
         assert bias is not None

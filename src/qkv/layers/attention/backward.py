@@ -1,9 +1,8 @@
-"""The way back through an attention layer: the chain of its forward pass, link by link."""
+"""The backward pass of attention: the chain of its forward pass, link by link."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,56 +10,50 @@ from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
 from qkv.attend.gradient import AttentionGradient
 from qkv.attend.heads import join_heads, split_heads
-from qkv.attend.options import RETURNS
-from qkv.layers.gradient import Gradient, Saved, gradient_of, project_back
+from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
+from qkv.layers.gradient import Gradient, project_back, upstream
 from qkv.layers.options import PADDED
 from qkv.layers.packed import padded_heads, places
-
-if TYPE_CHECKING:
-    from qkv.layers.attention.layer import MultiHeadAttention
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 
 
-def attention_backward(layer: MultiHeadAttention, grad: Any, saved: Saved) -> Gradient:
+def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradient:
     """From the gradient of what the layer gave to those of what it was given."""
     found: dict[str, Array] = {}
-    z = saved.get("z")
-    shape = () if z is None else (*z.shape[:-3], z.shape[-2], layer.output_dim)
-    above = gradient_of(grad, shape, saved, call=type(layer).__name__)
-    z, words, others = saved["z"], saved["words"], saved["others"]
+    z, inputs = saved.z, saved.inputs
+    shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
+    grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
     if "out_proj.weight" in layer.parameters:
-        above = project_back(join_heads(z), layer.parameters, "out_proj", above, found)
-    heads = _attention_grad(split_heads(above, layer.num_heads), saved)
+        grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
+    heads = _attention_grad(split_heads(grad, layer.num_heads), saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
         """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
-        at = saved.get(f"{name}_turned")
-        if at is not None:
+        if name in saved.positions:
             assert layer.rotary is not None
-            part = layer.rotary.turn_back(part, *at)
-        part = _summed_to(part, saved[name].shape)
+            part = layer.rotary.turn_back(part, *saved.positions[name])
+        part = _summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            back = norm.backward(part, saved[f"{name}_norm"])
+            back = norm.backward(part, saved.norms[name])
             part = back.x
             found.update({f"{name}_norm.{n}": a for n, a in back.parameters.items()})
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 
-    query = to_words("q", heads.query, words)
-    rest = to_words("k", heads.key, others) + to_words("v", heads.value, others)
+    query = to_words("q", heads.query, inputs.words)
+    others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
     options = {name: getattr(heads, name) for name in _LEARNED}
     options = {name: array for name, array in options.items() if array is not None}
-    if saved["is_self"]:
-        return Gradient(query + rest, found, options=options)
-    return Gradient(query, found, context=rest, options=options)
+    if inputs.context is None:
+        return Gradient(query + others, found, options=options)
+    return Gradient(query, found, context=others, options=options)
 
 
-def _attention_grad(above: Array, saved: Saved) -> AttentionGradient:
-    """The gradients of turned queries and keys and of values, in the layout of the layer."""
-    cu, options = saved["cu"], _given(saved["options"])
-    parts = [saved["query"], saved["key"], saved["value"], above]
-    z, lse = saved["z"], saved["lse"]
+def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
+    """The gradients of rotated queries and keys and of values, in the layout of the layer."""
+    cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
+    parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     if cu is None:
         return attention_grad(*parts, forward=(z, lse), **options)
     if any(name in options for name in PADDED):
@@ -76,19 +69,15 @@ def _attention_grad(above: Array, saved: Saved) -> AttentionGradient:
         text, place = places(cu)
         query, key, value = (np.swapaxes(part, 0, 1)[:, text, place] for part in found[:3])
         return found._replace(query=query, key=key, value=value)
-    query, key, value, above = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
+    query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     found = varlen_attention_grad(
-        query, key, value, above, cu, cu, forward=(np.swapaxes(z, 0, 1), lse), **options
+        query, key, value, grad, cu, cu, forward=(np.swapaxes(z, 0, 1), lse), **options
     )
     return found._replace(
         query=np.swapaxes(found.query, 0, 1),
         key=np.swapaxes(found.key, 0, 1),
         value=np.swapaxes(found.value, 0, 1),
     )
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: value for n, value in options.items() if n not in RETURNS and value is not None}
 
 
 def _summed_to(part: Array, shape: tuple[int, ...]) -> Array:

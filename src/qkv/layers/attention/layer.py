@@ -1,118 +1,42 @@
-"""The attention layer: word vectors in, context out."""
+"""The attention layer, its public door: every argument is checked here, once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, compute_type, whole_number
-from qkv.attend import varlen_attention
-from qkv.attend.attention import trace_call
+from qkv.arrays import Array, as_array, check_out, whole_number
 from qkv.attend.cache import KVCache
-from qkv.attend.call import Call, check_call
-from qkv.attend.heads import join_heads, split_heads
+from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
-from qkv.attend.solve import answer
-from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import check_starts
-from qkv.attend.visibility import check_offset
-from qkv.embed.rotary import turn_pairs, turns_at
 from qkv.layers.attention.backward import attention_backward
+from qkv.layers.attention.forward import (
+    AttentionSaved,
+    Inputs,
+    Norm,
+    attention_forward,
+    attention_plan,
+)
+from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import SHORT, Weights
-from qkv.layers.gradient import Gradient, Saved, need_wide
-from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.layers.options import PACKED, PADDED, check_options
-from qkv.layers.packed import keep, padded_heads, places
+from qkv.layers.gradient import Gradient, need_single
+from qkv.layers.options import check_options
+from qkv.layers.packed import keep
 from qkv.layers.parameters import (
     checked,
     first_parameters,
     float_type,
-    is_wide,
-    project,
     quiet,
     result_type,
     word_vectors,
-    working,
-    working_type,
 )
 from qkv.trace import Recorder, Trace
 
 Layout = Literal["in_out", "out_in"]
-
-_SUMMARY = ("top_indices", "top_weights", "received", "lse")
-
-
-Norm = LayerNorm | RMSNorm
-
-
-class Scaling(Protocol):
-    """How a model's rotary positions were stretched for longer texts."""
-
-    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """The angles of `qkv.apply_rotary` (dims / 2,), and what queries and keys are scaled by.
-
-        `length` is that of the text: some stretch no more than it needs.
-        """
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """How queries and keys are turned by their positions; see `qkv.apply_rotary`."""
-
-    base: float = 10000.0
-    dims: int | None = None
-    interleaved: bool = False
-    scaling: Scaling | None = None
-    # what was asked for last: the next layers ask for the same again
-    _last: list[_Turns] = field(default_factory=list, init=False, repr=False, compare=False)
-
-    def turn(self, x: Array, positions: Array, length: int) -> Array:
-        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
-        turns = self._turns(x, positions, length)
-        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
-
-    def turn_back(self, grad: Array, positions: Array, length: int) -> Array:
-        """From the gradient of what `turn` gave to that of `x`: turned the other way."""
-        turns = self._turns(grad, positions, length)
-        return turn_pairs(grad, turns.cos, -turns.sin, interleaved=self.interleaved)
-
-    def _turns(self, x: Array, positions: Array, length: int) -> _Turns:
-        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
-        turns = self._last[0] if self._last else None
-        if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
-            turns = _Turns(wanted, positions, *self.turns(x, positions, length))
-            self._last[:] = [turns]
-        return turns
-
-    def turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
-        """What `turn_pairs` multiplies arrays of the shape and type of `x` by."""
-        speeds, scale = None, 1.0
-        if self.scaling is not None:
-            speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
-        return turns_at(
-            positions,
-            x.shape,
-            x.dtype,
-            base=self.base,
-            interleaved=self.interleaved,
-            dims=self.dims,
-            speeds=speeds,
-            scale=scale,
-        )
-
-
-@dataclass(frozen=True)
-class _Turns:
-    """Cosines and sines, and for what."""
-
-    of: tuple[int, np.dtype[Any], int]
-    positions: Array
-    cos: Array
-    sin: Array
 
 
 class MultiHeadAttention:
@@ -128,14 +52,14 @@ class MultiHeadAttention:
         d_value: dv, the size of a head's values; D / Hq unless given.
         bias: whether the projections have biases; they begin at 0.
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
-        rotary: a `Rotary` (or a dict of its fields) that turns queries and keys by their
+        rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
             positions: keys stand at 0 ... S - 1, queries from `q_offset` on.
         seed: of the weights, which are normal with variance 1 / (their number of rows), so that
             scores of normal word vectors have a variance near 1 after scaling.
         dtype: of the parameters.
 
     The result has the type that the inputs and the parameters promote to; integers take the
-    parameters'. Halves are computed in float32.
+    parameters'. Half precision is computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.2.2; fewer key heads: Ainslie et al. 2023.
@@ -254,7 +178,7 @@ class MultiHeadAttention:
                 biases "q_proj.bias" and so on.
             num_heads: Hq.
             rotary: as for the class.
-            q_norm: a norm of each head's queries (..., d), before they are turned.
+            q_norm: a norm of each head's queries (..., d), before they are rotated.
             k_norm: the same for keys.
         """
         layer = cls.__new__(cls)
@@ -294,7 +218,7 @@ class MultiHeadAttention:
         self.num_heads, self.num_kv_heads = sizes.num_heads, sizes.num_kv_heads
         self.d_query, self.d_value = sizes.d_query, sizes.d_value
         self.q_norm = self.k_norm = None
-        self.rotary = _as_rotary(rotary, call=weights.call)
+        self.rotary = as_rotary(rotary, call=weights.call)
         if self.rotary is not None:  # one row through it, for its own errors
             self.rotary.turn(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
@@ -310,7 +234,6 @@ class MultiHeadAttention:
         residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-        saved: Saved | None = None,
         **options: Any,
     ) -> Any:
         """From word vectors to context.
@@ -327,11 +250,10 @@ class MultiHeadAttention:
                 to which those of `x` are added. It says where `x` stands, so `q_offset` is left
                 out.
             lengths: (B,), with `cache` how many words of each row of `x` are real.
-            residual: (..., L, D), added to the result before that is rounded to a half; if it is
-                float32, so is the result.
+            residual: (..., L, D), added to the result before that is rounded to half precision; if
+                it is float32, so is the result.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
-            saved: an empty dict, for what `backward` needs of it; it goes without a cache.
             options: those of `qkv.attention`, all with its meaning. `out` is for the result of
                 the layer.
 
@@ -340,109 +262,96 @@ class MultiHeadAttention:
             that `return_weights` and `return_lse` of `qkv.attention` give, weights (..., Hq, L, S).
             With one head and 2-D inputs they are (L, S).
         """
-        call = self._weights.call
-        check_options(options, packed=cu_lengths is not None, call=call)
-        if top_k is not None:
-            top_k = whole_number(top_k, call=call, name="top_k", least=1)
-        words = self._vectors(x, "x", self.embed_dim)
-        others = words if context is None else self._vectors(context, "context", self.context_dim)
-        if context is None and self.context_dim != self.embed_dim:
-            raise ValueError(
-                f"{call}: x has vectors of {self.embed_dim} and "
-                f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
-            )
-        if cache is not None and (context is not None or cu_lengths is not None):
-            raise ValueError(
-                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
-            )
-        if cache is not None and saved is not None:
-            raise ValueError(f"{call}: there is no way back through a cache: leave out saved")
-        cu = None
-        if cu_lengths is not None:
-            if context is not None:
-                raise ValueError(
-                    f"{call}: cu_lengths goes without a context: each text attends to itself"
-                )
-            if words.ndim != 2:
-                raise ValueError(
-                    f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
-                )
-            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
-        dtype = result_type([words, others], self.parameters, call=call)
-        need_wide(dtype, saved, call=call)
-        lead = _lead(words, others, call=call)
-        target = options.pop("out", None)
-        if target is not None:
-            shape = (*lead, words.shape[-2], self.output_dim)
-            check_out(target, shape, dtype, (words, others, *self.parameters.values()), call=call)
-        plain = self.num_heads == 1 and words.ndim == others.ndim == 2
-        checked = None
-        if cache is None:
-            checked = self._checked(words, others, cu, working_type(dtype), options)
-
-        words, others = working(words, dtype), working(others, dtype)
-        query = split_heads(project(words, self.parameters, "q_proj"), self.num_heads)
-        key = split_heads(project(others, self.parameters, "k_proj"), self.num_kv_heads)
-        value = split_heads(project(others, self.parameters, "v_proj"), self.num_kv_heads)
-        for name, part in (("hook_q", query), ("hook_k", key), ("hook_v", value)):
-            keep(record, name, np.swapaxes(part, -3, -2), cu)  # (B, T, H, d)
-        if saved is not None:
-            saved |= {"words": words, "others": others, "is_self": context is None, "dtype": dtype}
-            saved |= {"q": query, "k": key, "v": value, "cu": cu, "options": dict(options)}
-            saved |= {"q_norm": {}, "k_norm": {}}
-        if self.q_norm is not None:
-            query = self.q_norm(query, saved=None if saved is None else saved["q_norm"])
-        if self.k_norm is not None:
-            key = self.k_norm(key, saved=None if saved is None else saved["k_norm"])
-        if self.rotary is not None and cache is not None:
-            at = cache.lengths[..., None, None] + np.arange(words.shape[-2])  # (B, 1, L)
-            query, key = self._turn(query, at), self._turn(key, at)
-        elif self.rotary is not None:
-            query, key = self._turn_both(query, key, options.get("q_offset"), lead, cu, saved)
-        if self.rotary is not None or self.q_norm is not None or self.k_norm is not None:
-            for name, part in (("hook_rot_q", query), ("hook_rot_k", key)):
-                keep(record, name, np.swapaxes(part, -3, -2), cu)
-        if cache is not None:
-            given = cache.append(key, value, lengths) | {"window": cache.window}
-            kept = {n: v for n, v in options.items() if n not in RETURNS and n != "window"}
-            key, value = given.pop("key"), given.pop("value")
-            checked = check_call(query, key, value, **given, **kept, call=call)
-        assert checked is not None
-        asked = options if saved is None else {**options, "return_lse": True}
-        z, extra = _attend(checked, (query, key, value), asked, cu, record, top_k)
-        if saved is not None:
-            saved |= {"query": query, "key": key, "value": value, "z": z, "lse": extra[-1]}
-            extra = extra if options.get("return_lse") else extra[:-1]
-        keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
-        out = join_heads(z)  # (..., L, Hq * dv)
-        if "out_proj.weight" in self.parameters:
-            out = project(out, self.parameters, "out_proj", residual=residual)
-        elif residual is not None:
-            out = out + residual
-        if not is_wide(residual):
-            out = out.astype(dtype, copy=False)
+        given: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
+        inputs, plan, target = self.check(x, context, top_k=top_k, **given, **options)
+        out, extra, _ = attention_forward(
+            self, inputs, plan=plan, residual=residual, record=record, top_k=top_k
+        )
         if target is not None:
             target[...] = out
             out = target
-        if plain and cu is None:
+        is_plain = self.num_heads == 1 and inputs.words.ndim == inputs.others.ndim == 2
+        if is_plain and inputs.cu is None:
             extra = [array[0] for array in extra]
         return (out, *extra) if extra else out
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: Saved) -> Gradient:
-        """The way back: the gradients of `sum(grad * layer(x, ...))`.
+    def training_forward(
+        self,
+        x: ArrayLike,
+        context: ArrayLike | None = None,
+        *,
+        cu_lengths: ArrayLike | None = None,
+        **options: Any,
+    ) -> tuple[Array, AttentionSaved]:
+        """The result (..., L, D) of calling the layer, and what `backward` needs of it."""
+        call = self._weights.call
+        for name in RETURNS:
+            if name in options:
+                raise TypeError(f"{call}: training_forward has no {name}: leave it out")
+        inputs, _ = self._checked(x, context, cu_lengths, None, None, options)
+        plan = attention_plan(self, inputs)
+        for array in (inputs.words, inputs.others):
+            need_single(array, self.parameters, call=call)
+        out, _, saved = attention_forward(self, inputs, plan=plan, save=True)
+        assert saved is not None
+        return out, saved
+
+    def check(
+        self,
+        x: ArrayLike,
+        context: ArrayLike | None = None,
+        *,
+        cu_lengths: ArrayLike | None = None,
+        cache: KVCache | None = None,
+        lengths: ArrayLike | None = None,
+        top_k: int | None = None,
+        **options: Any,
+    ) -> tuple[Inputs, Call | None, Array | None]:
+        """What a call is about, once all of it fits: its inputs, its plan, and where it goes."""
+        inputs, target = self._checked(x, context, cu_lengths, cache, lengths, options)
+        if top_k is not None:
+            whole_number(top_k, call=self._weights.call, name="top_k", least=1)
+        return inputs, attention_plan(self, inputs) if cache is None else None, target
+
+    def run(
+        self,
+        x: Array,
+        context: Array | None = None,
+        *,
+        cu: Array | None = None,
+        cache: KVCache | None = None,
+        lengths: Any = None,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        save: bool = False,
+        **options: Any,
+    ) -> tuple[Array, AttentionSaved | None]:
+        """The forward pass, unchecked; with `save` also what the backward pass needs."""
+        call = self._weights.call
+        dtype = result_type([x] if context is None else [x, context], self.parameters, call=call)
+        inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths)
+        out, _, saved = attention_forward(
+            self, inputs, residual=residual, record=record, top_k=top_k, save=save
+        )
+        return out, saved
+
+    @quiet
+    def backward(self, grad: ArrayLike, saved: AttentionSaved) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
             grad: (..., L, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `layer(x, ..., saved=saved)` kept.
+            saved: what `layer.training_forward(x, ...)` gave beside it.
 
         Returns:
             `.x`, `.context` where there was one, `.parameters` by their names (those of norms of
             queries and keys as "q_norm.weight" and so on), and `.options`: "bias", "sinks" and
             "alibi_slopes" where they were given.
 
-        >>> layer, saved = MultiHeadAttention(8, 2, seed=0), {}
-        >>> out = layer(np.ones((5, 8)), is_causal=True, saved=saved)
+        >>> layer = MultiHeadAttention(8, 2, seed=0)
+        >>> out, saved = layer.training_forward(np.ones((5, 8)), is_causal=True)
         >>> layer.backward(np.ones((5, 8)), saved).parameters["q_proj.weight"].shape
         (8, 8)
         """
@@ -490,36 +399,46 @@ class MultiHeadAttention:
 
     def _checked(
         self,
-        words: Array,
-        others: Array,
-        cu: Array | None,
-        kind: np.dtype[Any],
-        options: Mapping[str, Any],
-    ) -> Call:
-        """The call of attention, checked before there are queries, keys and values, by shapes.
-
-        Packed rows are checked as the padded (B, ...) that they stand for.
-        """
-        name = self._weights.call
-        (*lead, length, _), (*other_lead, keys, _) = words.shape, others.shape
-        kept = {n: v for n, v in options.items() if n not in RETURNS and v is not None}
-        if cu is not None:
-            lead = other_lead = [len(cu) - 1]
-            length = keys = int(np.diff(cu).max(initial=0))
-            kept |= _lengths(cu)
-        elif self.rotary is not None and length != keys and "q_offset" not in kept:
+        x: ArrayLike,
+        context: ArrayLike | None,
+        cu_lengths: ArrayLike | None,
+        cache: KVCache | None,
+        lengths: ArrayLike | None,
+        options: dict[str, Any],
+    ) -> tuple[Inputs, Array | None]:
+        """What a call is about, once it fits; and the array its result is for, if any."""
+        call = self._weights.call
+        check_options(options, packed=cu_lengths is not None, call=call)
+        words = self._vectors(x, "x", self.embed_dim)
+        others = None if context is None else self._vectors(context, "context", self.context_dim)
+        if others is None and self.context_dim != self.embed_dim:
             raise ValueError(
-                f"{name}: x has {length} rows and context has {keys}, so rotary positions need "
-                'q_offset: "start" if query 0 stands at key 0, "end" if the last query stands at '
-                "the last key, or its place as a number"
+                f"{call}: x has vectors of {self.embed_dim} and "
+                f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
             )
-        shapes = (
-            (*lead, self.num_heads, length, self.d_query),
-            (*other_lead, self.num_kv_heads, keys, self.d_query),
-            (*other_lead, self.num_kv_heads, keys, self.d_value),
-        )
-        stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
-        return check_call(*stand_ins, **kept, call=name)
+        if cache is not None and (context is not None or cu_lengths is not None):
+            raise ValueError(
+                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
+            )
+        cu = None
+        if cu_lengths is not None:
+            if others is not None:
+                raise ValueError(
+                    f"{call}: cu_lengths goes without a context: each text attends to itself"
+                )
+            if words.ndim != 2:
+                raise ValueError(
+                    f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
+                )
+            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
+        given = [words] if others is None else [words, others]
+        dtype = result_type(given, self.parameters, call=call)
+        lead = _lead(given[0], given[-1], call=call)
+        target = options.pop("out", None)
+        if target is not None:
+            shape = (*lead, words.shape[-2], self.output_dim)
+            check_out(target, shape, dtype, (*given, *self.parameters.values()), call=call)
+        return Inputs(words, others, dtype, options, call, cu, cache, lengths), target
 
     def _vectors(self, x: Any, name: str, size: int) -> Array:
         array = word_vectors(x, call=self._weights.call, name=name)
@@ -533,35 +452,6 @@ class MultiHeadAttention:
             )
         return array
 
-    def _turn(self, x: Array, positions: Array) -> Array:
-        assert self.rotary is not None
-        return self.rotary.turn(x, positions, _reach(positions))
-
-    def _turn_both(
-        self,
-        query: Array,
-        key: Array,
-        q_offset: Any,
-        lead: tuple[int, ...],
-        cu: Array | None,
-        saved: Saved | None,
-    ) -> tuple[Array, Array]:
-        """Queries and keys, (..., H, T, d), turned by their positions."""
-        length, keys = query.shape[-2], key.shape[-2]
-        if cu is None:
-            offset = check_offset(self._weights.call, q_offset, length, keys, lead, needed=True)
-            if offset.ndim:
-                query = np.broadcast_to(query, (*lead, *query.shape[-3:]))
-            at = offset[..., None, None] + np.arange(length)  # (..., 1, L)
-            there = np.arange(keys)
-        else:
-            text, there = places(cu)  # (total,)
-            offset = check_offset(self._weights.call, q_offset, 0, 0, (len(cu) - 1,), needed=False)
-            at = offset[text] + there
-        if saved is not None:
-            saved |= {"q_turned": (at, _reach(at)), "k_turned": (there, _reach(there))}
-        return self._turn(query, at), self._turn(key, there)
-
 
 class SelfAttention(MultiHeadAttention):
     """Attention of the words of a text to each other: `MultiHeadAttention` without a context.
@@ -571,14 +461,15 @@ class SelfAttention(MultiHeadAttention):
     (1, 6, 128)
     """
 
-    def __call__(self, x: ArrayLike, context: ArrayLike | None = None, **options: Any) -> Any:
-        """From word vectors (..., L, D) to their context; options as for MultiHeadAttention."""
+    def _checked(
+        self, x: ArrayLike, context: ArrayLike | None, *given: Any
+    ) -> tuple[Inputs, Array | None]:
         if context is not None:
             raise ValueError(
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
                 "another, and write attn_mask=... for a mask"
             )
-        return super().__call__(x, **options)
+        return super()._checked(x, context, *given)
 
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         super()._set(weights, num_heads, rotary)
@@ -634,70 +525,6 @@ def self_attention(
     weights = (w_q, w_k, w_v, w_o)
     layer = SelfAttention._from_weights(weights, num_heads, layout, call="self_attention")
     return layer(x, **options)
-
-
-def _attend(
-    checked: Call,
-    parts: Sequence[Array],
-    options: Mapping[str, Any],
-    cu: Array | None,
-    record: Recorder | None,
-    top_k: int | None,
-) -> tuple[Array, list[Array]]:
-    """The weighted values `(..., Hq, L, dv)`, and what else `options` ask back.
-
-    `parts` are query, key and value; those of packed rows are `(H, total, d)`.
-    """
-    weights, lse = bool(options.get("return_weights")), bool(options.get("return_lse"))
-    if record is not None:
-        whole = checked.of(*(parts if cu is None else padded_heads(parts, cu)))
-        _record(whole, record, top_k)
-    if cu is None:
-        out, *extra = answer(checked.of(*parts), weights=weights, lse=lse)
-        return out, extra
-    if any(options.get(name) is not None for name in PADDED):
-        out, *extra = answer(checked.of(*padded_heads(parts, cu)), weights=weights, lse=lse)
-        text, place = places(cu)
-        return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
-    packed = {n: v for n, v in options.items() if n in PACKED and n not in (*PADDED, *RETURNS)}
-    query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
-    found = varlen_attention(query, key, value, cu, cu, **packed, return_lse=lse)
-    out, *extra = found if lse else (found,)
-    return np.swapaxes(out, 0, 1), extra
-
-
-def _reach(positions: Array) -> int:
-    """The length of the shortest text that has these positions."""
-    return 1 + int(np.max(positions, initial=0))
-
-
-def _lengths(cu: Array) -> dict[str, Any]:
-    return {"query_lengths": np.diff(cu), "key_lengths": np.diff(cu)}
-
-
-def _record(call: Call, record: Recorder, top_k: int | None) -> None:
-    """Record scores and weights, or their summary, if wanted."""
-    if top_k is not None:
-        if record.wants(*_SUMMARY):
-            summary = summarize_call(call, top_k)
-            for name in _SUMMARY:
-                record(name, getattr(summary, name))
-    elif record.wants("hook_attn_scores", "hook_pattern"):
-        trace = trace_call(call)
-        record("hook_attn_scores", trace["scores"])
-        record("hook_pattern", trace["pattern"])
-
-
-def _as_rotary(rotary: Any, *, call: str) -> Rotary | None:
-    if rotary is None or isinstance(rotary, Rotary):
-        return rotary
-    try:
-        return Rotary(**rotary)
-    except TypeError:
-        raise TypeError(
-            f"{call}: rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
-            "or a dict of those"
-        ) from None
 
 
 def _in_front(x: Any, name: str, *, call: str) -> Array:

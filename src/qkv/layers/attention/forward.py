@@ -1,0 +1,269 @@
+"""The forward pass of attention, unchecked: word vectors to context, and what comes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.attend import varlen_attention
+from qkv.attend.attention import trace_call
+from qkv.attend.cache import KVCache
+from qkv.attend.call import Call, check_call
+from qkv.attend.heads import join_heads, split_heads
+from qkv.attend.options import RETURNS
+from qkv.attend.solve import answer
+from qkv.attend.summary import summarize_call
+from qkv.attend.visibility import check_offset
+from qkv.layers.attention.rotary import Rotary
+from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
+from qkv.layers.options import PACKED, PADDED
+from qkv.layers.packed import keep, padded_heads, places
+from qkv.layers.parameters import is_wide, project, working, working_type
+from qkv.trace import Recorder
+
+Norm = LayerNorm | RMSNorm
+
+_SUMMARY = ("top_indices", "top_weights", "received", "lse")
+
+
+class Parts(Protocol):
+    """What an attention layer is made of."""
+
+    parameters: dict[str, Array]
+    output_dim: int
+    num_heads: int
+    num_kv_heads: int
+    d_query: int
+    d_value: int
+    rotary: Rotary | None
+    q_norm: Norm | None
+    k_norm: Norm | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one call of the layer is about."""
+
+    words: Array  # (..., L, D), or rows (total, D)
+    context: Array | None  # (..., S, D), what keys and values are made of, if not of the words
+    dtype: np.dtype[Any]  # of the result
+    options: Mapping[str, Any]  # those of the formula
+    call: str  # who is named in an error
+    cu: Array | None = None  # (B + 1,), where each of packed texts begins and the last one ends
+    cache: KVCache | None = None
+    lengths: Any = None  # (B,), with a cache how many words of each row are real
+
+    @property
+    def others(self) -> Array:
+        """What keys and values are made of, (..., S, D)."""
+        return self.words if self.context is None else self.context
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimensions of the result."""
+        return np.broadcast_shapes(self.words.shape[:-2], self.others.shape[:-2])
+
+
+@dataclass(frozen=True)
+class AttentionSaved:
+    """What the backward pass of attention needs."""
+
+    inputs: Inputs
+    shapes: dict[str, tuple[int, ...]]  # of q, k and v as they were projected
+    norms: dict[str, NormSaved]  # of q and k
+    positions: dict[str, Positions]  # of q and k, where they were rotated
+    query: Array  # (..., Hq, L, d), as the formula got it, and so on
+    key: Array
+    value: Array
+    z: Array
+    lse: Array
+
+
+class Positions(NamedTuple):
+    """Where queries or keys stand, and the length of the shortest text that has such places."""
+
+    at: Array
+    length: int
+
+
+class Result(NamedTuple):
+    """What the forward pass gives."""
+
+    out: Array
+    extra: list[Array]  # the weights, the log-sum-exp: what the options ask for
+    saved: AttentionSaved | None
+
+
+def attention_forward(
+    layer: Parts,
+    inputs: Inputs,
+    *,
+    plan: Call | None = None,
+    residual: Array | None = None,
+    record: Recorder | None = None,
+    top_k: int | None = None,
+    save: bool = False,
+) -> Result:
+    """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
+    inputs, cu = _in_working_type(inputs), inputs.cu
+    names = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
+    parts = {}
+    for name, heads in names.items():
+        x = inputs.words if name == "q" else inputs.others
+        parts[name] = split_heads(project(x, layer.parameters, f"{name}_proj"), heads)
+        keep(record, f"hook_{name}", np.swapaxes(parts[name], -3, -2), cu)  # (B, T, H, d)
+    shapes = {name: part.shape for name, part in parts.items()}
+    norms = {}
+    for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
+        if norm is not None:
+            parts[name], norms[name] = norm.run(parts[name])
+    positions = {}
+    if layer.rotary is not None:
+        positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
+        # each row may have places of its own
+        parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
+        for name, stand in positions.items():
+            parts[name] = layer.rotary.turn(parts[name], *stand)
+    if norms or positions:
+        for name in ("q", "k"):
+            keep(record, f"hook_rot_{name}", np.swapaxes(parts[name], -3, -2), cu)
+    if inputs.cache is not None:
+        plan, parts = _with_cache(inputs, inputs.cache, parts)
+    z, extra = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
+    saved = None
+    if save:
+        *extra, lse = extra
+        saved = AttentionSaved(
+            inputs, shapes, norms, positions, parts["q"], parts["k"], parts["v"], z, lse
+        )
+        extra = [*extra, lse] if inputs.options.get("return_lse") else extra
+    keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
+    out = join_heads(z)  # (..., L, Hq * dv)
+    if "out_proj.weight" in layer.parameters:
+        out = project(out, layer.parameters, "out_proj", residual=residual)
+    elif residual is not None:
+        out = out + residual
+    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+
+
+def attention_plan(layer: Parts, inputs: Inputs) -> Call:
+    """The call of attention, checked by shapes before there are queries, keys and values.
+
+    Packed rows are checked as the padded (B, ...) that they stand for.
+    """
+    (*lead, length, _), (*other_lead, keys, _) = inputs.words.shape, inputs.others.shape
+    options = formula_options(inputs.options)
+    if inputs.cu is not None:
+        lengths = np.diff(inputs.cu)
+        lead = other_lead = [len(lengths)]
+        length = keys = int(lengths.max(initial=0))
+        options |= {"query_lengths": lengths, "key_lengths": lengths}
+    elif layer.rotary is not None and length != keys and "q_offset" not in options:
+        raise ValueError(
+            f"{inputs.call}: x has {length} rows and context has {keys}, so rotary positions need "
+            'q_offset: "start" if query 0 stands at key 0, "end" if the last query stands at '
+            "the last key, or its place as a number"
+        )
+    shapes = (
+        (*lead, layer.num_heads, length, layer.d_query),
+        (*other_lead, layer.num_kv_heads, keys, layer.d_query),
+        (*other_lead, layer.num_kv_heads, keys, layer.d_value),
+    )
+    kind = working_type(inputs.dtype)
+    stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
+    return check_call(*stand_ins, **options, call=inputs.call)
+
+
+def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that say what is computed, without those that say what is returned."""
+    return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
+
+
+def _in_working_type(inputs: Inputs) -> Inputs:
+    words, context = working(inputs.words, inputs.dtype), inputs.context
+    context = None if context is None else working(context, inputs.dtype)
+    return replace(inputs, words=words, context=context)
+
+
+def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
+    """Where queries (..., 1, L) and keys (S,) stand, those of packed rows (total,)."""
+    if inputs.cache is not None:
+        at = there = inputs.cache.lengths[..., None, None] + np.arange(length)  # (B, 1, L)
+    else:
+        q_offset, call = inputs.options.get("q_offset"), inputs.call
+        if inputs.cu is None:
+            offset = check_offset(call, q_offset, length, keys, inputs.lead, needed=True)
+            at, there = offset[..., None, None] + np.arange(length), np.arange(keys)
+        else:
+            text, there = places(inputs.cu)
+            offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
+            at = offset[text] + there
+    return {
+        name: Positions(place, 1 + int(np.max(place, initial=0)))
+        for name, place in (("q", at), ("k", there))
+    }
+
+
+def _with_cache(
+    inputs: Inputs, cache: KVCache, parts: Mapping[str, Array]
+) -> tuple[Call, dict[str, Array]]:
+    """Keys and values behind those of the cache, and the call of attention to all of them."""
+    given = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
+    kept = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
+    query, key, value = parts["q"], given.pop("key"), given.pop("value")
+    plan = check_call(query, key, value, **given, **kept, call=inputs.call)
+    return plan, {"q": query, "k": key, "v": value}
+
+
+def _attend(
+    layer: Parts,
+    inputs: Inputs,
+    plan: Call | None,
+    parts: Sequence[Array],
+    record: Recorder | None,
+    top_k: int | None,
+    save: bool,
+) -> tuple[Array, list[Array]]:
+    """The weighted values `(..., Hq, L, dv)`, and what else the options ask for.
+
+    `parts` are query, key and value; those of packed rows are `(H, total, d)`. With `save` the
+    log-sum-exp is there too, as the last.
+    """
+    options, cu = inputs.options, inputs.cu
+    weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
+    is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
+    if plan is None and (cu is None or is_padded or record is not None):
+        plan = attention_plan(layer, inputs)
+    if record is not None and plan is not None:
+        _record(plan.of(*(parts if cu is None else padded_heads(parts, cu))), record, top_k)
+    if cu is None:
+        assert plan is not None
+        out, *extra = answer(plan.of(*parts), weights=weights, lse=lse)
+        return out, extra
+    if is_padded:
+        assert plan is not None
+        out, *extra = answer(plan.of(*padded_heads(parts, cu)), weights=weights, lse=lse)
+        text, place = places(cu)
+        return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
+    packed = {n: v for n, v in options.items() if n in PACKED and n not in (*PADDED, *RETURNS)}
+    query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
+    found = varlen_attention(query, key, value, cu, cu, **packed, return_lse=lse)
+    out, *extra = found if lse else (found,)
+    return np.swapaxes(out, 0, 1), extra
+
+
+def _record(call: Call, record: Recorder, top_k: int | None) -> None:
+    """Record scores and weights, or their summary, if wanted."""
+    if top_k is not None:
+        if record.wants(*_SUMMARY):
+            summary = summarize_call(call, top_k)
+            for name in _SUMMARY:
+                record(name, getattr(summary, name))
+    elif record.wants("hook_attn_scores", "hook_pattern"):
+        trace = trace_call(call)
+        record("hook_attn_scores", trace["scores"])
+        record("hook_pattern", trace["pattern"])

@@ -1,0 +1,90 @@
+"""Rotary positions, as an attention layer has them: how its queries and keys are rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type
+from qkv.embed.rotary import turn_pairs, turns_at
+
+
+class Scaling(Protocol):
+    """How a model's rotary positions were stretched for longer texts."""
+
+    def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
+        """The angles of `qkv.apply_rotary` (dims / 2,), and what queries and keys are scaled by.
+
+        `length` is that of the text: some stretch no more than it needs.
+        """
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How queries and keys are turned by their positions; see `qkv.apply_rotary`."""
+
+    base: float = 10000.0
+    dims: int | None = None
+    interleaved: bool = False
+    scaling: Scaling | None = None
+    # what was asked for last: the next layers ask for the same again
+    _last: list[_Turns] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def turn(self, x: Array, positions: Array, length: int) -> Array:
+        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
+        turns = self._turns(x, positions, length)
+        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
+
+    def turn_back(self, grad: Array, positions: Array, length: int) -> Array:
+        """From the gradient of what `turn` gave to that of `x`: turned the other way."""
+        turns = self._turns(grad, positions, length)
+        return turn_pairs(grad, turns.cos, -turns.sin, interleaved=self.interleaved)
+
+    def _turns(self, x: Array, positions: Array, length: int) -> _Turns:
+        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
+        turns = self._last[0] if self._last else None
+        if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
+            turns = _Turns(wanted, positions, *self.turns(x, positions, length))
+            self._last[:] = [turns]
+        return turns
+
+    def turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+        """What `turn_pairs` multiplies arrays of the shape and type of `x` by."""
+        speeds, scale = None, 1.0
+        if self.scaling is not None:
+            speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
+        return turns_at(
+            positions,
+            x.shape,
+            x.dtype,
+            base=self.base,
+            interleaved=self.interleaved,
+            dims=self.dims,
+            speeds=speeds,
+            scale=scale,
+        )
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Cosines and sines, and for what."""
+
+    of: tuple[int, np.dtype[Any], int]
+    positions: Array
+    cos: Array
+    sin: Array
+
+
+def as_rotary(rotary: Any, *, call: str) -> Rotary | None:
+    """What a layer was given as its rotary positions, as a `Rotary`."""
+    if rotary is None or isinstance(rotary, Rotary):
+        return rotary
+    try:
+        return Rotary(**rotary)
+    except TypeError:
+        raise TypeError(
+            f"{call}: rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
+            "or a dict of those"
+        ) from None
