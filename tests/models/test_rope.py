@@ -275,7 +275,7 @@ def test_turning_is_apply_rotary(interleaved: bool, dims: int | None) -> None:
             x = RNG.standard_normal((2, 3, 5, 8)).astype(dtype)
             expected = apply_rotary(x, positions, base=50.0, dims=dims, interleaved=interleaved)
             for _ in range(2):
-                found = rotary.turn(x, positions, 5)
+                found = rotary.rotate(x, positions, 5)
                 np.testing.assert_array_equal(found, expected)
                 assert found.dtype == dtype
 
@@ -286,7 +286,7 @@ def test_turning_scales_by_the_factor() -> None:
     places = np.arange(5)
     for length, slower in ((10, 1), (11, 2), (10, 1)):
         expected = 1.5 * apply_rotary(x, places / slower, base=16.0)
-        np.testing.assert_allclose(rotary.turn(x, places, length), expected, rtol=1e-14)
+        np.testing.assert_allclose(rotary.rotate(x, places, length), expected, rtol=1e-14)
 
 
 def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
@@ -303,9 +303,9 @@ def test_keys_in_a_cache_stay_as_they_were_turned() -> None:
     # the last two tokens are beyond the limit of four: each turned for the length it is read at
     query, key, value = (x @ layer.parameters[f"{name}_proj.weight"] for name in "qkv")
     turned = [
-        rotary.turn(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)
+        rotary.rotate(key[:, place], np.array([place]), max(4, place + 1)) for place in range(6)
     ]
-    scores = rotary.turn(query[:, 5], np.array([5]), 6) @ np.concatenate(turned).T / math.sqrt(8)
+    scores = rotary.rotate(query[:, 5], np.array([5]), 6) @ np.concatenate(turned).T / math.sqrt(8)
     weights = np.exp(scores - scores.max())
     expected = weights / weights.sum() @ value[0] @ layer.parameters["out_proj.weight"]
     np.testing.assert_allclose(apart[:, 5], expected, rtol=1e-12)

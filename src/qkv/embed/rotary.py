@@ -1,4 +1,4 @@
-"""Positions that turn queries and keys: rotary embeddings."""
+"""Positions that rotate queries and keys: rotary embeddings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def apply_rotary(
 ) -> Array:
     """Turn each pair of numbers of a query or key by an angle that grows with its position.
 
-    Pair i at position p is turned by `p * base**(-2i / dims)`. The product of a turned query and
-    a turned key then depends on the distance of their positions only.
+    Pair i at position p is rotated by `p * base**(-2i / dims)`. The product of a rotated query and
+    a rotated key then depends on the distance of their positions only.
 
     Args:
         x: (..., L, d), queries or keys; float16, bfloat16, float32 or float64.
@@ -32,7 +32,7 @@ def apply_rotary(
         base: how slowly the last pairs turn.
         interleaved: how pairs are made: False takes (i, i + dims / 2) as GPT-NeoX and Llama do,
             True takes (2i, 2i + 1) as RoFormer and GPT-J do.
-        dims: how many of the d numbers are turned, the first ones; the rest stay as they are.
+        dims: how many of the d numbers are rotated, the first ones; the rest stay as they are.
             None: all of them.
         speeds: (dims / 2,), the angle of each pair from one position to the next, in place of
             those that follow from `base`: how models are made to read longer texts than they
@@ -40,7 +40,7 @@ def apply_rotary(
 
     Returns:
         A new array of the shape and type of `x`. Angles are computed in float64, halves are
-        turned in float32.
+        rotated in float32.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
@@ -62,7 +62,7 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
-    cos, sin = turns_at(
+    cos, sin = rotation_at(
         positions,
         array.shape,
         array.dtype,
@@ -72,10 +72,10 @@ def apply_rotary(
         speeds=speeds,
     )
     with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
-        return turn_pairs(array, cos, sin, interleaved=interleaved)
+        return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 
-def turns_at(
+def rotation_at(
     positions: ArrayLike,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
@@ -86,13 +86,13 @@ def turns_at(
     speeds: ArrayLike | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
-    """What `turn_pairs` multiplies arrays of `shape` and `dtype` by; arguments are checked.
+    """What `rotate_pairs` multiplies arrays of `shape` and `dtype` by; arguments are checked.
 
     Returns:
         Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
-        each number that is turned; the sine of the first of a pair is negative.
+        each number that is rotated; the sine of the first of a pair is negative.
     """
-    dims = _turned(dims, shape[-1])
+    dims = _rotated_size(dims, shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
     angle = _places(positions, shape[:-1])[..., None] * _speeds(speeds, base, dims)
     work = compute_type(dtype)
@@ -104,8 +104,8 @@ def turns_at(
     return cosines, sines
 
 
-def turn_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
-    """A new array, each pair of (..., L, d) turned by what `turns_at` gives."""
+def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
+    """A new array, each pair of (..., L, d) rotated by what `rotation_at` gives."""
     dims = cosines.shape[-1]
     given = array.astype(cosines.dtype, copy=False)
     x = given[..., :dims]
@@ -129,14 +129,14 @@ def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
     return slice(0, dims // 2), slice(dims // 2, dims)
 
 
-def _turned(dims: int | None, size: int) -> int:
-    """How many numbers are turned."""
+def _rotated_size(dims: int | None, size: int) -> int:
+    """How many numbers are rotated."""
     call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:
             raise ValueError(
                 f"{call}: x has rows of {size}, which cannot be paired: "
-                "give an even size, or dims for the part that is turned"
+                "give an even size, or dims for the part that is rotated"
             )
         return size
     dims = whole_number(dims, call=call, name="dims", least=2)
@@ -150,12 +150,12 @@ def _turned(dims: int | None, size: int) -> int:
 def _speeds(given: ArrayLike | None, base: float, dims: int) -> Array:
     """The angle of each pair from one position to the next, float64."""
     if given is None:
-        turns: Array = base ** (-np.arange(0, dims, 2) / dims)
-        return turns
+        speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
+        return speeds
     speeds = as_array(given, call="apply_rotary", name="speeds").astype(np.float64)
     if speeds.shape != (dims // 2,) or not np.isfinite(speeds).all():
         raise ValueError(
-            f"apply_rotary: speeds have shape {speeds.shape} and {dims} numbers are turned: "
+            f"apply_rotary: speeds have shape {speeds.shape} and {dims} numbers are rotated: "
             f"give ({dims // 2},) finite numbers"
         )
     return speeds

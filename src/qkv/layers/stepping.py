@@ -23,7 +23,7 @@ from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.parameters import quiet
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
-Turns = tuple[Array, Array]
+Rotation = tuple[Array, Array]
 
 
 class Steps:
@@ -52,14 +52,14 @@ class Steps:
 
         `lengths` are None, or 0 for a text that has no further token.
         """
-        turns = {
-            key: _turns(rotary, size, places)
+        rotation = {
+            key: _rotation(rotary, size, places)
             for key, (rotary, size) in self._rotary.items()
             if rotary is not None
         }
         rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
         for step, cache in zip(self._steps, caches, strict=True):
-            rows = step(rows, cache, lengths, turns.get(step.rotary))
+            rows = step(rows, cache, lengths, rotation.get(step.rotary))
         return rows[:, None]
 
 
@@ -134,14 +134,14 @@ class _Step:
         }
 
     def __call__(
-        self, x: Array, cache: KVCache, lengths: Array | None, turns: Turns | None
+        self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
     ) -> Array:
         """From (B, D) to the same, float32."""
         attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
         if self.out_norm1 is None:
-            mid = self._attend(attn_in, cache, lengths, turns, x)
+            mid = self._attend(attn_in, cache, lengths, rotation, x)
         else:
-            more = self.out_norm1(self._attend(attn_in, cache, lengths, turns))
+            more = self.out_norm1(self._attend(attn_in, cache, lengths, rotation))
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
@@ -159,14 +159,14 @@ class _Step:
         x: Array,
         cache: KVCache,
         lengths: Array | None,
-        turns: Turns | None,
+        rotation: Rotation | None,
         residual: Array | None = None,
     ) -> Array:
         size, heads, kernel = self.size, self.heads, self.kernel
-        turned, values = self.qkv(kernel.handed(x))  # (B, Hq + Hkv, d), (B, Hkv, dv)
+        both, values = self.qkv(kernel.handed(x))  # (B, Hq + Hkv, d), (B, Hkv, dv)
         if self.q_norm is not None and self.k_norm is not None:
-            parts = ((self.q_norm, turned[:, :heads]), (self.k_norm, turned[:, heads:]))
-            turned = np.concatenate(
+            parts = ((self.q_norm, both[:, :heads]), (self.k_norm, both[:, heads:]))
+            both = np.concatenate(
                 [
                     norm(part.reshape(-1, size).view(kernel.bits))
                     .view(kernel.kind)
@@ -175,10 +175,10 @@ class _Step:
                 ],
                 axis=1,
             )
-        if self.swapped is not None and turns is not None:
-            turned = _turned(turned, self.swapped, *turns)
-        given = put(cache, turned[:, heads:, None], values[:, :, None], lengths)
-        z = native.attend_behind(kernel.body, turned[:, :heads, None], given, **self.options)
+        if self.swapped is not None and rotation is not None:
+            both = _rotated(both, self.swapped, *rotation)
+        given = put(cache, both[:, heads:, None], values[:, :, None], lengths)
+        z = native.attend_behind(kernel.body, both[:, :heads, None], given, **self.options)
         return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
 
 
@@ -251,9 +251,9 @@ def _swapped(rotary: Rotary, size: int) -> Array:
     return places
 
 
-def _turns(rotary: Rotary, size: int, places: Array) -> Turns:
+def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
     """What numbers (B, H, d) and the others of their pairs are multiplied by, (B, 1, d)."""
-    cos, sin = rotary.turns(
+    cos, sin = rotary.rotation(
         np.empty((len(places), 1, size), np.float32), places, 1 + int(places.max(initial=0))
     )
     rest = [(0, 0), (0, 0), (0, size - cos.shape[-1])]
@@ -262,8 +262,8 @@ def _turns(rotary: Rotary, size: int, places: Array) -> Turns:
     return np.pad(cos, rest, constant_values=1), np.pad(sin, rest)
 
 
-def _turned(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
-    """Queries or keys (B, H, d), turned; it may be in place."""
+def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
+    """Queries or keys (B, H, d), rotated; it may be in place."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)
     other *= sin

@@ -107,7 +107,7 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
 
-    def turned(self, name: str) -> bool:
+    def transposed(self, name: str) -> bool:
         """Whether files hold this parameter as (out, in), which we use as (in, out)."""
         turned = self.layout == "out_in" or name.startswith("head.")
         return turned and name.endswith("_proj.weight")
@@ -177,12 +177,12 @@ class Weights:
             place, fused = names.place(name)
             place = self.places.get(name, place)
             if fused is None:
-                files[place] = array.T if names.family.turned(name) else array
+                files[place] = array.T if names.family.transposed(name) else array
                 continue
             parts.setdefault(place, {})[fused.index] = name
             if len(parts[place]) == fused.count:
                 whole = fused.join([self.parameters[n] for _, n in sorted(parts[place].items())])
-                files[place] = whole.T if names.family.turned(name) else whole
+                files[place] = whole.T if names.family.transposed(name) else whole
         return {**files, **self.heads}
 
 
@@ -215,7 +215,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         place = stored[theirs]
         expected = shape if fused is None else (*shape[:-1], shape[-1] * fused.count)
-        expected = expected[::-1] if family.turned(name) else expected
+        expected = expected[::-1] if family.transposed(name) else expected
         if tensors.shape(place) != expected:
             raise ModelError(
                 f"{tensors.source}: {theirs} has shape {tensors.shape(place)} and must have "
@@ -243,7 +243,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     kind = np.dtype(dtype or (np.float64 if double else np.float32))
     parameters, places = {}, {}
     for name, (place, theirs, fused) in wanted.items():
-        array = tensors[place].T if family.turned(name) else tensors[place]
+        array = tensors[place].T if family.transposed(name) else tensors[place]
         array = array if fused is None else fused.cut(array)
         parameters[name] = array.astype(kind, copy=False)
         prefix = family.prefix if place.startswith(family.prefix) else ""

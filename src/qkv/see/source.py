@@ -34,14 +34,14 @@ class Source:
 
     def __post_init__(self) -> None:
         trace, number = self.trace, self.number
-        self.turned = ("rot_q", number) in trace or ("rot_k", number) in trace
+        self.rotated = ("rot_q", number) in trace or ("rot_k", number) in trace
         if ("q", number) not in trace and ("top_weights", number) in trace:
             raise ValueError(
                 f"walk: this trace holds summaries of layer {number}, and a walk needs its "
                 "queries, keys and values: walk(text, model=...) has them, qkv.show(trace) shows "
                 "what was kept"
             )
-        for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.turned else ())):
+        for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.rotated else ())):
             if (name, number) not in trace:
                 raise ValueError(
                     f"walk: the trace lacks hook_{name} of layer {number}: trace it too, or "
@@ -111,9 +111,9 @@ class Source:
         product = x @ self.known[f"W_{letter}"][:, part]
         return np.asarray(product if bias is None else product + bias[part])
 
-    def turn(self, x: Array, name: str, head: int) -> Array:
-        """Queries or keys of one head as they are compared: turned, where the layer does that."""
-        if not self.turned:
+    def rotate(self, x: Array, name: str, head: int) -> Array:
+        """Queries or keys of one head as they are compared: rotated, where the layer does that."""
+        if not self.rotated:
             return x
         if self.rotary is None:
             return np.asarray(self.trace[f"rot_{name}", self.number][0][:, self.of(name, head)])
@@ -123,7 +123,7 @@ class Source:
         )
 
     @property
-    def turned_dims(self) -> int:
+    def rotary_dims(self) -> int:
         """How many numbers of a query are turned."""
         assert self.rotary is not None
         return self.d if self.rotary.dims is None else self.rotary.dims
@@ -134,7 +134,7 @@ class Source:
 
     def context(self, head: int) -> Array:
         """What a head whose steps are not shown gives."""
-        q, k = (self.turn(self.one(name, head), name, head) for name in "qk")
+        q, k = (self.rotate(self.one(name, head), name, head) for name in "qk")
         scale = self.settings.get("scale")
         scores = q @ k.T * q.dtype.type(1 / math.sqrt(q.shape[1]) if scale is None else scale)
         if self.added is not None:

@@ -167,17 +167,17 @@ def projection_steps(notes: Notes, at: Source, head: int) -> None:
         )
 
 
-def turn_step(notes: Notes, at: Source, name: str, head: int) -> str:
+def rotate_step(notes: Notes, at: Source, name: str, head: int) -> str:
     """Queries or keys turned by their positions; gives the name of the result."""
     letter, what = name.upper(), "Queries" if name == "q" else "Keys"
     side, new = "queries" if name == "q" else "keys", f"{letter}_turned"
     title = f"{what} turned by where they stand (rotary positions)"
-    values = at.turn(at.one(name, head), name, head)
+    values = at.rotate(at.one(name, head), name, head)
     if at.rotary is None:
         code = f'{new} = trace["rot_{name}", {at.number}][0, :, {at.of(name, head)}]'
         notes.step(title, new, code, new, values, GIVEN, f"d={at.d}", side=side)
         return new
-    dims, base, half = at.turned_dims, at.rotary.base, at.turned_dims // 2
+    dims, base, half = at.rotary_dims, at.rotary.base, at.rotary_dims // 2
     count = notes.size(side)[0]
     start = at.offset if name == "q" else 0
     places = f"np.arange({f'{start}, {start} + ' if start else ''}{count})"

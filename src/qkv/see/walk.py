@@ -39,7 +39,7 @@ from qkv.see.steps import (
     norm_step,
     product,
     projection_steps,
-    turn_step,
+    rotate_step,
 )
 from qkv.see.terminal import strongest_block
 from qkv.trace import Trace
@@ -319,11 +319,11 @@ def _plain_rotary(block: Any) -> Rotary | None:
 def _finish(notes: Notes, at: Source, head: int) -> Walk:
     """The steps from the layer's input on."""
     trace, layer = at.trace, at.number
-    if not at.known or (at.turned and at.rotary is None):
+    if not at.known or (at.rotated and at.rotary is None):
         notes.given["trace"] = trace
     notes.given |= at.known
     projection_steps(notes, at, head)
-    query, key = ("Q", "K") if not at.turned else (turn_step(notes, at, n, head) for n in "qk")
+    query, key = ("Q", "K") if not at.rotated else (rotate_step(notes, at, n, head) for n in "qk")
     context = attention_steps(notes, at, head, query, key)
     contexts = [context if other == head else at.context(other) for other in range(at.count)]
     notes.given["contexts"] = contexts

@@ -32,7 +32,7 @@ def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradie
         """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
         if name in saved.positions:
             assert layer.rotary is not None
-            part = layer.rotary.turn_back(part, *saved.positions[name])
+            part = layer.rotary.rotate_back(part, *saved.positions[name])
         part = _summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:

@@ -127,7 +127,7 @@ def attention_forward(
         # each row may have places of its own
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, stand in positions.items():
-            parts[name] = layer.rotary.turn(parts[name], *stand)
+            parts[name] = layer.rotary.rotate(parts[name], *stand)
     if norms or positions:
         for name in ("q", "k"):
             keep(record, f"hook_rot_{name}", np.swapaxes(parts[name], -3, -2), cu)

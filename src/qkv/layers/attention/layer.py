@@ -220,7 +220,7 @@ class MultiHeadAttention:
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
         if self.rotary is not None:  # one row through it, for its own errors
-            self.rotary.turn(np.zeros((1, self.d_query)), np.zeros(1), 1)
+            self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @quiet
     def __call__(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.embed.rotary import turn_pairs, turns_at
+from qkv.embed.rotary import rotate_pairs, rotation_at
 
 
 class Scaling(Protocol):
@@ -23,39 +23,43 @@ class Scaling(Protocol):
 
 @dataclass(frozen=True)
 class Rotary:
-    """How queries and keys are turned by their positions; see `qkv.apply_rotary`."""
+    """How queries and keys are rotated by their positions; see `qkv.apply_rotary`."""
 
     base: float = 10000.0
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
     # what was asked for last: the next layers ask for the same again
-    _last: list[_Turns] = field(default_factory=list, init=False, repr=False, compare=False)
+    _last: list[_Rotation] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def turn(self, x: Array, positions: Array, length: int) -> Array:
+    def rotate(self, x: Array, positions: Array, length: int) -> Array:
         """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
-        turns = self._turns(x, positions, length)
-        return turn_pairs(x, turns.cos, turns.sin, interleaved=self.interleaved)
+        rotation = self._last_rotation(x, positions, length)
+        return rotate_pairs(x, rotation.cos, rotation.sin, interleaved=self.interleaved)
 
-    def turn_back(self, grad: Array, positions: Array, length: int) -> Array:
-        """From the gradient of what `turn` gave to that of `x`: turned the other way."""
-        turns = self._turns(grad, positions, length)
-        return turn_pairs(grad, turns.cos, -turns.sin, interleaved=self.interleaved)
+    def rotate_back(self, grad: Array, positions: Array, length: int) -> Array:
+        """From the gradient of what `rotate` gave to that of `x`: rotated the other way."""
+        rotation = self._last_rotation(grad, positions, length)
+        return rotate_pairs(grad, rotation.cos, -rotation.sin, interleaved=self.interleaved)
 
-    def _turns(self, x: Array, positions: Array, length: int) -> _Turns:
+    def _last_rotation(self, x: Array, positions: Array, length: int) -> _Rotation:
         wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
-        turns = self._last[0] if self._last else None
-        if turns is None or turns.of != wanted or not np.array_equal(turns.positions, positions):
-            turns = _Turns(wanted, positions, *self.turns(x, positions, length))
-            self._last[:] = [turns]
-        return turns
+        rotation = self._last[0] if self._last else None
+        if (
+            rotation is None
+            or rotation.of != wanted
+            or not np.array_equal(rotation.positions, positions)
+        ):
+            rotation = _Rotation(wanted, positions, *self.rotation(x, positions, length))
+            self._last[:] = [rotation]
+        return rotation
 
-    def turns(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
-        """What `turn_pairs` multiplies arrays of the shape and type of `x` by."""
+    def rotation(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+        """What `rotate_pairs` multiplies arrays of the shape and type of `x` by."""
         speeds, scale = None, 1.0
         if self.scaling is not None:
             speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
-        return turns_at(
+        return rotation_at(
             positions,
             x.shape,
             x.dtype,
@@ -68,7 +72,7 @@ class Rotary:
 
 
 @dataclass(frozen=True)
-class _Turns:
+class _Rotation:
     """Cosines and sines, and for what."""
 
     of: tuple[int, np.dtype[Any], int]
