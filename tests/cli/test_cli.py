@@ -150,7 +150,7 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert [(row["name"], row["place"]) for row in data["models"]] == [
         (name, place) for name, place, _ in qkv.models.places()
     ]
-    for value in (qkv.__version__, np.__version__, qkv.backend(), "/nowhere/hub", "not there"):
+    for value in (qkv.__version__, np.__version__, qkv.backend(), "/nowhere/hub", "nothing found"):
         assert value in result.stdout
     lesson = json.loads(run("info", *RANDOM, "--json").stdout)
     about = ("model", "layers", "heads", "vector_size", "most_tokens")
@@ -159,6 +159,17 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert "nearest names" in refused(run("info", "--model", "minilmm"), "info")
     monkeypatch.setenv("QKV_BACKEND", "abacus")
     assert "QKV_BACKEND=abacus is not available" in refused(run("info"), "info")
+
+
+def test_info_says_that_the_cache_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub").symlink_to(tmp_path / "hub")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for args in (["info"], ["info", "--json"]):
+        result = run(*args)
+        assert result.exit_code == 0
+        assert "hub, which cannot be read (" in result.stdout
 
 
 def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:

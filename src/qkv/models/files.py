@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -90,7 +91,7 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
     if name == "":
         raise ValueError("load: the name of the model is empty: give a name or a folder")
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     is_name = name in SHORT_NAMES or name in SHIPPED
     if folder.is_dir() and (not is_name or _has_model(folder)):
         return folder
@@ -114,10 +115,10 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
         raise ValueError(_unknown_name(str(name)))
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
-    found = cached(hub_id, revision)
+    found, why = _look(lambda id_: cached(id_, revision), hub_id)
     if found is None and known is not None and revision is None:
         found = packaged(known)
-    return found or _download(str(name), hub_id, revision, known)
+    return found or _download(str(name), hub_id, revision, known, why)
 
 
 def places() -> list[tuple[str, str, Path | None]]:
@@ -130,25 +131,39 @@ def places() -> list[tuple[str, str, Path | None]]:
         (name, "comes with qkv", folder) for name, folder in SHIPPED.items()
     ]
     for name, known in SHORT_NAMES.items():
-        rows.append((name, f"Hugging Face cache {cache_folder()}", cached(known.hub_id)))
-        rows.append((name, f"package {known.requirement.partition('=')[0]}", packaged(known)))
+        found, why = _look(cached, known.hub_id)
+        rows.append((name, f"Hugging Face cache {cache_folder()}{why}", found))
+        found, why = _look(packaged, known)
+        rows.append((name, f"package {known.requirement.partition('=')[0]}{why}", found))
     ids = {known.hub_id for known in SHORT_NAMES.values()}
-    for folder in sorted(cache_folder().glob("models--*--*")):
-        hub_id = folder.name.removeprefix("models--").replace("--", "/", 1)
-        found = cached(hub_id) if _HUB_ID.fullmatch(hub_id) and hub_id not in ids else None
-        if found is not None:
-            rows.append((hub_id, "Hugging Face cache", found))
+    for folder in sorted(_look(os.listdir, cache_folder())[0] or []):
+        kind, _, hub_id = folder.partition("--")
+        hub_id = hub_id.replace("--", "/", 1)
+        if kind == "models" and _HUB_ID.fullmatch(hub_id) and hub_id not in ids:
+            found, why = _look(cached, hub_id)
+            if found is not None or why:
+                rows.append((hub_id, f"Hugging Face cache{why}", found))
     return rows
+
+
+def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
+    """What is found, and what kept from looking: nobody needs the place that cannot be read."""
+    try:
+        return find(where), ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f", which cannot be read ({error.strerror or first_line(error)})"
 
 
 def cache_folder() -> Path:
     """Where huggingface_hub keeps what it downloaded, by the variables that it goes by."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
+            return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return home.expanduser() / "hub"
+    return Path(os.path.expanduser(home)) / "hub"  # as it is where nobody's home is known
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
@@ -156,12 +171,15 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
 
     It is read by the cache's layout, refs/<revision> -> snapshots/<commit>: importing
     huggingface_hub takes longer than loading a small model.
+
+    Raises:
+        OSError: the cache is there and cannot be read.
     """
     home = cache_folder() / f"models--{hub_id.replace('/', '--')}"
     revision = revision or "main"
     commit = revision
-    reference = home / "refs" / revision
-    if reference.is_file():
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        reference = home / "refs" / revision
         commit = reference.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch(r"\w+", commit):
         return None
@@ -283,9 +301,9 @@ def _has_model(folder: Path) -> bool:
     )
 
 
-def _download(name: str, hub_id: str, revision: str | None, known: Known | None) -> Path:
-    """Ask the Hub; one error says everything that was tried."""
-    tried = f"not in the Hugging Face cache ({cache_folder()})"
+def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
+    """Ask the Hub; one error says everything that was tried, and why the cache was of no use."""
+    tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:
         if revision is None:
