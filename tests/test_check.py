@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -443,6 +444,59 @@ def test_right_function_of_word_vectors_passes(function):
     result = check(function, signature=X)
     assert result.passed, str(result)
     assert result.points == 10
+
+
+def below_its_maximum(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / (e.sum(-1, keepdims=True) + 1e-9)
+
+
+def in_powers_of_two(s):
+    s = s * np.log2(np.e)
+    e = np.exp2(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+WAYS_TO_SCORE = [
+    scaled,
+    lambda q, k: np.einsum("...id,...jd->...ij", q * q.shape[-1] ** -0.5, k),
+    lambda q, k: scaled(q.astype(np.float32), k.astype(np.float32)),
+]
+WAYS_TO_HIDE = [
+    lambda s, m: np.where(m, s, -np.inf),
+    lambda s, m: np.where(m == 1, s, -1e9),
+    lambda s, m: np.where(m, s, np.finfo(np.float32).min),
+    lambda s, m: s * m + (1 - m) * -1e9,
+    lambda s, m: s - ~m * 1e9,
+    lambda s, m: s + np.log(m.astype(float)),
+    lambda s, m: s + m,
+    lambda s, m: np.where(np.isneginf(m), -1e9, s),
+    lambda s, m: np.where(m, s, -np.inf) if m.dtype == bool else s + m,
+]
+WAYS_TO_WEIGH = [
+    softmax,
+    below_its_maximum,
+    in_powers_of_two,
+    lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True),
+]
+
+
+def test_no_combination_of_right_steps_is_called_wrong():
+    for score, steps in zip(cycle(WAYS_TO_SCORE), product(WAYS_TO_HIDE, WAYS_TO_WEIGH)):
+
+        def mine(q, k, v, mask=None, causal=False, score=score, steps=steps):
+            conceal, weigh = steps
+            scores = score(q, k)
+            if mask is not None:
+                scores = conceal(scores, mask)
+            if causal:
+                scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+            return weigh(scores) @ v
+
+        result = check(mine)
+        assert result.passed, f"{score} {steps}: {result}"
+        assert result.conventions == ()
+        assert any(key.startswith("masked-row") for key in result.fragile)
 
 
 # -- wrong ones -----------------------------------------------------------------------------------
