@@ -14,7 +14,7 @@ from qkv.see import colours
 from qkv.see.page import asset
 
 from .conftest import Visit
-from .support import SPANS, WORDS, made, page_of
+from .support import SPANS, STATIC, WORDS, made, page_of, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
 
@@ -155,3 +155,10 @@ def test_a_walk_parts_from_the_ground_at_0_and_its_weights_end_at_1(visit: Visit
             assert low == -high
         else:
             assert low == 0
+
+
+def test_a_page_may_open_stretched(visit: Visit) -> None:
+    data = payload(made(WORDS)) | {"stretch": True}
+    page = visit(whole_page(data, STATIC))
+    assert page.get_by_label("stretch").is_checked()
+    assert legend(page)[0] == "weight, stretched"

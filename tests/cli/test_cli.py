@@ -489,12 +489,17 @@ def test_a_process_leaves_with_its_code() -> None:
     assert bad.stderr.count(b"\n") == 1
 
 
+FORCED = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm"}
+DARK = {"COLORFGBG": "15;0"}
+
+
 @pytest.mark.parametrize(
     ("environment", "colored"),
     [
         ({}, False),
-        ({"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm"}, True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm"}, False),
+        (FORCED | DARK, True),
+        (FORCED, False),  # shades of which ground?
+        (FORCED | DARK | {"NO_COLOR": "1"}, False),
     ],
 )
 def test_colours_are_for_those_who_want_them(environment: dict[str, str], colored: bool) -> None:

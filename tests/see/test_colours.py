@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import qkv
 import qkv.see
 from qkv.see import colours, terminal_ground
 from qkv.see.terminal import Screen, cube_color
@@ -218,3 +219,74 @@ def test_a_terminal_is_asked_for_its_ground() -> None:
     os.close(theirs)
     os.close(ours)
     assert said.decode().split() == ["light", "dark", "None", "None"]
+
+
+@pytest.fixture(scope="module")
+def makers() -> dict:
+    text, other = "the cat sat on the mat", "a cat ran"
+    model = qkv.random_model(f"{text} {other}")
+    trace, changed = model.trace(text), model.trace(text, ablate=[(0, 1)])
+    runs = {step: qkv.random_model(text, seed=step) for step in (0, 10)}
+    return {
+        "show": lambda **o: qkv.show(trace, **o),
+        "top_k": lambda **o: qkv.show(model.trace(text, top_k=2), **o),
+        "compare": lambda **o: qkv.compare(text, other, word="cat", model=model, **o),
+        "runs": lambda **o: qkv.compare(trace, changed, **o),
+        "walk": lambda **o: qkv.walk(trace, **o),
+        "replay": lambda **o: qkv.replay(runs, text, **o),
+        "head_view": lambda **o: qkv.head_view(trace, html_action="return", **o),
+    }
+
+
+def weights_of(view: qkv.see.View) -> list[np.ndarray]:
+    """The weights of the head that a view shows, from the traces themselves."""
+    if isinstance(view, qkv.see.WalkView):
+        return [view.walk.trace.pattern(view.walk.layer, view.walk.head)]
+    if isinstance(view, qkv.see.ReplayView):
+        return [view.weights]
+    layer, head = view.head.layer, view.head.head
+    if isinstance(view, qkv.see.HeadView):
+        return [view.parts[0].weights[layer][head]]
+    if isinstance(view, qkv.see.ShowView):
+        trace = view.trace
+        kept = ("top_weights", layer) in trace
+        return [trace["top_weights", layer][0, head] if kept else trace.pattern(layer, head)]
+    traces = view.traces if isinstance(view, qkv.see.RunsView) else [s.trace for s in view.sides]
+    return [trace.pattern(layer, head) for trace in traces]
+
+
+@pytest.mark.parametrize("stretch", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["show", "top_k", "compare", "runs", "walk", "replay", "head_view"]
+)
+def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch: bool) -> None:
+    view = makers[kind](stretch=stretch)
+    largest = max(float(weights.max()) for weights in weights_of(view))
+    end = f"{largest if stretch else 1:.2f}"
+    assert view._payload()["stretch"] == stretch
+    picture = view._picture()
+    if kind == "replay":
+        assert f"dark blue {end}." in picture
+    else:
+        found = re.findall(r">([^<>]*)</text><text[^>]*>weight</text>", picture)
+        assert set(found) == {end}
+    if kind in ("show", "walk", "head_view"):  # the others have no map in the terminal
+        scale = next(line for line in str(view).split("\n") if line.startswith("scale"))
+        assert scale.split("(")[0].split()[-1] == end
+        assert scale.endswith("(stretched to the largest)") == stretch
+    if not stretch and kind not in ("runs", "replay"):
+        return  # test_figures.py has seen the figures of the others
+    ends = {
+        round(axes.images[0].get_clim()[1], 6)
+        for axes in view.figure().axes
+        if axes.images and axes.images[0].get_clim()[0] == 0
+    }
+    assert ends == {round(largest, 6) if stretch else 1}
+
+
+def test_the_command_line_stretches(capsys) -> None:
+    from qkv.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["show", "the cat sat", "--model", "random", "--stretch"])
+    assert "(stretched to the largest)" in capsys.readouterr().out

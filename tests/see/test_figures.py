@@ -224,6 +224,7 @@ def test_a_walk_draws_scores_and_weights() -> None:
         shade(1.0),
     ]
     np.testing.assert_array_equal(image(weights).get_array(), steps["weights"])
+    assert image(weights).get_clim() == (0, 1)
     assert hatched(scores) == hatched(weights) != set()
     assert "centred first" in shift.get_xlabel()
 

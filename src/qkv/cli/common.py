@@ -193,6 +193,9 @@ html_option = click.option(
     callback=_file(".html", ".htm"),
     help="Write the view as a page that needs nothing else.",
 )
+stretch_option = click.option(
+    "--stretch", is_flag=True, help="End scales at the largest weight shown, not at 1."
+)
 open_option = click.option(
     "--open",
     "open_page",
@@ -212,6 +215,7 @@ def view_options(layer: int | None = None, head: int | None = None) -> Callable[
             png_option,
             svg_option,
             html_option,
+            stretch_option,
             json_option,
             model_option,
             click.option("--head", type=int, default=head, help=f"Which head. Default: {default}."),

@@ -21,12 +21,15 @@ def compare(
     layer: int | None,
     head: int | None,
     model: str | None,
+    stretch: bool,
     **output: Any,
 ) -> None:
     """How alike a word is in TEXT_A and in TEXT_B, and what it looks at in each."""
     from qkv.see import views
 
     present(
-        lambda: views.compare(text_a, text_b, word=word, model=model, layer=layer, head=head),
+        lambda: views.compare(
+            text_a, text_b, word=word, model=model, layer=layer, head=head, stretch=stretch
+        ),
         Output(**output),
     )

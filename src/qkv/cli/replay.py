@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from qkv.cli.common import Output, debug_option, json_option, open_option, present, writable
+from qkv.cli.common import (
+    Output,
+    debug_option,
+    json_option,
+    open_option,
+    present,
+    stretch_option,
+    writable,
+)
 
 _KINDS = {".html": "html", ".htm": "html", ".svg": "svg", ".png": "png"}
 
@@ -27,6 +35,7 @@ def _output(context: click.Context, parameter: click.Parameter, path: str | None
     callback=_output,
     help="Write the view as well: a page (.html), or its picture (.png, .svg).",
 )
+@stretch_option
 @json_option
 @open_option
 @debug_option
@@ -36,6 +45,7 @@ def replay(
     layer: int | None,
     head: int | None,
     output: str | None,
+    stretch: bool,
     as_json: bool,
     open_page: bool,
 ) -> None:
@@ -44,7 +54,7 @@ def replay(
 
     kind = None if output is None else _KINDS[Path(output).suffix.lower()]
     present(
-        lambda: replayview.replay(run, text, layer=layer, head=head),
+        lambda: replayview.replay(run, text, layer=layer, head=head, stretch=stretch),
         Output(
             as_json,
             html=output if kind == "html" else None,

@@ -17,9 +17,13 @@ def show(
     layer: int | None,
     head: int | None,
     model: str | None,
+    stretch: bool,
     **output: Any,
 ) -> None:
     """One head's weights over TEXT, and how far attention moved each word."""
     from qkv.see import views
 
-    present(lambda: views.show(text, model=model, layer=layer, head=head), Output(**output))
+    present(
+        lambda: views.show(text, model=model, layer=layer, head=head, stretch=stretch),
+        Output(**output),
+    )

@@ -27,6 +27,7 @@ def walk(
     seed: int | None,
     causal: bool,
     no_positions: bool,
+    stretch: bool,
     **output: Any,
 ) -> None:
     """Each step of one head over TEXT: its formula, its NumPy line, its real numbers."""
@@ -43,6 +44,6 @@ def walk(
 
     def make() -> views.WalkView:
         chosen: Any = given.lesson_model([text], "walk", **options) if used else model
-        return views.walk(text, layer, head, model=chosen)
+        return views.walk(text, layer, head, model=chosen, stretch=stretch)
 
     present(make, Output(**output))

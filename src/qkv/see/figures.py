@@ -66,18 +66,18 @@ def show_figure(view: ShowView) -> Figure:
     words = words_before_and_after(view.trace)
     figure = _figure(13.2 if words else 6.8, 6.0)
     grid, *rest = figure.subplots(1, 2 if words else 1, squeeze=False)[0]
-    draw_block(grid, view.shown, view.head, title=view.sentence)
+    draw_block(grid, view.shown, view.head, title=view.sentence, top=view.top)
     if words:
         draw_shift(rest[0], *words)
     return figure
 
 
-def head_figure(heads: Heads, head: Head) -> Figure:
+def head_figure(heads: Heads, head: Head, top: float) -> Figure:
     """The grid of one head."""
     from qkv.see.onehead import link_in_words
 
     figure = _figure(6.8, 6.0)
-    draw_block(figure.add_subplot(), heads, head, title=link_in_words(heads, head))
+    draw_block(figure.add_subplot(), heads, head, title=link_in_words(heads, head), top=top)
     return figure
 
 
@@ -88,7 +88,7 @@ def runs_figure(view: RunsView) -> Figure:
     parts = view.heads
     for axes, part, name in zip(grids, parts, view.names, strict=True):
         title = f"{name}: layer {view.head.layer}, head {view.head.head}"
-        draw_block(axes, part, view.head, title=title)
+        draw_block(axes, part, view.head, title=title, top=view.top)
     shown = view.changes[:MOST_LABELS][::-1]
     places = range(len(shown))
     bars.barh(places, [change.distance for change in shown], color=BEFORE)
@@ -117,6 +117,7 @@ def compare_figure(view: CompareView) -> Figure:
             view.head,
             title=f"{name}: {view.word} puts {side.weights.max():.2f} of layer {layer}, "
             f"head {head} on {strongest_key}",
+            top=view.top,
             outlined=side.positions,
         )
     if not known:
@@ -156,7 +157,7 @@ def walk_figure(view: WalkView) -> Figure:
     )  # fmt: skip
     draw_grid(
         panels[1], weights.values, *names, hidden=scores.hidden, score=score,
-        title=f"Softmax of each row: the weights of {where}",
+        title=f"Softmax of each row: the weights of {where}", top=view.top,
     )  # fmt: skip
     if words:
         draw_shift(panels[2], *words)
@@ -223,7 +224,7 @@ def replay_figure(view: ReplayView) -> Figure:
     names = drawable(replay.first.tokens)
     image = None
     for axes, place in zip(panels, strip, strict=True):
-        image = axes.imshow(patterns[place], cmap=_cmap(0.0), vmin=0.0, vmax=1.0)
+        image = axes.imshow(patterns[place], cmap=_cmap(0.0), vmin=0.0, vmax=view.top)
         if hidden is not None and hidden.any():
             veil = np.ma.masked_where(~hidden, np.ones(hidden.shape))
             axes.imshow(veil, cmap="Greys", vmin=-4.0, vmax=16.0)
@@ -320,7 +321,7 @@ def draw_block(
     head: Head,
     *,
     title: str,
-    top: float = 1.0,
+    top: float,
     outlined: Sequence[int] = (),
 ) -> None:
     """One head's weights as a grid; of a long text those that were kept."""

@@ -237,6 +237,12 @@ class Heads:
         weights[kept.indices[head, query][there]] = kept.weights[head, query][there]
         return weights
 
+    def known(self, layer: int, head: int) -> Array:
+        """The weights that are known of a head: `(L, S)`, or the largest of each query `(L, k)`."""
+        place = self.layers.index(layer)
+        weights = self.weights[place] if self.weights else self.summary[place].weights
+        return np.asarray(weights[head])
+
     def block(self, layer: int, head: int, most: int) -> Block:
         """The rows and columns, at most this many, in which the largest links stand."""
         queries, keys = self.query_names, self.key_names

@@ -12,6 +12,7 @@ from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import choice, findings
 from qkv.see.choice import Head
+from qkv.see.colours import scale_end
 from qkv.see.findings import Link
 from qkv.see.given import traced
 from qkv.see.heads import Heads, Summary, heads_from, heads_of
@@ -43,6 +44,7 @@ class HeadView(View):
         asked: the heads that were asked for.
         pieces: whether the pieces of words are shown as they are.
         theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     parts: list[Heads]
@@ -52,6 +54,12 @@ class HeadView(View):
     asked: list[int] | None = None
     pieces: bool = False
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        return scale_end([self.shown.known(self.head.layer, self.head.head)], self.stretch)
 
     @property
     def data(self) -> str:
@@ -81,7 +89,7 @@ class HeadView(View):
         """The weights of the head that is shown, as a grid."""
         from qkv.see.figures import head_figure
 
-        return head_figure(self.shown, self.head)
+        return head_figure(self.shown, self.head, self.top)
 
     def _payload(self) -> dict[str, Any]:
         return show_payload(
@@ -91,11 +99,12 @@ class HeadView(View):
             "",
             self.theme,
             asked=self.asked,
+            stretch=self.stretch,
             merge=not self.pieces,
         )
 
     def _picture(self) -> str:
-        return show_picture(self.shown, self.head)
+        return show_picture(self.shown, self.head, self.top)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -103,7 +112,7 @@ class HeadView(View):
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
-        yield from head_lines(screen, self.shown, self.head)
+        yield from head_lines(screen, self.shown, self.head, self.top)
         if self.elsewhere:
             yield Text()
             yield title("Other heads worth a look", "the link of each that stands out")
@@ -127,6 +136,7 @@ def head_view(
     *,
     pieces: bool = False,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> HeadView | None:
     """Attention from any model, called as bertviz's `head_view` is.
 
@@ -154,6 +164,7 @@ def head_view(
             elsewhere; "return" returns it, with its HTML in `.data`.
         pieces: whether the pieces of a word are shown as they are, not merged into it.
         theme: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Returns:
         The view, or None where a notebook has shown it.
@@ -204,7 +215,7 @@ def head_view(
     shown = parts[0] if pieces else by_word(parts[0])
     chosen, links = choice.choose_head(shown, layer, asked[0] if asked else None, call="head_view")
     others = choice.other_heads(links, chosen, 5)
-    view = HeadView(parts, shown, chosen, others, asked, pieces, theme)
+    view = HeadView(parts, shown, chosen, others, asked, pieces, theme, stretch)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None

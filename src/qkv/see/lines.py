@@ -42,7 +42,7 @@ def title(text: str, explained: str = "") -> Text:
     return line
 
 
-def head_lines(screen: Screen, heads: Heads, head: Head) -> Iterator[Text]:
+def head_lines(screen: Screen, heads: Heads, head: Head, top: float = 1.0) -> Iterator[Text]:
     """The weights of one head as a grid; of a long text its links and the keys that got most."""
     tokens, keys = heads.query_names, heads.key_names
     where = f"layer {head.layer}, head {head.head}"
@@ -57,6 +57,7 @@ def head_lines(screen: Screen, heads: Heads, head: Head) -> Iterator[Text]:
             keys,
             hidden=heads.hidden(head.layer, head.head),
             score=heads.between_content(weights),
+            top=top,
         )
         return
     from rich.text import Text

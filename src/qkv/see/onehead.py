@@ -29,6 +29,7 @@ def show_payload(
     model: str,
     theme: str,
     *,
+    stretch: bool = False,
     at: int = 0,
     asked: Sequence[int] | None = None,
     merge: bool = True,
@@ -44,6 +45,7 @@ def show_payload(
         [text_payload(part, head.layer) for part in parts],
         model=model,
         theme=theme,
+        stretch=stretch,
         start=start_at(
             head.layer,
             head.head,
@@ -57,7 +59,7 @@ def show_payload(
     )
 
 
-def show_picture(heads: Heads, head: Head) -> str:
+def show_picture(heads: Heads, head: Head, top: float = 1.0) -> str:
     """The static picture of one head: lines beside a heat map."""
     block = heads.block(head.layer, head.head, svg.MOST_ROWS)
     where = f"layer {head.layer}, head {head.head}"
@@ -69,6 +71,7 @@ def show_picture(heads: Heads, head: Head) -> str:
             block.values,
             block.rows,
             block.columns,
+            top=top,
             hidden=block.hidden,
             caption=f"Weights of {where}",
             outlined=[at],
@@ -88,7 +91,5 @@ def first_query(heads: Heads, head: Head) -> int:
     """The token to begin with: the one of the strongest link, else of the largest weight."""
     if head.link is not None:
         return head.link.query
-    place = heads.layers.index(head.layer)
-    kept = heads.weights[place] if heads.weights else heads.summary[place].weights
-    weights = np.nan_to_num(kept[head.head])
+    weights = np.nan_to_num(heads.known(head.layer, head.head))
     return int(weights.argmax()) // int(weights.shape[1])

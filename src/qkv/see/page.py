@@ -5,6 +5,7 @@
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
+#   "stretch": whether scales end at the largest weight at first,
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": place in texts, "layer": number, "head": number,
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
@@ -181,6 +182,7 @@ def payload_of(
     *,
     model: str = "",
     theme: str = "auto",
+    stretch: bool = False,
     start: dict[str, Any] | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
@@ -192,6 +194,7 @@ def payload_of(
         "title": title,
         "model": model,
         "theme": check_theme(theme, kind),
+        "stretch": bool(stretch),
         "texts": list(texts),
         "start": start,
         **own,

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see import svg
 from qkv.see.choice import Head
-from qkv.see.colours import shade
+from qkv.see.colours import scale_end, shade
 from qkv.see.figures import replay_figure
 from qkv.see.imageview import png
 from qkv.see.lines import heading, title
@@ -55,12 +55,19 @@ class ReplayView(View):
         head: the head that is shown.
         score: which of `replay.scores` it is shown for.
         theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     replay: Replay
     head: Head
     score: int
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        return scale_end([self.weights], self.stretch)
 
     @property
     def tokens(self) -> list[str]:
@@ -136,6 +143,7 @@ class ReplayView(View):
             [],
             model=self.replay.first.model,
             theme=self.theme,
+            stretch=self.stretch,
             start=start_at(
                 self.head.layer,
                 self.head.head,
@@ -148,8 +156,9 @@ class ReplayView(View):
 
     def _picture(self) -> str:
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
+        shares = self.weights / self.top
         tiles = [
-            _tile(self.weights[place], hidden, f"step {replay.steps[replay.shown[place]]:,}")
+            _tile(shares[place], hidden, f"step {replay.steps[replay.shown[place]]:,}")
             for place in self.strip
         ]
         where = f"layer {self.head.layer}, head {self.head.head}"
@@ -163,7 +172,7 @@ class ReplayView(View):
         notes = [
             f"This head is shown because {self.head.reason}.",
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
-            f"at (columns); white is a weight of 0, dark blue 1.",
+            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}.",
         ]
         return svg.picture(self.sentence, notes, [tiles, charts])
 
@@ -226,12 +235,12 @@ def _weight(change: float) -> str:
     return "bold" if change >= 0.2 else "not bold"
 
 
-def _tile(weights: Array, hidden: Array | None, caption: str) -> svg.Part:
-    """Weights as a small picture, `(L, L)` pixels large, what a mask hides in grey."""
+def _tile(shares: Array, hidden: Array | None, caption: str) -> svg.Part:
+    """Shares of the scale as a small picture, `(L, L)` pixels large, what a mask hides in grey."""
     colors = np.array(
         [tuple(bytes.fromhex(shade(n / 255)[1:])) for n in range(256)], dtype=np.uint8
     )
-    pixels = colors[np.rint(np.clip(weights, 0, 1) * 255).astype(int)]
+    pixels = colors[np.rint(np.clip(shares, 0, 1) * 255).astype(int)]
     if hidden is not None:
         pixels[hidden] = _VEIL
     data = base64.b64encode(png(pixels)).decode("ascii")
@@ -254,6 +263,7 @@ def replay(
     layer: int | None = None,
     head: int | None = None,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> ReplayView:
     """What the heads of a model look at in a text, at each snapshot of its training.
 
@@ -270,6 +280,7 @@ def replay(
         layer: the layer to show first, from 0.
         head: the head to show first, from 0.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -285,4 +296,4 @@ def replay(
     """
     check_theme(theme, "replay")
     found = replay_of(read_run(run), text)
-    return ReplayView(found, *choose(found, layer, head), theme)
+    return ReplayView(found, *choose(found, layer, head), theme, stretch)

@@ -11,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see import choice, findings, svg
 from qkv.see.choice import Head
+from qkv.see.colours import scale_end
 from qkv.see.heads import Heads, heads_of
 from qkv.see.lines import heading, title
 from qkv.see.page import payload_of, start_at, text_payload
@@ -52,6 +53,8 @@ class RunsView(View):
         head: the head that is shown.
         changes: one for each token, the largest distance first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
+        theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     traces: tuple[Trace, Trace]
@@ -60,6 +63,13 @@ class RunsView(View):
     changes: list[Change]
     by_layer: Array
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        layer, head = self.head.layer, self.head.head
+        return scale_end((part.known(layer, head) for part in self.heads), self.stretch)
 
     @property
     def tokens(self) -> list[str]:
@@ -123,6 +133,7 @@ class RunsView(View):
             [text_payload(heads, layer) for heads in self.heads],
             model=self.traces[0].model,
             theme=self.theme,
+            stretch=self.stretch,
             start=start_at(
                 layer,
                 head,
@@ -148,7 +159,7 @@ class RunsView(View):
         maps = [
             svg.heat_map(
                 block.values, block.rows, block.columns,
-                hidden=block.hidden, caption=f"{name}: layer {layer}, head {head}",
+                top=self.top, hidden=block.hidden, caption=f"{name}: layer {layer}, head {head}",
                 missing=block.missing,
             )
             for name, block in zip(self.names, blocks, strict=True)
@@ -201,7 +212,12 @@ class RunsView(View):
 
 @np.errstate(invalid="ignore", over="ignore")
 def compare_runs(
-    a: Trace, b: Trace, layer: int | None, head: int | None, theme: str = "auto"
+    a: Trace,
+    b: Trace,
+    layer: int | None,
+    head: int | None,
+    theme: str = "auto",
+    stretch: bool = False,
 ) -> RunsView:
     """Two traces of the same tokens, say one as it is and one with `ablate=` or `hide=`.
 
@@ -225,7 +241,7 @@ def compare_runs(
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
     chosen = choice.changed_head(a, b, layer, head)
-    return RunsView((a, b), (_name(a), _name(b)), chosen, changes, _by_layer(a, b), theme)
+    return RunsView((a, b), (_name(a), _name(b)), chosen, changes, _by_layer(a, b), theme, stretch)
 
 
 def _by_layer(a: Trace, b: Trace) -> Array:

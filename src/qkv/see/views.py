@@ -13,6 +13,7 @@ from qkv.layers import Block, MultiHeadAttention
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import choice, findings, svg
 from qkv.see.choice import Head
+from qkv.see.colours import scale_end
 from qkv.see.findings import Link, Movement
 from qkv.see.given import model_of, places_of, texts_of, traced
 from qkv.see.heads import Heads, heads_of
@@ -55,6 +56,7 @@ class ShowView(View):
         heads: all heads of the tokens.
         shown: all heads of the words; those of the tokens where pieces are shown as they are.
         theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     trace: Trace
@@ -65,6 +67,12 @@ class ShowView(View):
     heads: Heads
     shown: Heads
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        return scale_end([self.shown.known(self.head.layer, self.head.head)], self.stretch)
 
     @property
     def tokens(self) -> list[str]:
@@ -132,11 +140,12 @@ class ShowView(View):
             self.head,
             self.trace.model,
             self.theme,
+            stretch=self.stretch,
             merge=self.shown.spans is not None,
         )
 
     def _picture(self) -> str:
-        return show_picture(self.shown, self.head)
+        return show_picture(self.shown, self.head, self.top)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -146,7 +155,7 @@ class ShowView(View):
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()
-        yield from head_lines(screen, self.shown, self.head)
+        yield from head_lines(screen, self.shown, self.head, self.top)
         if self.heads.weights and self.links:
             yield Text()
             yield title("Lines of this head", "the largest weights between content words")
@@ -192,6 +201,7 @@ class CompareView(View):
         head: the head that is shown.
         sides: the two texts.
         theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     word: str
@@ -199,6 +209,13 @@ class CompareView(View):
     head: Head
     sides: tuple[Side, Side]
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        layer, head = self.head.layer, self.head.head
+        return scale_end((side.heads.known(layer, head) for side in self.sides), self.stretch)
 
     @property
     def sentence(self) -> str:
@@ -253,6 +270,7 @@ class CompareView(View):
             [text_payload(side.heads, layer) for side in self.sides],
             model=self.sides[0].trace.model,
             theme=self.theme,
+            stretch=self.stretch,
             start=start_at(layer, head, None, chosen=self.head.reason, sentence=self.sentence),
             compare={
                 "what": "word",
@@ -283,6 +301,7 @@ class CompareView(View):
                 block.values,
                 block.rows,
                 block.columns,
+                top=self.top,
                 hidden=block.hidden,
                 caption=f"{name}: layer {layer}, head {head}",
                 outlined=[i for i, place in enumerate(block.places) if place in side.positions],
@@ -337,6 +356,12 @@ class WalkView(View):
 
     walk: Walk
     theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        return scale_end([step.values for step in self.walk.steps if step.weights], self.stretch)
 
     @property
     def steps(self) -> list[Step]:
@@ -398,6 +423,7 @@ class WalkView(View):
             [],
             model=walk.trace.model,
             theme=self.theme,
+            stretch=self.stretch,
             walk=walk_payload(walk) | {"sentence": self.sentence},
         )
 
@@ -421,6 +447,7 @@ class WalkView(View):
             svg.heat_map(
                 weights.values[cells],
                 *names,
+                top=self.top,
                 hidden=hidden,
                 caption=f"Softmax of each row: the weights of {where}",
             ),
@@ -448,7 +475,13 @@ class WalkView(View):
                 yield Text("   " + screen.safe(code), style="green")
             if step.weights:
                 yield from grid(
-                    screen, step.values, step.rows, walk.keys, hidden=step.hidden, max_rows=12
+                    screen,
+                    step.values,
+                    step.rows,
+                    walk.keys,
+                    hidden=step.hidden,
+                    top=self.top,
+                    max_rows=12,
                 )
             else:
                 yield from numbers(
@@ -477,6 +510,7 @@ def show(
     head: int | None = None,
     pieces: bool = False,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> ShowView:
     """One head's weights over a text, and how far attention moved each word.
 
@@ -502,6 +536,7 @@ def show(
         pieces: whether the pieces of a word are shown as they are, not merged into it: what they
             receive summed, what they look at averaged.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:
         ValueError: the text is empty, the trace holds several texts or no weights, or arrays and
@@ -528,6 +563,7 @@ def show(
         heads,
         shown,
         theme,
+        stretch,
     )
 
 
@@ -542,6 +578,7 @@ def compare(
     layer: int | None = None,
     head: int | None = None,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> RunsView: ...
 
 
@@ -556,6 +593,7 @@ def compare(
     layer: int | None = None,
     head: int | None = None,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> CompareView: ...
 
 
@@ -570,6 +608,7 @@ def compare(
     layer: int | None = None,
     head: int | None = None,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> CompareView: ...
 
 
@@ -583,6 +622,7 @@ def compare(
     layer: int | None = None,
     head: int | None = None,
     theme: str = "auto",
+    stretch: bool = False,
 ) -> CompareView | RunsView:
     """One word in two texts, or two runs of one text.
 
@@ -603,6 +643,7 @@ def compare(
         layer: the layer to show, from 0.
         head: the head to show, from 0.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:
         ValueError: a text is empty, or the word is not in both; the message names the words.
@@ -626,7 +667,7 @@ def compare(
     )
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
-        return compare_runs(a, b, layer, head, theme)
+        return compare_runs(a, b, layer, head, theme, stretch)
     places = places_of(used, word, a, b)
     chosen = choice.contrasting_head(a, places[0][0], b, places[1][0], layer, head)
     parameters = None if used is None else used.parameters
@@ -644,7 +685,7 @@ def compare(
             )
         )
     similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
-    return CompareView(str(word), similarity, chosen, (sides[0], sides[1]), theme)
+    return CompareView(str(word), similarity, chosen, (sides[0], sides[1]), theme, stretch)
 
 
 def walk(
@@ -654,6 +695,7 @@ def walk(
     *,
     model: Model | str | None = None,
     theme: str = "auto",
+    stretch: bool = False,
     x: Any = None,
     context: Any = None,
     tokens: Sequence[str] | None = None,
@@ -673,6 +715,7 @@ def walk(
         head: the head, from 0.
         model: the model, or its name; for a text the default model if left out.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
         x: `(L, D)`, the word vectors that a layer is given.
         context: `(S, D)`, what a layer looks at where that is not `x`.
         tokens: L names for the rows of `x`.
@@ -696,7 +739,7 @@ def walk(
         found = walk_layer(
             text_or_trace, x, context, head=head, tokens=tokens, keys=keys, **options
         )
-        return WalkView(found, theme)
+        return WalkView(found, theme, stretch)
     if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
         raise TypeError(
             "walk: weights alone cannot be walked through, without queries, keys and values: give "
@@ -709,7 +752,7 @@ def walk(
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
         trace = findings.one_text(text_or_trace, "walk")
         if model is None:
-            return WalkView(walk_head(trace, layer, head), theme)
+            return WalkView(walk_head(trace, layer, head), theme, stretch)
         used = model_of(model, [" ".join(trace.tokens)])
     else:
         (text,) = texts_of([text_or_trace], "walk")
@@ -725,6 +768,7 @@ def walk(
             blocks=used.layers,
         ),
         theme,
+        stretch,
     )
 
 

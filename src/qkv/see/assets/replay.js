@@ -125,7 +125,7 @@ VIEWS.replay = (box, payload, ui) => {
   // ---- one head, and all of them
 
   const map = heatmap(ui, { label: "Weights", value: () => 0, cell: { max: 44 } });
-  const stretched = stretcher(ui, false, () => go(state.at));
+  const stretched = stretcher(ui, payload.stretch, () => go(state.at));
   const legend = el("ul", { class: "replay-legend" });
   const lossNow = el("b");
   const [sentence, why] = [el("p", { class: "sentence" }), el("p", { class: "note" })];

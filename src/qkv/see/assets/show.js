@@ -693,7 +693,7 @@ function look(box, data, ui) {
     skip: at.specials === false,
     mode: "weight",
     part: "all",
-    stretch: false,
+    stretch: data.stretch,
     high: 1, // the end of the scale
   };
   const places = (k) =>

@@ -118,7 +118,7 @@ VIEWS.walk = (box, payload, ui) => {
   const [title, note, end, mapTitle] = ["h3", "p", "p", "h4"].map((tag) => el(tag, { class: { p: "note" }[tag] }));
   const [formula, code] = [el("dd", { class: "formula" }), el("dd", { class: "code" })];
   const written = toggle(ui, "Numbers in the cells", true, () => draw());
-  const stretched = stretcher(ui, false, () => draw());
+  const stretched = stretcher(ui, payload.stretch, () => draw());
   const strips = el("canvas", { "aria-hidden": "true" });
   const onpoint = (k, j) => {
     pointed = k === null ? null : [rowsOf(steps[at])[k], j];
