@@ -36,7 +36,7 @@ demo: ## set up, then walk through, show and compare on real weights
 	  $$((ready - begin)) $$((done - ready))
 
 test: $(VENV)/.dev ## the tests and the examples in docstrings (not the parity tests)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/ruff check

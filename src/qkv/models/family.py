@@ -109,8 +109,8 @@ class Family:
 
     def transposed(self, name: str) -> bool:
         """Whether files hold this parameter as (out, in), which we use as (in, out)."""
-        turned = self.layout == "out_in" or name.startswith("head.")
-        return turned and name.endswith("_proj.weight")
+        out_first = self.layout == "out_in" or name.startswith("head.")
+        return out_first and name.endswith("_proj.weight")
 
 
 @dataclass(frozen=True)
