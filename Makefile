@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 INSTALL := sh .ci/install
 
-.PHONY: help demo test check browser native parity bench docs model clean
+.PHONY: help demo test attack check browser native parity bench docs model clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -37,6 +37,10 @@ demo: ## set up, then walk through, show and compare on real weights
 
 test: $(VENV)/.dev ## the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+attack: $(VENV)/.dev ## 2,000 damaged models, others each time: SEED=7 for the same again
+	@seed=$(or $(SEED),$$(date +%s)); echo "SEED=$$seed"; \
+	QKV_ATTACK=$$seed $(BIN)/python -m pytest tests/models/test_fuzz.py
 
 check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/ruff check

@@ -1,6 +1,8 @@
 """Models whose files are damaged at random; run by `test_fuzz.py` in a process of its own.
 
-    python -m models.fuzzing FOLDER CASES
+    python -m models.fuzzing FOLDER CASES [SEED]
+
+Without a seed the same cases each time.
 
 Each case is loaded, run on ids and on a text, and must end in one line of a `ValueError` or
 `FileNotFoundError`, or in a model that is what its files say: the arrays are those that the
@@ -17,7 +19,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from qkv.models import load
@@ -33,11 +35,29 @@ TEXT = "the cat sat on the mat."
 PLAIN = {"bert": plain_bert_of, "gpt2": plain_gpt2, "llama": plain_llama}
 HARMFUL = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 30, 31, 1000, 2**31, 2**32, 2**53 + 1, 2**62, 2**63),
-    *(2**64, -(2**63), 10**30, 10**400, 0.0, -0.5, 0.5, 1e-320, 1e308, float("nan")),
+    *(2**64, -(2**63), 10**30, 10**309, 10**400, 0.0, -0.5, 0.5, 1e-320, 1e39, 1e308),
+    float("nan"),
     *(float("inf"), "", "a", "gelu", "relu", "F16", "BF16", "F64", "I32", "\0", "\n", "\ud800"),
     *("../x", "x" * 3000, [], [0], [[]], {}, {"a": 1}, "absolute", "mean", "bert", "llama"),
     *("linear", "yarn", "sliding_attention", "full_attention", [None], "Regex", "(a*)*$"),
 ]
+
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+BOMBS = {  # rules that make a text longer and longer
+    "normalizer": [
+        {"type": "Sequence", "normalizers": [LONGER] * 6},
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": [LONGER] * 2}] * 4,
+        },
+        {"type": "Prepend", "prepend": "a" * 10**6},
+        {**LONGER, "pattern": {"Regex": "|a"}},
+        {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40},
+    ],
+    "pre_tokenizer": [{"type": "Sequence", "pretokenizers": [BYTES] * 40}],
+    "decoder": [{"type": "Sequence", "decoders": [LONGER] * 6}],
+}
 
 
 def folders(home):
@@ -82,6 +102,8 @@ def damaged(draw, name, raw, other):
         header = changed(draw, raw[8 : 8 + length])
         size = draw(st.sampled_from([len(header)] * 8 + [0, len(header) - 1, 2**40, 2**64 - 1]))
         return size.to_bytes(8, "little") + header + raw[8 + length :]
+    if kind == "json" and name == "tokenizer.json" and draw(st.integers(0, 3)) == 3:
+        return with_bomb(draw, raw)
     if kind == "json" and not safetensors:
         return changed(draw, raw)
     # most of what matters in weights is at the beginning
@@ -105,6 +127,22 @@ def damaged(draw, name, raw, other):
         if place < len(flipped):
             flipped[place] ^= 1 << draw(st.integers(0, 7))
     return bytes(flipped)
+
+
+def with_bomb(draw, raw):
+    """A tokenizer.json with a rule that would fill the memory, where it can be read."""
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    if not isinstance(values, dict):
+        return raw
+    place = draw(st.sampled_from(sorted(BOMBS)))
+    values[place] = draw(st.sampled_from(BOMBS[place]))
+    if draw(st.booleans()):
+        for token in values.get("added_tokens") or []:  # the rules run over these when it is read
+            token["normalized"] = True
+    return json.dumps(values).encode()
 
 
 def changed(draw, raw):
@@ -211,16 +249,17 @@ def compare(found, plain, stored, values):
             assert np.abs(found[0] - expected).max() <= bound, values
 
 
-def main(home, cases):
+def main(home, cases, number=None):
     """Run so many cases and say how many were models."""
     home = Path(home)
     originals = folders(home / "whole")
     broken = home / "broken"
     counts = {True: 0, False: 0}
 
+    @(seed(number) if number is not None else lambda case: case)
     @settings(
         max_examples=cases,
-        derandomize=True,
+        derandomize=number is None,
         deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
@@ -249,4 +288,4 @@ def main(home, cases):
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,4 +1,8 @@
-"""Two thousand damaged models: each is refused in one line, or is what its files say."""
+"""Damaged models: each is refused in one line, or is what its files say.
+
+Four hundred, the same each time; with a number in QKV_ATTACK (`make attack`) 2,000 that are drawn
+by it.
+"""
 
 import json
 import os
@@ -23,6 +27,8 @@ COMPARED = {  # the keys that have more than one value with the tensors there ar
     },
     "llama": {"hidden_act", "rms_norm_eps", "rope_theta", "max_position_embeddings"},
 }
+SEED = os.environ.get("QKV_ATTACK")
+CASES = ["400"] if SEED is None else ["2000", SEED]
 TESTS = Path(__file__).parent.parent
 
 
@@ -71,7 +77,7 @@ def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
     """In a process of its own, so that a crash, a hang and a lack of memory show as such."""
     (tmp_path / "whole").mkdir()
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "models.fuzzing", str(tmp_path), "2000"],
+        [sys.executable, "-X", "faulthandler", "-m", "models.fuzzing", str(tmp_path), *CASES],
         cwd=TESTS,
         env={**os.environ, "RUST_BACKTRACE": "0", "QKV_NUM_THREADS": "1"},
         capture_output=True,
@@ -80,5 +86,6 @@ def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     refused, read = (int(word) for word in done.stdout.split() if word.isdigit())
-    assert refused + read >= 2000
-    assert min(refused, read) >= 200  # or the damage is not of both kinds
+    cases = int(CASES[0])
+    assert refused + read >= cases
+    assert min(refused, read) >= cases / 10  # or the damage is not of both kinds

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
 import warnings
 
@@ -606,6 +608,70 @@ def test_a_pattern_that_takes_for_ever(folder, capfd):
             call("a" * 60 + "b")
         assert "\n" not in str(caught.value)
     assert model.encode("a").shape == (12,)
+
+
+BOMBS = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2)
+from qkv.models import ModelError, load
+for path in sys.argv[1:]:
+    try:
+        load(path).tokenize("a")
+        print("loaded", path)
+    except ModelError as error:
+        print(str(error)[:300])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process may take is limited there")
+def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
+    """In a process of its own, which they would end."""
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    chain = {"type": "Sequence", "normalizers": [longer] * 6}
+    added = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False), "id": 19}
+    cls = {"id": "[CLS]", "ids": [2] * 10**5, "tokens": ["[CLS]"] * 10**5}
+    around = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 10**5
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    folders = []
+    for changes, part in (
+        ({"normalizer": chain}, "normalizer may make 1e+12"),
+        # which the library runs over what is added while it reads the file
+        (
+            {"normalizer": chain, "added_tokens": [{**added, "content": "a", "normalized": True}]},
+            "normalizer may make 1e+12",
+        ),
+        ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**7}}, "has 10,000,000 characters"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_] * 40}},
+            "pre_tokenizer may make",
+        ),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": around,
+                    "pair": [],
+                    "special_tokens": {"[CLS]": cls},
+                }
+            },
+            "post_processor makes",
+        ),
+    ):
+        folder = Folder(tmp_path / f"model{len(folders)}")
+        folder.write()
+        folder.json("tokenizer.json", {**json.loads(tokenizer_json()), **changes})
+        folders.append((str(folder.path), part))
+    done = subprocess.run(
+        [sys.executable, "-c", BOMBS, *(path for path, _ in folders)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line, (path, part) in zip(done.stdout.splitlines(), folders, strict=True):
+        assert line.startswith(f"load: {path}/tokenizer.json: does not work as a tokenizer: ")
+        assert part in line
 
 
 def test_a_vocabulary_without_its_unknown_word(folder):

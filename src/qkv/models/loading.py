@@ -162,7 +162,8 @@ def _tokenizer(path: Path) -> Tokenizer | None:
         # a panic of the tokenizers library is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ModelError(f"{path}: does not work as a tokenizer: {first_line(error)}") from error
+        reason = first_line(error.__cause__ or error)  # who asked is not of interest here
+        raise ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 
 

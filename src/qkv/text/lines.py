@@ -118,7 +118,7 @@ class _Line:
             place = f"byte {self.size - waiting + error.start + 1} of line {self.number}"
             byte = error.object[error.start]
             raise ValueError(f"{self._name} is not UTF-8: {place} is 0x{byte:02x}") from None
-        if self.number == 1 and self.size < len(codecs.BOM_UTF8):
+        if self.number == 1 and self.size == waiting:
             text = text.removeprefix("\ufeff")
         self.size += len(part)
         if len(self.text) <= self._most:

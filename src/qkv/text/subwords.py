@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from qkv.text.growth import growth
 from qkv.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -40,15 +42,16 @@ class SubwordTokenizer(Tokenizer):
                 f"SubwordTokenizer: tokenizer is {type(tokenizer).__name__}: give a "
                 "tokenizers.Tokenizer, or a path to SubwordTokenizer.from_file"
             )
-        self._take(library.Tokenizer.from_str(tokenizer.to_str()))
+        content = tokenizer.to_str()
+        self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
-    def _take(self, inner: tokenizers.Tokenizer) -> None:
+    def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
         """Use a tokenizer of the library, which nobody else does."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
             inner.model.dropout = None
-        super().__init__(inner)
+        super().__init__(inner, factor)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -56,7 +59,7 @@ class SubwordTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is not a tokenizer.json.
+            ValueError: it is not a tokenizer.json, or its rules make texts far too long.
         """
         import tokenizers as library
 
@@ -67,14 +70,15 @@ class SubwordTokenizer(Tokenizer):
             raise ValueError(
                 f"SubwordTokenizer.from_file: {path} is a folder: give the tokenizer.json in it"
             )
-        content = path.read_bytes()
         try:
-            inner = library.Tokenizer.from_str(content.decode("utf-8"))
+            content = path.read_bytes().decode("utf-8")
+            factor = growth(json.loads(content))  # first, since the library begins at once
+            inner = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises a bare Exception
             reason = str(error).splitlines()[0]
             raise ValueError(
                 f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
             ) from error
         tokenizer = cls.__new__(cls)
-        tokenizer._take(inner)
+        tokenizer._take(inner, factor)
         return tokenizer

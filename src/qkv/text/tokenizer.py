@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import as_array
 from qkv.files import replacing
+from qkv.text.growth import GROWN, USUAL
 from qkv.text.tokenized import Tokenized, from_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class Tokenizer:
 
     _skip_special = False  # whether `decode` leaves special tokens out
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
+        self._at_once = max(1, int(GROWN / factor))  # characters that may grow by this factor
         self._unknown = _unknown(inner)
         self._special_ids = {
             index
@@ -81,6 +83,7 @@ class Tokenizer:
         """
         check_text(text, call="tokenize", name="text")
         with _said("tokenize"):
+            self._check_growth(text, "tokenize")
             return _tokenized(self._inner.encode(text))
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
@@ -93,7 +96,11 @@ class Tokenizer:
         """
         batch = check_texts(texts, call="tokenize_batch")
         with _said("tokenize_batch"):
-            return [_tokenized(encoding) for encoding in self._inner.encode_batch(batch)]
+            return [
+                _tokenized(encoding)
+                for part in self._parts(batch, "tokenize_batch")
+                for encoding in self._inner.encode_batch(part)
+            ]
 
     def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
         """The ids of each of several texts and nothing else, no special tokens either.
@@ -104,8 +111,41 @@ class Tokenizer:
         """
         batch = check_texts(texts, call="ids_batch")
         with _said("ids_batch"):
-            found = self._inner.encode_batch(batch, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in found]
+            return [
+                np.array(encoding.ids, np.int32)
+                for part in self._parts(batch, "ids_batch")
+                for encoding in self._inner.encode_batch(part, add_special_tokens=False)
+            ]
+
+    def _parts(self, texts: Sequence[str], call: str) -> Iterator[list[str]]:
+        """Texts in their order, so many at a time as the library may be given."""
+        part: list[str] = []
+        size = 0
+        for text in texts:
+            self._check_growth(text, call)
+            if part and size + len(text) > self._at_once:
+                yield part
+                part, size = [], 0
+            part.append(text)
+            size += len(text)
+        if part:
+            yield part
+
+    def _check_growth(self, text: str, call: str) -> None:
+        """An error if a text that may grow beyond measure does; its parts are tried apart."""
+        normalizer: Any = self._inner.normalizer
+        if len(text) <= self._at_once or normalizer is None:
+            return
+        step = self._at_once
+        grown = sum(
+            len(normalizer.normalize_str(text[start : start + step]))
+            for start in range(0, len(text), step)
+        )
+        if grown > USUAL * len(text):
+            raise ValueError(
+                f"{call}: the tokenizer's own rules do not work on this text: they make "
+                f"{grown:,} characters of its {len(text):,}"
+            )
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of token ids `(T,)`.
