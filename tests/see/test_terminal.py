@@ -225,11 +225,11 @@ def test_numbers_are_written_alike(values: list[float], shown: list[str]) -> Non
 
 def test_bars_are_as_long_as_their_share() -> None:
     screen = Screen()
-    assert bar(screen, 0.0, 8) == " " * 8
-    assert bar(screen, 1.0, 8) == "█" * 8 == bar(screen, 1.7, 8)
-    assert bar(screen, 0.5 + 1 / 64, 8) == "████▏   "
-    assert bar(screen, -1.0, 8) == bar(screen, float("nan"), 8) == " " * 8
-    assert bar(Screen(encoding="ascii"), 0.25, 8) == "##      "
+    assert bar(screen, 0.0, 8).plain == " " * 8
+    assert bar(screen, 1.0, 8).plain == "█" * 8 == bar(screen, 1.7, 8).plain
+    assert bar(screen, 0.5 + 1 / 64, 8).plain == "████▏   "
+    assert bar(screen, -1.0, 8).plain == bar(screen, float("nan"), 8).plain == " " * 8
+    assert bar(Screen(encoding="ascii"), 0.25, 8).plain == "##      "
 
 
 def test_prose_is_wrapped_and_indented() -> None:

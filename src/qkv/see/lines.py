@@ -103,7 +103,7 @@ def bar_lines(screen: Screen, heads: Heads, links: Sequence[Link]) -> Iterator[T
     for link in links:
         line = Text("  " + screen.cut(heads.query_names[link.query], width), style="bold")
         line.append(f" {link.weight:.2f} ", style="not bold")
-        line.append(bar(screen, link.weight, room), style="not bold")
+        line.append(bar(screen, link.weight, room))
         line.append(screen.plain(" → ") + screen.cut(heads.key_names[link.key], wide))
         yield line
 
@@ -127,7 +127,7 @@ def movement_lines(screen: Screen, heads: Heads, movement: Movement) -> Iterator
     for i in shown:
         line = Text(screen.cut(heads.tokens[i], width), style="bold")
         line.append(f" {movement.cosine[i]:7.3f}  ", style="not bold")
-        line.append(bar(screen, float(distance[i]) / longest, bars), style="not bold")
+        line.append(bar(screen, float(distance[i]) / longest, bars))
         line.append(
             f" {movement.static_length[i]:6.2f}"
             + screen.plain(" → ")

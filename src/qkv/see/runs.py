@@ -184,7 +184,7 @@ class RunsView(View):
         for change in shown:
             line = Text(screen.cut(self.tokens[change.token], width), style="bold")
             line.append(f" {change.distance:8.3f} ", style="not bold")
-            line.append(bar(screen, change.distance / most, 20), style="not bold")
+            line.append(bar(screen, change.distance / most, 20))
             yield line.append(f" {change.cosine:7.3f}", style="not bold dim")
         if len(shown) < len(self.changes):
             yield Text(f"Shown: the {len(shown)} of {len(self.changes)} that changed most.", "dim")

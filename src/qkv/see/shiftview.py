@@ -134,7 +134,7 @@ class ShiftView(View):
         for i in shown:
             line = Text(screen.cut(self.names[i], width), style="bold")
             line.append(f" {last.cosine[i]:7.3f}  ", style="not bold")
-            yield line.append(bar(screen, 1 - float(last.cosine[i])), style="not bold")
+            yield line.append(bar(screen, 1 - float(last.cosine[i])))
         if len(shown) < len(shift.tokens):
             yield Text(f"Shown: {len(shown)} of {len(shift.tokens)}, furthest first.", style="dim")
         if shift.pairs:

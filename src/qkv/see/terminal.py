@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+_BAR = f"not bold {THEMES['light'].more[5]}"  # a blue that is seen on light ground and on dark
+
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
     "Σ": "sum", "ₖ": "_k",
@@ -65,7 +67,9 @@ class Screen:
             color = shade(share, self.theme)
             return f"{ink(color)} on {color}"
         cells = THEMES[self.theme].cells
-        place = cells[max(0, min(len(cells), math.ceil(share * len(cells))) - 1)]
+        if share < 0.025:
+            return ""  # nearer to the ground than to the first of so few
+        place = cells[max(1, min(len(cells), round(share * len(cells)))) - 1]
         return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
 
     @property
@@ -255,18 +259,19 @@ def numbers(
     return lines
 
 
-def bar(screen: Screen, value: float, width: int = 20) -> str:
+def bar(screen: Screen, value: float, width: int = 20) -> Text:
     """A bar for a share from 0 to 1, `width` columns wide with the blanks after it.
 
-    >>> bar(Screen(), 0.5, 4) + "|", bar(Screen(encoding="ascii"), 0.5, 4) + "|"
+    >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
     ('██  |', '##  |')
     """
+    from rich.text import Text
+
     share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
     if not screen.unicode:
-        return ("#" * round(share * width)).ljust(width)
-    eighths = round(share * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width)
+        return Text(("#" * round(share * width)).ljust(width), _BAR)
+    full, part = divmod(round(share * width * 8), 8)
+    return Text(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
 
 
 def strongest(score: Array, count: int) -> list[int]:
