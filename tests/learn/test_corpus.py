@@ -14,7 +14,7 @@ import pytest
 
 from qkv.learn import Corpus, Files, paragraphs, running, train_tokenizer
 from qkv.learn import corpus as corpus_module
-from qkv.learn.corpus import Place, need_two_words
+from qkv.learn.corpus import Line, Place, need_two_words
 
 
 def write(path: Path, text: str | bytes) -> str:
@@ -70,11 +70,60 @@ def test_a_line_without_an_end_comes_in_pieces(
     pieces = by_blocks(files, 20)
     assert "".join(pieces) == text.removeprefix("\ufeff")
     assert max(len(piece.encode()) for piece in pieces) <= 16
-    assert all(piece.endswith(" ") for piece in pieces[:9])
+    assert all(piece.startswith(" ") for piece in pieces[1:9])
+
+
+@pytest.mark.parametrize("longest", [16, 40, 1000])
+def test_a_line_in_pieces_has_the_tokens_of_the_whole_line(
+    longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "the cat  sat on\tthe mat, \u4e16\u754c! " * 9 + "the cat\n"
+    tokenizer = train_tokenizer([text] * 9, "bytes", 300)
+    (whole,) = running(tokenizer, 1000)([Line(text, True)])
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", longest)
+    lines, _ = Files([write(tmp_path / "a", text)]).block(Place())
+    assert (len(lines) > 1) == (longest < 1000)
+    (found,) = running(tokenizer, 1000)(lines)
+    np.testing.assert_array_equal(found, whole)
+
+
+def test_what_the_library_is_given_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since it hears no signal: neither many texts, nor a paragraph of many lines."""
+    tokenizer = train_tokenizer(["the cat sat on the mat\n"] * 9, "wordpiece", 300)
+    lines = [Line("the cat sat on the mat\n", number == 99) for number in range(100)]
+    expected = np.concatenate([ids[1:-1] for ids in paragraphs(tokenizer, 16)(lines)])
+    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 200)
+    given: list[list[str]] = []
+    inside = tokenizer.ids_batch
+    monkeypatch.setattr(
+        tokenizer, "ids_batch", lambda texts: given.append(list(texts)) or inside(texts)
+    )
+    for cut in (paragraphs(tokenizer, 16), running(tokenizer, 16)):
+        found = cut(lines)
+        assert max(sum(map(len, texts)) for texts in given) <= 250
+        if given[0][0].startswith("the cat sat on the mat the"):
+            np.testing.assert_array_equal(np.concatenate([one[1:-1] for one in found]), expected)
+        given.clear()
+
+
+@pytest.mark.parametrize("how", ["block", "sample", "train"])
+def test_a_file_that_shrinks_while_it_is_read(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    files = Files([write(path, "the cat sat\n" * 1000)])
+    tokenizer = train_tokenizer(["the cat sat\n"] * 9, "bytes", 300)
+    read = {
+        "block": lambda: files.block(Place()),
+        "sample": lambda: list(files.lines(9000)),
+        "train": lambda: Corpus(files, running(tokenizer, 8)).take(),
+    }[how]
+    write(path, "the cat sat\n" * 10)
+    words = f"corpus: {path} had 12000 bytes and now has 120: let nobody write to it"
+    with pytest.raises(ValueError, match=words):
+        read()
 
 
 def test_a_sample_is_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(corpus_module, "_STRETCH", 100)
     numbers = [f"{k:09d}\n" for k in range(2000)]
     files = Files(
         [write(tmp_path / "a", "".join(numbers[:500])), write(tmp_path / "b", "".join(numbers))]
@@ -87,7 +136,7 @@ def test_a_sample_is_from_all_over(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_sample_of_one_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 100)
+    monkeypatch.setattr(corpus_module, "_STRETCH", 100)
     files = Files([write(tmp_path / "a", " ".join(f"{k:09d}" for k in range(2000)))])
     sample = list(files.lines(5000))
     assert sum(map(len, sample)) == 5000

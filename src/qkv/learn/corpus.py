@@ -16,8 +16,8 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 
 BLOCK = 1 << 22  # bytes that are read, cut and shuffled at once
-_LONGEST_LINE = 1 << 20  # bytes of a line that are read at once
-_TEXTS_AT_ONCE = 1000
+_LONGEST_LINE = 1 << 18  # bytes of a line that are read at once, and of texts that are cut at once
+_STRETCH = 1 << 20  # bytes of a file that a sample takes at one place
 _MOST_LOOKED_AT = 10_000  # letters of a line, to see whether there is more than one word
 _LONGEST_WORD = 100  # letters; what is longer is a text without blanks
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -61,6 +61,7 @@ class Files:
 
         Raises:
             ValueError: they are not UTF-8, or not text; the message has the file and the line.
+                Or a file has become shorter.
         """
         lines: list[Line] = []
         file, offset, number = place.file, place.offset, place.line
@@ -75,7 +76,9 @@ class Files:
                     lines.append(Line(text, offset >= self.sizes[file]))
                     if lines[-1].last:
                         break
-                if offset >= self.sizes[file] or not raw:
+                if size > 0 and offset < self.sizes[file]:
+                    raise self._shrunk(file)
+                if offset >= self.sizes[file]:
                     file, offset, number = file + 1, 0, 1
         return lines, Place(file, offset, number)
 
@@ -90,14 +93,23 @@ class Files:
             return
         for file, size in enumerate(self.sizes):
             share = size * most // total
-            stretches = max(1, share // _LONGEST_LINE)
+            stretches = max(1, share // _STRETCH)
             for number in range(stretches):
                 with self.paths[file].open("rb") as stream:
                     stream.seek(size * number // stretches)
                     raw = stream.read(share // stretches)
+                    if len(raw) < share // stretches:
+                        raise self._shrunk(file)
                 # what is not text shows when it is read
                 found = raw.decode("utf-8", "ignore").splitlines(keepends=True)
                 yield from found[1:-1] or found  # the first and the last line are in pieces
+
+    def _shrunk(self, file: int) -> ValueError:
+        path, size = self.paths[file], self.sizes[file]
+        return ValueError(
+            f"corpus: {path} had {size} bytes and now has {_size(path)}: let nobody write to it "
+            "while it is read"
+        )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
         where = f"corpus: {self.paths[file]}"
@@ -221,12 +233,13 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
     most = length - len(before) - len(after)
 
     def cut(lines: Sequence[Line]) -> list[Array]:
-        texts, now = [], []
+        texts, now, size = [], [], 0
         for line in lines:
             now.append(line.text.strip())
-            if line.last or not now[-1]:
+            size += len(now[-1])
+            if line.last or not now[-1] or size > _LONGEST_LINE:
                 texts.append(" ".join(now).strip())
-                now = []
+                now, size = [], 0
         texts.append(" ".join(now))
         found = []
         for ids in _ids(tokenizer, [text for text in texts if text]):
@@ -261,17 +274,25 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    for begin in range(0, len(texts), _TEXTS_AT_ONCE):
-        yield from tokenizer.ids_batch(texts[begin : begin + _TEXTS_AT_ONCE])
+    """The ids of each text; the library hears no signal, so it is given some of them at a time."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > _LONGEST_LINE:
+            yield from tokenizer.ids_batch(batch)
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    yield from tokenizer.ids_batch(batch)
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """The next line, or as much of a very long one as ends on a whole character."""
+    """The next line, or as much of a very long one as ends before a blank, or on a character."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
-    end = raw.rfind(b" ") + 1
-    if not end:  # no blank: cut before the last character, which may be in pieces
+    end = raw.rfind(b" ")
+    if end <= 0:  # no blank: cut before the last character, which may be in pieces
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1
