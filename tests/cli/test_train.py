@@ -168,6 +168,25 @@ def test_a_run_that_is_ended_goes_on(
     assert [row["step"] for row in read_metrics(broken)] == list(range(1, 151))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> None:
+    """The library that trains hears none, and would go on for half a minute."""
+    corpus = tmp_path / "corpus.txt"
+    letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 6_000_000)
+    corpus.write_bytes(letters.tobytes())
+    options = ("--objective", "masked", "--vocabulary", "30000", "-o", str(tmp_path / "model"))
+    process = train_process(str(corpus), *options)
+    assert process.stderr.readline().startswith(b"qkv train: corpus: ")
+    time.sleep(1)  # until it trains
+    assert process.poll() is None
+    process.send_signal(getattr(signal, name))
+    _, more = process.communicate(timeout=15)
+    assert more.strip() == b""
+    assert process.returncode == 128 + getattr(signal, name)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are those of Unix")
 def test_a_terminal_that_is_closed(corpus: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 
-from qkv.learn import train_tokenizer
+from qkv.learn import tokenizer_process, train_tokenizer
 from qkv.text import SubwordTokenizer
 
 LINES = ["The cat sat on the mat.\n", "A dog ran to the caf\u00e9 \u4e16\u754c!\n", "\n"] * 30
@@ -60,6 +67,139 @@ def test_letters_beyond_the_limit_are_unknown() -> None:
     assert len(tokenizer) <= 60
     assert tokenizer("the cat").tokens[1:-1] == ["the", "cat"]
     assert tokenizer(rare[-1]).tokens[1:-1] == ["[UNK]"]
+
+
+def test_words_up_to_the_limit_give_the_tokens_that_the_library_gives_without_one() -> None:
+    """In letters, "wordpiece", and in bytes, of which a letter of Chinese has three."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcd"), 100)) for _ in range(9)]
+    chinese = ["".join(rng.choice(list("\u4e16\u754c\u7684\u4eba"), 99)) for _ in range(9)]
+    lines = [*LINES, " ".join(words), *chinese]
+    found = train_tokenizer(lines, "bytes", 600)
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(lines, trainer)
+    assert found.vocabulary == inner.get_vocab()
+
+
+def test_wordpieces_of_a_word_without_an_end(tmp_path: Path) -> None:
+    text = "".join(np.random.default_rng(0).choice(list("acgt"), 20_000))
+    tokenizer = train_tokenizer([text], "wordpiece", 300)
+    found = tokenizer(text)
+    assert "[UNK]" not in found.tokens
+    assert [text[a:b] for a, b in found.offsets[1:-1]] == [
+        token.removeprefix("##") for token in found.tokens[1:-1]
+    ]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = SubwordTokenizer.from_file(tmp_path / "tokenizer.json")
+    assert again(text).tokens == found.tokens
+    plain = train_tokenizer(LINES, "wordpiece", 120)
+    longer = train_tokenizer([*LINES, "c" * 101], "wordpiece", 130)
+    for line in LINES[:2]:  # words of the usual length are cut as ever
+        assert longer(line).tokens == plain(line).tokens
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no alarm")
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [*product(["wordpiece", "bytes"], ["ACGT", "a"]), ("bytes", "Chinese"), ("bytes", "blanks")],
+)
+def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str) -> None:
+    """Each of these took minutes: the time grew with the square of the longest word."""
+    rng = np.random.default_rng(0)
+    line = {
+        "ACGT": lambda: "".join(rng.choice(list("ACGT"), 600_000)),
+        "a": lambda: "a" * 600_000,
+        "Chinese": lambda: "".join(map(chr, 0x4E00 + rng.geometric(0.01, 150_000))),
+        "blanks": lambda: " " * 600_000 + "the cat sat",
+    }[text]()
+
+    def hangs(*_: Any) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60)
+    try:
+        assert len(train_tokenizer([line], kind, 1000)) > 5
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
+@pytest.mark.parametrize("doing", ["waits for lines", "trains"])
+def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:
+    more = "time.sleep(600)" if doing == "waits for lines" else "print('all', flush=True)"
+    program = (
+        "import random, subprocess, time; from qkv.learn import tokens\n"
+        "start = subprocess.Popen\n"
+        "def told(*given, **named):\n"
+        "    process = start(*given, **named)\n"
+        "    print(process.pid, flush=True)\n"
+        "    return process\n"
+        "subprocess.Popen = told\n"
+        "def lines():\n"
+        "    yield ''.join(random.choices('ACGT', k=3_000_000))\n"
+        f"    {more}\n"
+        "tokens.train_tokenizer(lines(), 'wordpiece', 30_000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        child = int(process.stdout.readline())
+        if doing == "trains":
+            process.stdout.readline()
+            time.sleep(1)
+        assert runs(child)
+        process.kill()
+    for _ in range(300):
+        if not runs(child):
+            return
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("it runs on")
+
+
+def runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat")
+    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for program, words in (
+        ("import sys; sys.exit('Panic: no')", r"has failed \(1\): Panic: no"),
+        ("import os; os.abort()", "it was ended, perhaps for want of memory"),
+    ):
+        path = tmp_path / "program.py"
+        path.write_text(program, encoding="utf-8")
+        monkeypatch.setattr(tokenizer_process, "__file__", str(path))
+        with pytest.raises(RuntimeError, match=words):
+            train_tokenizer(LINES * 3000, "bytes", 300)
+
+
+def test_where_there_is_no_python_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train_tokenizer(LINES, "bytes", 300).vocabulary
+    monkeypatch.setattr(sys, "executable", "")
+    assert train_tokenizer(LINES, "bytes", 300).vocabulary == expected
+
+
+def test_lines_that_are_none() -> None:
+    with pytest.raises(TypeError, match="lines is one string"):
+        train_tokenizer("the cat", "bytes", 300)
+    with pytest.raises(TypeError, match="line 2 is bytes, not a string"):
+        train_tokenizer(["the cat", b"sat"], "bytes", 300)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="line 1 has the lone surrogate"):
+        train_tokenizer(["\udc00"], "wordpiece", 300)
+    with pytest.raises(ValueError, match="vocabulary is 0"):
+        train_tokenizer(LINES, "wordpiece", 0)
 
 
 def test_a_kind_that_there_is_not() -> None:

@@ -26,7 +26,7 @@ from qkv.learn.loop import Trained, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.schedule import Schedule
-from qkv.learn.tokens import SAMPLE, train_tokenizer
+from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
 from qkv.models.files import TOKENIZER
 from qkv.models.fresh import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
@@ -34,7 +34,7 @@ from qkv.text import SubwordTokenizer, Tokenizer
 STEPS = 1000  # where neither steps nor minutes are given
 _RANGES = {  # what more would be no machine holds
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
-    **{"vocabulary": (300, 10_000_000), "length": (8, 10_000_000)},
+    **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
 }
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import string
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Literal
 
+from qkv.arrays import whole_number
+from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
+from qkv.text.tokenizer import check_text
 
-if TYPE_CHECKING:
-    import tokenizers
-
+MOST = 10_000_000  # tokens; no machine holds a model of more
 SAMPLE = 1 << 26  # bytes of a corpus that a tokenizer is trained on
-END = "<|endoftext|>"
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_LINES_AT_ONCE = 1000
 
 
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
     """A tokenizer with at most so many tokens, or as few as the letters of the text need.
+
+    It is trained in a process of its own, which Ctrl-C ends at once. A word of more than 100
+    letters (300 bytes) is trained on in pieces of so many, since time would grow with its square,
+    and "wordpiece" cuts it into these before it looks for tokens, which in a whole it would not
+    find. The tokens of other words do not depend on that.
 
     Args:
         lines: of text.
@@ -30,7 +39,9 @@ def train_tokenizer(
         vocabulary: V.
 
     Raises:
-        ValueError: there is no such kind.
+        TypeError: a line is not a string.
+        ValueError: there is no such kind, or a line is no text that can be written as UTF-8.
+        RuntimeError: the process has failed.
 
     Source:
         Wu et al. 2016, section 4.1 (WordPiece); Radford et al. 2019, section 2.2 (bytes).
@@ -39,76 +50,56 @@ def train_tokenizer(
     >>> tokenizer("The cat").tokens
     ['[CLS]', 'the', 'cat', '[SEP]']
     """
-    if kind == "wordpiece":
-        return _wordpiece(lines, vocabulary)
-    if kind == "bytes":
-        return _bytes(lines, vocabulary)
-    raise ValueError(f"train_tokenizer: kind is {kind!r}: choose wordpiece or bytes")
+    import tokenizers
 
-
-def _wordpiece(lines: Iterable[str], vocabulary: int) -> SubwordTokenizer:
-    from tokenizers import Tokenizer, models, trainers
-
-    lines = list(lines)
-    trained = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
-    letters = _letters(map(trained.normalizer.normalize_str, lines), vocabulary // 4)
-    inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # Left to itself the library numbers the letters inside words in another order each time, and
-    # breaks ties by the numbers; named as special tokens they come in ours.
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[*_SPECIAL, *inside],
-        initial_alphabet=letters,
-        limit_alphabet=len(letters),
-        show_progress=False,
+    if kind not in ("wordpiece", "bytes"):
+        raise ValueError(f"train_tokenizer: kind is {kind!r}: choose wordpiece or bytes")
+    if isinstance(lines, str):
+        raise TypeError("train_tokenizer: lines is one string: give a list of lines")
+    vocabulary = whole_number(
+        vocabulary, call="train_tokenizer", name="vocabulary", least=1, most=MOST
     )
-    trained.train_from_iterator(lines, trainer)
-    inner = _bert_like(Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]")))
-    inner.add_special_tokens(list(_SPECIAL))
-    return SubwordTokenizer(inner)
-
-
-def _bert_like(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """What stands around the vocabulary in the tokenizer of BERT."""
-    from tokenizers import decoders, normalizers, pre_tokenizers, processors
-
-    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.decoder = decoders.WordPiece()
-    around = [(token, _SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
-    inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+    checked = (
+        check_text(line, call="train_tokenizer", name=f"line {number}")
+        for number, line in enumerate(lines, 1)
     )
-    return inner
+    if not sys.executable or getattr(sys, "frozen", False):  # there is no Python to start
+        return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
+    text = _in_a_process(checked, kind, vocabulary)
+    return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
 
 
-def _letters(lines: Iterable[str], most: int) -> list[str]:
-    """The letters that are most frequent, in their order."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(line)
-    found = [letter for letter in counts if not letter.isspace()]
-    return sorted(sorted(found, key=lambda letter: (-counts[letter], letter))[: max(1, most)])
-
-
-def _is_inside_words(letter: str) -> bool:
-    """Whether a letter may be followed by others in one word; marks and Chinese stand alone."""
-    mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
-    return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
-
-
-def _bytes(lines: Iterable[str], vocabulary: int) -> SubwordTokenizer:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
+    """The tokenizer.json that `tokenizer_process` makes; the process ends with this call."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", tokenizer_process.__file__, kind, str(vocabulary)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    inner.train_from_iterator(lines, trainer)
-    return SubwordTokenizer(inner)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        with suppress(BrokenPipeError):  # it has ended; why is read below
+            while batch := list(islice(lines, _LINES_AT_ONCE)):
+                process.stdin.write(json.dumps(batch).encode() + b"\n")
+            process.stdin.write(b"null\n")
+            process.stdin.flush()
+        text = process.stdout.read().decode()
+        reason = process.stderr.read().decode(errors="replace").strip()
+        code = process.wait()
+    finally:
+        process.kill()
+        with suppress(OSError):
+            process.stdin.close()
+        process.stdout.close()
+        process.stderr.close()
+        process.wait()
+    if code == -signal.SIGINT:  # Ctrl-C is for both, and it was quicker
+        raise KeyboardInterrupt
+    if code:
+        last = reason.splitlines()[-1] if reason else "it was ended, perhaps for want of memory"
+        raise RuntimeError(f"train_tokenizer: the process that trains has failed ({code}): {last}")
+    return text
