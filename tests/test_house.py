@@ -19,12 +19,12 @@ FLOORS = [
     {"layers"},
     {"models"},
     {"learn", "see"},
-    {"check", "integrations", "measure"},
+    {"marking", "integrations", "measure"},
     {"scale", "cli"},
 ]
 # Rooms that may import less than everything below them.
 ONLY = {
-    "check": {"arrays", "attend", "extras", "files"},
+    "marking": {"arrays", "attend", "extras", "files"},
     "measure": {"arrays", "attend", "backend"},
 }
 # The commands are declared with decorators; nothing imports them but the `qkv` script.
@@ -133,7 +133,7 @@ def test_imports_go_downward_and_stay_light(module: str) -> None:
         ("qkv.attend.formula", "from .heads import split", "on its own"),
         ("qkv.attend.tiled", "from qkv._kernel import attention", "_kernel"),
         ("qkv.attend.tiled", "from qkv import _kernel", "_kernel"),
-        ("qkv.check", "from qkv.layers import Block", "may not"),
+        ("qkv.marking", "from qkv.layers import Block", "may not"),
         ("qkv.text.words", "import tokenizers", "at the top"),
         ("qkv.text.words", "try:\n    import rich.table\nexcept OSError: pass", "at the top"),
         ("qkv.see.terminal", "class A:\n    import click", "at the top"),

@@ -17,7 +17,6 @@ from qkv.attend import (
     varlen_attention_grad,
 )
 from qkv.backend import backend, get_num_threads, set_num_threads
-from qkv.check import CheckResult, check
 from qkv.embed import (
     LearnedPositions,
     TokenEmbedding,
@@ -35,6 +34,7 @@ from qkv.layers import (
     SelfAttention,
     self_attention,
 )
+from qkv.marking import CheckResult, check
 from qkv.models import Model, ModelError, ModelOutput, load, random_model
 from qkv.text import SubwordTokenizer, Tokenized, WordTokenizer
 from qkv.trace import Trace

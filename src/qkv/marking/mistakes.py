@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.check.steps import RAW, Steps, flip, same, softmax
+from qkv.marking.steps import RAW, Steps, flip, same, softmax
 
 Kind = Literal["wrong", "fragile", "convention"]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.check import findings, inputs, mistakes
-from qkv.check.compare import answer, differ, explain, first_wrong, is_right
-from qkv.check.findings import Finding
-from qkv.check.inputs import Case
-from qkv.check.mistakes import Mistake
-from qkv.check.result import CheckResult
-from qkv.check.run import NAMES, OPTIONS, Learner, Run, learner
-from qkv.check.steps import RIGHT, Steps
+from qkv.marking import findings, inputs, mistakes
+from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
+from qkv.marking.findings import Finding
+from qkv.marking.inputs import Case
+from qkv.marking.mistakes import Mistake
+from qkv.marking.result import CheckResult
+from qkv.marking.run import NAMES, OPTIONS, Learner, Run, learner
+from qkv.marking.steps import RIGHT, Steps
 
 
 def check(function: Callable[..., Any], signature: str = "qkv") -> CheckResult:

@@ -9,10 +9,10 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend.formula import formula
-from qkv.check.inputs import Case
-from qkv.check.mistakes import Mistake
-from qkv.check.run import Run
-from qkv.check.steps import RAW, RIGHT, Steps, compute
+from qkv.marking.inputs import Case
+from qkv.marking.mistakes import Mistake
+from qkv.marking.run import Run
+from qkv.marking.steps import RAW, RIGHT, Steps, compute
 
 # of the largest value: what float32 rounding needs, and far below what any mistake changes
 TOLERANCE = 2e-6

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.check.inputs import Case
+from qkv.marking.inputs import Case
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 

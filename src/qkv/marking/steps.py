@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.check.inputs import Case
+from qkv.marking.inputs import Case
 
 Steps = Mapping[str, Callable[..., Any]]
 

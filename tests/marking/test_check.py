@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from qkv.attend import attention
-from qkv.check import check, inputs
-from qkv.check.compare import answer
-from qkv.check.inputs import Case
-from qkv.check.mistakes import (
+from qkv.marking import check, inputs
+from qkv.marking.compare import answer
+from qkv.marking.inputs import Case
+from qkv.marking.mistakes import (
     BATCHES,
     BOTH,
     CAUSAL,
@@ -24,7 +24,7 @@ from qkv.check.mistakes import (
     SHAPES,
     core,
 )
-from qkv.check.steps import RIGHT, compute
+from qkv.marking.steps import RIGHT, compute
 
 X = "x,w_q,w_k,w_v"
 

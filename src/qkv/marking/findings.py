@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.check.compare import (
+from qkv.marking.compare import (
     TOLERANCE,
     answer,
     close,
@@ -18,9 +18,9 @@ from qkv.check.compare import (
     is_right,
     scaled_scores,
 )
-from qkv.check.inputs import Case
-from qkv.check.mistakes import EMPTY, LARGE, Kind, Mistake
-from qkv.check.run import Run
+from qkv.marking.inputs import Case
+from qkv.marking.mistakes import EMPTY, LARGE, Kind, Mistake
+from qkv.marking.run import Run
 
 
 @dataclass(frozen=True)
