@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _BAR = f"not bold {THEMES['light'].more[5]}"  # a blue that is seen on light ground and on dark
 
+_LEAST = 0.025  # less is nearer to the ground than to the first of few shades
+
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
     "Σ": "sum", "ₖ": "_k",
@@ -67,8 +69,8 @@ class Screen:
             color = shade(share, self.theme)
             return f"{ink(color)} on {color}"
         cells = THEMES[self.theme].cells
-        if share < 0.025:
-            return ""  # nearer to the ground than to the first of so few
+        if share < _LEAST:
+            return ""
         place = cells[max(1, min(len(cells), round(share * len(cells)))) - 1]
         return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
 
@@ -326,7 +328,7 @@ def _cell(screen: Screen, weight: float, top: float, width: int) -> Text:
     if screen.shades:
         return Text(f"{weight:.2f}".rjust(width), f"not bold {screen.shading(share)}")
     marks = " ░▒▓█" if screen.unicode else " .:*#"
-    mark = marks[max(0, min(4, math.ceil(share * 4 - 0.02)))]
+    mark = marks[0 if share < _LEAST else min(4, math.ceil(share * 4 - 0.02))]
     return Text((mark + f"{weight:.2f}").rjust(width), style="not bold")
 
 
