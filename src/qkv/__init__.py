@@ -4,8 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.attend import (
-    AttentionGradient,
-    AttentionSummary,
     KVCache,
     attention,
     attention_grad,
@@ -14,29 +12,13 @@ from qkv.attend import (
     summarize_attention,
     trace_attention,
     varlen_attention,
-    varlen_attention_grad,
 )
 from qkv.backend import backend, get_num_threads, set_num_threads
-from qkv.embed import (
-    LearnedPositions,
-    TokenEmbedding,
-    alibi_slopes,
-    apply_rotary,
-    sinusoidal_positions,
-)
-from qkv.layers import (
-    MLP,
-    Block,
-    LayerNorm,
-    MultiHeadAttention,
-    RMSNorm,
-    Rotary,
-    SelfAttention,
-    self_attention,
-)
-from qkv.marking import CheckResult, check
-from qkv.models import Model, ModelError, ModelOutput, load, random_model
-from qkv.text import SubwordTokenizer, Tokenized, WordTokenizer
+from qkv.embed import TokenEmbedding, alibi_slopes, apply_rotary, sinusoidal_positions
+from qkv.layers import MultiHeadAttention, SelfAttention, self_attention
+from qkv.marking import check
+from qkv.models import Model, ModelError, load
+from qkv.text import WordTokenizer
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -50,24 +32,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "MLP",
-    "AttentionGradient",
-    "AttentionSummary",
-    "Block",
-    "CheckResult",
     "KVCache",
-    "LayerNorm",
-    "LearnedPositions",
     "Model",
     "ModelError",
-    "ModelOutput",
     "MultiHeadAttention",
-    "RMSNorm",
-    "Rotary",
     "SelfAttention",
-    "SubwordTokenizer",
     "TokenEmbedding",
-    "Tokenized",
     "Trace",
     "WordTokenizer",
     "alibi_slopes",
@@ -83,7 +53,6 @@ __all__ = [
     "load",
     "merge_attention",
     "plot_shift",
-    "random_model",
     "record",
     "replay",
     "self_attention",
@@ -94,17 +63,17 @@ __all__ = [
     "summarize_attention",
     "trace_attention",
     "varlen_attention",
-    "varlen_attention_grad",
     "walk",
 ]
 
-_LATER = ("integrations", "learn")
+# The rooms where building blocks are found.
+_ROOMS = ("attend", "embed", "integrations", "layers", "learn", "models", "see", "text")
 _SEEING = ("compare", "head_view", "image_view", "plot_shift", "replay", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:
     """What draws, and what works in other libraries, loads on first use."""
-    if name in _LATER:
+    if name in _ROOMS:
         return import_module(f"qkv.{name}")
     if name == "record":
         return import_module("qkv.integrations.record").record
@@ -115,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """What a user calls by hand, what loads on first use included: this is what Tab offers."""
-    return [*__all__, *_LATER, "__version__"]
+    return [*__all__, *_ROOMS, "__version__"]

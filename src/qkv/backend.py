@@ -230,7 +230,7 @@ def normalize(
         centred: whether the mean is taken from each vector first.
 
     Returns:
-        What `qkv.LayerNorm` says, and what was divided by, (..., 1).
+        What `qkv.layers.LayerNorm` says, and what was divided by, (..., 1).
     """
     here, kind = body(), x.dtype
     if here is None or (kind != _FLOAT32 and not stays_bfloat16(kind)) or x.shape[-1:] == (0,):

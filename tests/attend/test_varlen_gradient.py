@@ -81,14 +81,14 @@ def one_by_one(
     return found, largest
 
 
-def agree(arrays: tuple[np.ndarray, ...], **options: Any) -> qkv.AttentionGradient:
+def agree(arrays: tuple[np.ndarray, ...], **options: Any) -> qkv.attend.AttentionGradient:
     """Compare with each sequence alone, with and without a saved forward pass."""
     dtype = arrays[0].dtype.newbyteorder("=")
     truth, largest = one_by_one(*arrays, **options)
     query, key, value, _, *starts = arrays
     forward = qkv.varlen_attention(query, key, value, *starts, **options, return_lse=True)
     for saved in (None, forward):
-        found = qkv.varlen_attention_grad(*arrays, forward=saved, **options)
+        found = qkv.attend.varlen_attention_grad(*arrays, forward=saved, **options)
         assert found.bias is None
         bound = {F16: 1e-3, F32: 2e-6, BFLOAT16: 8e-3, F64: 1e-13}[dtype]
         for name in ("query", "key", "value", *PER_HEAD):
@@ -184,7 +184,9 @@ def test_finite_differences(name: str) -> None:
             sums += float((out * above[a:b].swapaxes(0, 1)).sum())
         return sums
 
-    found = qkv.varlen_attention_grad(**given, grad_out=above, **rules, **cumulative(packed()))
+    found = qkv.attend.varlen_attention_grad(
+        **given, grad_out=above, **rules, **cumulative(packed())
+    )
     direction = numbers(np.shape(given[name]), 9, F64)
     step = 1e-5
     ends = [total(given | {name: given[name] + sign * step * direction}) for sign in (1, -1)]
@@ -202,11 +204,11 @@ def test_what_nobody_sees_has_gradient_0_and_does_not_show(dtype: Any) -> None:
     arrays = packed([3, 0, 4, 6], [3, 5, 0, 9], dtype=dtype)
     query, key, value, above, *_ = arrays
     options = {"window": (1, 0), "q_offset": "start"}
-    clean = qkv.varlen_attention_grad(*arrays, **options)
+    clean = qkv.attend.varlen_attention_grad(*arrays, **options)
     key[3:8] = value[3:8] = np.nan  # of the sequence without queries
     query[3:7] = above[3:7] = np.nan  # of that without keys
     key[14:] = value[14:] = np.inf  # out of the window
-    found = qkv.varlen_attention_grad(*arrays, **options)
+    found = qkv.attend.varlen_attention_grad(*arrays, **options)
     for ours, before in zip(found[:3], clean[:3], strict=True):
         np.testing.assert_array_equal(ours, before)
     assert (found.query[3:7] == 0).all()
@@ -220,10 +222,10 @@ def test_what_nobody_sees_has_gradient_0_and_does_not_show(dtype: Any) -> None:
 @pytest.mark.parametrize("name", ["query", "key", "value", "grad_out"])
 def test_nan_shows_in_its_sequence_and_key_head_alone(name: str, dtype: Any) -> None:
     arrays = packed([3, 9, 4], [3, 6, 4], dtype=dtype)
-    clean = qkv.varlen_attention_grad(*arrays)
+    clean = qkv.attend.varlen_attention_grad(*arrays)
     at = {"query": (4, 2), "key": (4, 1), "value": (4, 1), "grad_out": (4, 2)}[name]
     dict(zip(("query", "key", "value", "grad_out"), arrays[:4], strict=True))[name][at] = np.nan
-    found = qkv.varlen_attention_grad(*arrays)
+    found = qkv.attend.varlen_attention_grad(*arrays)
     assert np.isnan(found.query[4, 2]).all()
     for part, rows, heads in (("query", (3, 12), 2), ("key", (3, 9), 1), ("value", (3, 9), 1)):
         others = np.ones(getattr(found, part).shape, bool)
@@ -240,7 +242,7 @@ def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
     arrays = query, key, value, above, starts, key_starts
     forward = qkv.varlen_attention(*arrays[:3], starts, key_starts, return_lse=True)
     for saved in (None, forward):
-        found = qkv.varlen_attention_grad(*arrays, forward=saved)
+        found = qkv.attend.varlen_attention_grad(*arrays, forward=saved)
         expected = above[4:24, 2:].astype(F64).sum((0, 1)) / 33
         error = np.abs(found.value[4:37, 1] - expected).max()
         assert error < 4e-6 * np.abs(above[4:24, 2:]).sum((0, 1)).max() / 33
@@ -249,14 +251,14 @@ def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
 @pytest.mark.parametrize("size", [30.0, 1000.0])
 def test_one_sequence_of_scores_that_lose_their_digits(size: float) -> None:
     arrays = packed([20, 30, 5], [20, 40, 5])
-    clean = qkv.varlen_attention_grad(*arrays)
+    clean = qkv.attend.varlen_attention_grad(*arrays)
     arrays[0][20:50, 2] *= size  # log-sum-exps of hundreds
     truth, _ = one_by_one(*arrays)
     query, key, value, _, *starts = arrays
     forward = qkv.varlen_attention(query, key, value, *starts, return_lse=True)
     assert np.abs(forward[1][20:50, 2]).max() > 60
     for saved in (None, forward):
-        found = qkv.varlen_attention_grad(*arrays, forward=saved)
+        found = qkv.attend.varlen_attention_grad(*arrays, forward=saved)
         for name in ("query", "key", "value"):
             ours = getattr(found, name)
             scale = np.abs(truth[name]).max()
@@ -275,7 +277,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         found = []
         for threads in (1, 2, 3, 5):
             qkv.set_num_threads(threads)
-            found.append(qkv.varlen_attention_grad(*arrays, **options))
+            found.append(qkv.attend.varlen_attention_grad(*arrays, **options))
         for other in found[1:]:
             for a, b in zip(found[0], other, strict=True):
                 assert a is b is None or a.tobytes() == b.tobytes()
@@ -284,7 +286,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 def test_arrays_are_read_where_they_stand() -> None:
     query, key, value, above, starts, _ = packed([4, 3, 9], [4, 3, 9], 2, 2, d=6, dv=6)
     whole = np.stack([query, key, value], 1)  # (total, 3, H, d), as one product gives them
-    usual = qkv.varlen_attention_grad(query, key, value, above, starts, starts)
+    usual = qkv.attend.varlen_attention_grad(query, key, value, above, starts, starts)
     out, lse = qkv.varlen_attention(query, key, value, starts, starts, return_lse=True)
     for arrays in (
         (whole[:, 0], whole[:, 1], whole[:, 2], above),
@@ -294,7 +296,7 @@ def test_arrays_are_read_where_they_stand() -> None:
     ):
         before = [x.copy() for x in arrays]
         for forward in (None, (np.asfortranarray(out), np.asfortranarray(lse))):
-            found = qkv.varlen_attention_grad(*arrays, starts, starts, forward=forward)
+            found = qkv.attend.varlen_attention_grad(*arrays, starts, starts, forward=forward)
             for ours, expected in zip(found[:3], usual[:3], strict=True):
                 np.testing.assert_allclose(ours, expected, atol=1e-6)
                 assert ours.dtype == F32
@@ -316,7 +318,7 @@ def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
         arrays = [np.ones((22000, 2, 8), np.float32) for _ in range(4)]
         forward = qkv.varlen_attention(*arrays[:3], starts, starts, return_lse=True)
         before = megabytes("VmRSS")
-        qkv.varlen_attention_grad(*arrays, starts, starts, forward=forward)
+        qkv.attend.varlen_attention_grad(*arrays, starts, starts, forward=forward)
         print(megabytes("VmHWM") - before)
     """
     result = subprocess.run(
@@ -343,4 +345,4 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
     given: dict[str, Any] = {"query": x, "key": x, "value": x, "grad_out": x}
     given |= {"cu_query_lengths": [0, 2], "cu_key_lengths": [0, 2]} | change
     with pytest.raises(error, match="varlen_attention_grad: .*" + message):
-        qkv.varlen_attention_grad(**given)
+        qkv.attend.varlen_attention_grad(**given)

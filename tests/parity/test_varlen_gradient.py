@@ -50,7 +50,7 @@ def test_gradients_are_those_of_autograd(names: tuple[str, ...], dtype: type) ->
                 gradient[0].swapaxes(0, 1) if per_row else gradient
             )
     for saved in (None, forward):
-        found = qkv.varlen_attention_grad(*arrays, STARTS, STARTS, forward=saved, **options)
+        found = qkv.attend.varlen_attention_grad(*arrays, STARTS, STARTS, forward=saved, **options)
         bound = 1e-5 if dtype == np.float32 else 1e-11
         for name, parts in expected.items():
             per_row = name in ("query", "key", "value")

@@ -226,9 +226,9 @@ def test_a_terminal_is_asked_for_its_ground() -> None:
 @pytest.fixture(scope="module")
 def makers() -> dict:
     text, other = "the cat sat on the mat", "a cat ran"
-    model = qkv.random_model(f"{text} {other}")
+    model = qkv.models.random_model(f"{text} {other}")
     trace, changed = model.trace(text), model.trace(text, ablate=[(0, 1)])
-    runs = {step: qkv.random_model(text, seed=step) for step in (0, 10)}
+    runs = {step: qkv.models.random_model(text, seed=step) for step in (0, 10)}
     return {
         "show": lambda **o: qkv.show(trace, **o),
         "top_k": lambda **o: qkv.show(model.trace(text, top_k=2), **o),

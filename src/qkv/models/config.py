@@ -155,7 +155,7 @@ class Config:
         return value
 
     def activation(self, key: str, default: str) -> str:
-        """The activation of an MLP, as `qkv.MLP` calls it."""
+        """The activation of an MLP, as `qkv.layers.MLP` calls it."""
         return self.choice(key, ACTIVATIONS, default)
 
     def head(self) -> str:

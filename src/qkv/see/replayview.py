@@ -289,7 +289,7 @@ def replay(
         IndexError: there is no such layer or head; the message names the range.
 
     >>> import qkv
-    >>> models = {step: qkv.random_model("the cat sat", seed=step) for step in (0, 10, 20)}
+    >>> models = {step: qkv.models.random_model("the cat sat", seed=step) for step in (0, 10, 20)}
     >>> view = replay(models, "the cat sat")
     >>> view.steps, view.weights.shape
     ([0, 10, 20], (3, 3, 3))
