@@ -207,6 +207,94 @@ def test_a_layer_that_is_called_again_in_a_pass_counts_again() -> None:
     check(trace, 2, *weights_of(query, key, np.ones((7, 7), bool)))
 
 
+def test_attention_that_is_run_twice_in_a_call_of_its_layer_is_one_layer() -> None:
+    layer, one, other = Layer(0), inputs(), inputs(seed=1)
+    with qkv.record(top_k=3) as trace:
+        for values in (one[2], other[2]):
+            call, mask = object(), object()
+            for value in (values, values * 2):
+                out = run(layer, *one[:2], value, call=call, mask=mask, start=0)
+                np.testing.assert_allclose(out, qkv.attention(*one[:2], value), atol=1e-12)
+    assert trace.num_layers == 1
+    check(trace, 0, *weights_of(*one[:2], np.ones((7, 7), bool)))
+    with qkv.record():
+        run(layer, *one, call=call)
+        with pytest.raises(NotImplementedError, match="Layer attends several times in one call"):
+            run(layer, *other, call=call)
+
+
+@dataclass(eq=False)
+class Model:
+    """A model of another library with parts that are models."""
+
+    parts: dict[str, Any]
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        yield "", self
+        for name, part in self.parts.items():
+            inner = part.named_modules() if isinstance(part, Model) else [("", part)]
+            yield from ((f"{name}.{path}".strip("."), module) for path, module in inner)
+
+    def modules(self) -> Iterator[Any]:
+        return (module for _, module in self.named_modules())
+
+
+def tower(layers: int = 2) -> Model:
+    return Model({f"layers.{number}.attention": Layer(number) for number in range(layers)})
+
+
+def test_of_several_parts_one_has_to_be_named() -> None:
+    whole = Model({"vision": tower(), "text": tower()})
+
+    def both(**options: Any) -> Any:
+        with qkv.record(**options) as trace:
+            for seed, part in enumerate(whole.parts.values()):
+                for layer in part.parts.values():
+                    if trace.wants(layer):
+                        run(layer, *inputs(seed=seed), part=part, whole=whole)
+        return trace
+
+    message = (
+        r"2 parts of Model, model\.vision \(Layer\), model\.text \(Layer\): say which to keep, "
+        r"such as record\(module=model\.text\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        both()
+    for seed, part in enumerate(whole.parts.values()):
+        trace = both(module=part)
+        assert trace.num_layers == 2
+        check(trace, 1, *weights_of(*inputs(seed=seed)[:2], np.ones((7, 7), bool)))
+    with pytest.raises(RuntimeError, match="no attention of Model ran through qkv"):
+        both(module=tower())
+
+
+def test_two_lists_of_layers_in_one_part_are_two_parts() -> None:
+    part = Model({"early.0": Layer(0), "late.0": Layer(0)})
+    with pytest.raises(ValueError, match=r"model\.early \(Layer\), model\.late \(Layer\)"):
+        with_layers(part)
+
+
+def with_layers(part: Model) -> Any:
+    with qkv.record() as trace:
+        for layer in part.parts.values():
+            run(layer, *inputs(), part=part, whole=part)
+    return trace
+
+
+def test_a_second_attention_in_a_layer_is_named() -> None:
+    names = ["layers.0.own", "layers.0.cross", "layers.1.own", "layers.1.cross"]
+    trace = with_layers(Model({name: Layer() for name in names}))
+    assert trace.other_layers == dict.fromkeys((1, 3), "a second attention of its layer")
+
+
+@pytest.mark.parametrize("module", ["text", 3])
+def test_a_module_that_is_no_part_of_a_model_is_an_error(module: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"record: module is a {type(module).__name__}: give a part"
+    ):
+        qkv.record(module=module).__enter__()
+
+
 @pytest.mark.parametrize("length", [5, 7])
 def test_a_decoder_looks_at_other_tokens_step_by_step(length: int) -> None:
     encoder, decoder, cross = Layer(), Layer(0), Layer(0)
@@ -249,8 +337,9 @@ def test_of_an_encoder_decoder_the_layers_of_the_tokens_are_shown(
         for number, size in enumerate((length, 3)):
             view = qkv.show(made[number])
             assert (view.tokens, view.head.layer) == (names[:size], 0)
-            largest = np.where(np.eye(size), 0, weights[number, :, :size, :size]).max()
-            assert view.links[0].weight == pytest.approx(largest)
+            for link in view.links:
+                expected = weights[number, link.head, link.query, link.key]
+                assert link.weight == pytest.approx(expected)
             for layer, what in ((1, "the decoder's"), (2, "cross-attention")):
                 with pytest.raises(ValueError, match=rf"layer {layer} is {what}, .*: 0 only\)"):
                     qkv.show(made[number], layer=layer)

@@ -518,9 +518,21 @@ def test_a_mask_is_what_models_without_the_interface_expect() -> None:
     assert made.dtype == torch.float32
     assert torch.equal((torch.zeros(2, 3, 7, 7) + made)[1, 2], expected)
     assert made[:, :, :, :7] is not None
-    assert not made.changed
+    assert not made.rules.changed
     assert torch.equal(made[1, 0, :, :4], expected[:, :4])
     assert torch.equal(made.clone()[0, 0], expected)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_all_of_a_mask_is_the_mask(gradients: bool) -> None:
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        made = mask_of()
+        for again in (made[:, :, :, :7], made.detach()):
+            assert again.rules is made.rules
+        assert not made.rules.changed
+        made[:, :, :, :7].zero_()
+        assert made.rules.changed
+        assert not made.clone().any()
 
 
 @pytest.mark.parametrize("how", ["in place", "a view", "a slice"])

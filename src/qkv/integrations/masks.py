@@ -62,6 +62,7 @@ class Rules:
         self.length, self.keys = asked["q_length"], asked["kv_length"]
         self.start, self.first_key = int(asked["q_offset"]), int(asked["kv_offset"])
         self.band = band(asked["mask_function"])
+        self.changed = False  # whether somebody may have written to the numbers
         given = asked["attention_mask"]
         self.padding: Array | None = None  # (B, T), True where there is a token
         if given is not None and given.ndim == 2:
@@ -107,6 +108,7 @@ class Rules:
             return {"key_lengths": lengths}
         return {"attn_mask": seen[:, None, None, :].copy()}  # (B, 1, 1, S)
 
+    @functools.cached_property
     def numbers(self) -> Any:
         """The whole mask, as a model expects it that does not know of rules."""
         return _masking().eager_mask(**self.asked)
@@ -195,22 +197,20 @@ def mask_type() -> Any:
         made = torch.Tensor._make_wrapper_subclass(
             cls, size, dtype=rules.asked.get("dtype", torch.float32), device="cpu"
         )
-        made.rules, made.numbers, made.changed = rules, None, False
+        made.rules = rules
         return made
 
     def dispatch(
         cls: Any, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function in (aten.alias.default, aten.detach.default):
-            return args[0]
+            return cls(args[0].rules)
 
         def whole(found: Any) -> Any:
-            if found.numbers is None:
-                found.numbers = found.rules.numbers()
             # whoever holds a view of the numbers may write to them
-            schema = function._schema
-            found.changed |= schema.is_mutable or any(x.alias_info for x in schema.returns)
-            return found.numbers
+            schema, rules = function._schema, found.rules
+            rules.changed |= schema.is_mutable or any(x.alias_info for x in schema.returns)
+            return rules.numbers
 
         args, kwargs = torch.utils._pytree.tree_map_only(cls, whole, (args, kwargs or {}))
         return function(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +34,10 @@ class Ran:
         first_key: the place of key 0 in its text.
         is_causal: whether a query sees none of the places behind its own.
         padding: `(B, T)`, True where there is a token; None where there is no padding.
+        call: an object that is the same in all attention of one call of `owner`, and no other.
+        part: the part of the model that the layer is in, such as the encoder; it has all its layers
+            under their names (`named_modules`). None where that is not known.
+        whole: the outermost module that ran.
     """
 
     owner: Any
@@ -41,6 +46,9 @@ class Ran:
     first_key: int = 0
     is_causal: bool = False
     padding: Array | None = None
+    call: Any = None
+    part: Any = None
+    whole: Any = None
 
 
 @dataclass
@@ -79,7 +87,7 @@ class _Layer:
         for ran, part in steps:
             here = part.received[..., : keys - ran.first_key]
             received[..., ran.first_key : ran.first_key + here.shape[-1]] += here
-        indices = [np.where(p.top_indices < 0, -1, p.top_indices + r.first_key) for r, p in steps]
+        indices = [np.where(p.top_weights > 0, p.top_indices + r.first_key, -1) for r, p in steps]
         weights, lse = [p.top_weights for p in self.parts], [p.lse for p in self.parts]
         if ahead:  # what was asked before the recording began
             indices.insert(0, np.full_like(some.top_indices, -1, shape=_rows(indices[0], ahead)))
@@ -100,37 +108,57 @@ class Recording(Trace):
     the numbers of the places.
     """
 
-    def __init__(self, top_k: int = 8, tokens: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
+    ) -> None:
         super().__init__({})
         self._top_k = top_k
+        self._module = module
+        self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._given: Sequence[Any] | None = None
         self._layers: dict[tuple[int, int], _Layer] = {}
-        self._latest: dict[int, tuple[Any, int]] = {}  # of a layer: its mask, and how often
+        self._latest: dict[int, tuple[Any, int]] = {}  # of an owner: its mask, and how often
+        self._call: Any = None  # the last
         self._places: list[slice] = []  # of each text: where its tokens stand in the batch
         self._longest = 0
         if tokens is not None:
             self.tokens = tokens
 
+    def wants(self, owner: Any) -> bool:
+        """Whether what this layer looks at is kept."""
+        return self._wanted is None or id(owner) in self._wanted
+
     def add(self, ran: Ran, call: Call) -> tuple[Array, Array]:
-        """Run a checked call, keep its summary; gives the result and the log-sum-exp."""
+        """Run a checked call, keep its summary; gives the result and the log-sum-exp.
+
+        Raises:
+            NotImplementedError: the owner attends several times in one call, not always alike.
+        """
         before, times = self._latest.get(id(ran.owner), (None, 0))
-        # one layer called again with the same mask is the next layer: its weights are shared
-        times = times + 1 if ran.mask is not None and ran.mask is before else 0
-        self._latest[id(ran.owner)] = ran.mask, times
+        again = ran.call is not None and ran.call is self._call
+        if not again:
+            # one layer called again in the same pass is the next layer: its weights are shared
+            times = times + 1 if ran.mask is not None and ran.mask is before else 0
+        self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
+        ran = replace(ran, mask=None, call=None)
         layer = self._layers.get((id(ran.owner), times))
-        if layer is not None and not layer.is_continued_by(ran, call):
+        if layer is not None and not again and not layer.is_continued_by(ran, call):
             self._layers.clear()  # the next forward pass
             layer = None
         if layer is None:
             # what is not causal in a decoder looks at other tokens, those of an encoder
-            crosses = not ran.is_causal and any(x.first.is_causal for x in self._layers.values())
+            others = (x.first for x in self._layers.values() if x.first.part is ran.part)
+            crosses = not ran.is_causal and any(other.is_causal for other in others)
             layer = self._layers[id(ran.owner), times] = _Layer(ran, crosses)
         if layer.crosses:
-            ran = Ran(ran.owner, ran.mask)
+            ran = Ran(ran.owner)
         seen = _of_tokens(call, ran)
         summary = summarize_call(seen, self._top_k)
-        layer.ran.append(ran)
-        layer.parts.append(summary._replace(out=summary.lse))
+        if again:
+            _check_alike(ran.owner, summary, layer.parts[-1])
+        else:
+            layer.ran.append(ran)
+            layer.parts.append(summary._replace(out=summary.lse))
         if seen is call:
             return summary.out, summary.lse
         out, lse = answer(call, lse=True)
@@ -140,11 +168,14 @@ class Recording(Trace):
         """Put together what was kept, under the names of a trace."""
         layers = list(self._layers.values())
         if not layers:
+            whose = "" if self._module is None else f" of {type(self._module).__name__}"
             raise RuntimeError(
-                "record: no attention ran through qkv: load the model with "
+                f"record: no attention{whose} ran through qkv: load the model with "
                 'attn_implementation="qkv", and run it inside the block (a model of qkv itself: '
                 "model.trace(texts, top_k=8))"
             )
+        places = _places_in_parts(layers)
+        _check_one_part(layers, places)
         numbers = [getattr(layer.first.owner, "layer_idx", None) for layer in layers]
         if not all(isinstance(n, int) for n in numbers) or len(set(numbers)) < len(numbers):
             numbers = list(range(len(layers)))
@@ -153,13 +184,21 @@ class Recording(Trace):
         self._places = _places(first.ran[-1].padding, texts, self._longest)
         arrays: dict[str, Array] = {}
         others: dict[Any, str] = {}
-        for number, layer in zip(numbers, layers, strict=True):
+        seen: dict[Any, Any] = {}
+        for number, layer, place in zip(numbers, layers, places, strict=True):
             parts = layer.arrays()
             padding = layer.ran[-1].padding
             if padding is not None and parts["received"].shape[-1] == layer.rows:
                 _to_the_front(parts, _places(padding, len(parts["lse"]), layer.rows))
             arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _KEPT}
             what = _other(layer, first, parts)
+            owner = layer.first.owner
+            if (
+                not what
+                and not layer.first.is_causal
+                and seen.setdefault(place, owner) is not owner
+            ):
+                what = "a second attention of its layer"
             if what:
                 others[number] = what
         super().__init__(arrays, single=texts == 1, others=others)
@@ -208,7 +247,9 @@ class Recording(Trace):
 
 
 @contextmanager
-def record(*, top_k: int = 8, tokens: Sequence[Any] | None = None) -> Iterator[Recording]:
+def record(
+    top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
+) -> Iterator[Recording]:
     """Keep what the attention of another library's model looks at, in O(L * top_k + S) memory.
 
     For models of `transformers` that were loaded with `attn_implementation="qkv"`, after
@@ -221,22 +262,30 @@ def record(*, top_k: int = 8, tokens: Sequence[Any] | None = None) -> Iterator[R
 
     and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. Of an encoder-decoder the
     tokens are the encoder's, and its layers are shown; `trace.other_layers` names the others, whose
-    numbers are in the trace too.
+    numbers are in the trace too. Of a model with several parts, such as one for images and one for
+    text, `module` says which is recorded.
 
     What was padding is cut off, on whichever side it stood. Layers have the numbers that they carry
     themselves (`layer_idx`) or, where some carry none or the same, those of the order in which they
     were called. Steps with a cache of keys are joined, as if all tokens had been run at once; any
-    other second forward pass starts the trace anew. What runs in other threads is not recorded.
+    other second forward pass of the model starts the trace anew. What runs in other threads is not
+    recorded.
 
     Args:
         top_k: how many of each query's weights to keep.
         tokens: for one text its tokens, for several a list for each; `trace.tokens` can be set
             later too.
+        module: the part of the model to record, such as `model.language_model`: all else runs as
+            it would without the block.
 
     Raises:
         RuntimeError: nothing was registered, a recording is under way already, or no attention ran
             through qkv before the block ended.
-        ValueError: as many tokens as do not fit (when the block ends).
+        TypeError: `module` is no part of a model.
+        NotImplementedError: a part cuts its inputs into windows, packs several into one, or attends
+            several times in a layer to different tokens (when it runs).
+        ValueError: attention ran in several parts or models, and `module` names none; or as many
+            tokens as do not fit (when the block ends).
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
     if not _REGISTERED:
@@ -249,7 +298,12 @@ def record(*, top_k: int = 8, tokens: Sequence[Any] | None = None) -> Iterator[R
         raise RuntimeError(
             "record: a recording is under way: end its block before the next one begins"
         )
-    recording = Recording(kept, tokens)
+    if module is not None and not callable(getattr(module, "named_modules", None)):
+        raise TypeError(
+            f"record: module is a {type(module).__name__}: give a part of the model, such as "
+            "model.language_model"
+        )
+    recording = Recording(kept, tokens, module)
     token = _CURRENT.set(recording)
     try:
         yield recording
@@ -289,6 +343,77 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     )
     numbers = (*call.visibility.numbers, added)
     return replace(call, bias=added, visibility=replace(call.visibility, numbers=numbers))
+
+
+def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
+    """An error where one layer attends several times in one call, to different tokens."""
+    pairs = [(getattr(summary, name), getattr(kept, name)) for name in _KEPT]
+    if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
+        raise NotImplementedError(
+            f"record: {type(owner).__name__} attends several times in one call, not each time "
+            "alike, and a trace has one attention for a layer: record one input, or leave this "
+            "part out, record(module=another part)"
+        )
+
+
+def _names(whole: Any) -> dict[int, str]:
+    return {id(module): name for name, module in whole.named_modules()}
+
+
+def _places_in_parts(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
+    """Of each layer the part that it is in, and its place there, such as `"layers.3"`."""
+    names: dict[int, dict[int, str]] = {}
+    places = []
+    for layer in layers:
+        part, owner = layer.first.part, layer.first.owner
+        if part is None:
+            places.append((owner, ""))
+            continue
+        if id(part) not in names:
+            names[id(part)] = _names(part)
+        path = names[id(part)].get(id(owner), "")
+        numbered = re.match(r"(.*\b)?\d+(?=\.|$)", path)
+        places.append((part, numbered.group() if numbered else path.rpartition(".")[0]))
+    return places
+
+
+def _check_one_part(layers: Sequence[_Layer], places: Sequence[tuple[Any, str]]) -> None:
+    """An error where several parts ran, unless the second is a decoder that reads the first."""
+    found: dict[tuple[int, str], list[_Layer]] = {}
+    for layer, (part, place) in zip(layers, places, strict=True):
+        if layer.first.part is not None:
+            found.setdefault((id(part), re.sub(r"\d+", "*", place)), []).append(layer)
+    if len(found) < 2 or (len(found) == 2 and _reads(*found.values())):
+        return
+    owners = {id(layer.first.owner) for layer in layers}
+    wholes = {id(layer.first.whole): layer.first.whole for layer in layers}
+    whole = next((x for x in wholes.values() if owners <= set(_names(x))), None)
+    if whole is None:
+        models = ", ".join(type(x).__name__ for x in wholes.values())
+        raise ValueError(
+            f"record: several models ran in one block, {models}: give each a block of its own, "
+            "or say which to keep, record(module=model)"
+        )
+    names = _names(whole)
+    parts = {}
+    for (_, inside), [layer, *_rest] in found.items():
+        path = names[id(layer.first.part)]
+        if sum(id(x[0].first.part) == id(layer.first.part) for x in found.values()) > 1:
+            path = f"{path}.{inside.split('*')[0].strip('.')}".strip(".")
+        parts[re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")] = type(layer.first.owner).__name__
+    listed = ", ".join(f"{path} ({kind})" for path, kind in parts.items())
+    raise ValueError(
+        f"record: attention ran in {len(parts)} parts of {type(whole).__name__}, {listed}: say "
+        f"which to keep, such as record(module={[*parts][-1]})"
+    )
+
+
+def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
+    """Whether `second` is a decoder whose cross-attention looks at the tokens of `first`."""
+    crossing = [layer for layer in second if layer.crosses]
+    size = (first[0].parts[0].lse.shape[0], first[0].rows)
+    read = ((len(x.parts[0].lse), x.parts[0].received.shape[-1]) for x in crossing)
+    return bool(crossing) and all(keys == size for keys in read) and not first[0].crosses
 
 
 def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
