@@ -23,6 +23,8 @@ from qkv.models import cut
 from qkv.models.cut import Cutter
 from qkv.text import SubwordTokenizer, WordTokenizer
 
+from .families import CONFIGS, write_small
+
 CORPUS = [
     "the cat sat on the mat and the dog ran to the bank of the river by the old stone bridge",
     "a b ab aba abab a a a b b aa bb aaa abc cab bac don't won't 12 123 1234 == ==== ------",
@@ -242,3 +244,11 @@ def test_what_a_model_reads_of_a_text(monkeypatch):
     for call in (model.trace, model.encode):
         with pytest.warns(UserWarning, match="1 of 1 text was cut to 1,000 characters"):
             call(text)
+
+
+def test_a_prompt_that_is_far_too_long_is_not_read(monkeypatch, tmp_path):
+    monkeypatch.setattr("qkv.models.model.MOST", 1000)
+    model = qkv.load(write_small(tmp_path / "model", CONFIGS["llama"]))
+    monkeypatch.setattr(model.tokenizer, "tokenize_batch", lambda texts: pytest.fail("it was"))
+    with pytest.raises(ValueError, match="prompt 1 has 8,000 characters: give at most 1,000"):
+        model.generate(["the cat", "the cat " * 1000])
