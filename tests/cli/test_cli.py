@@ -73,7 +73,7 @@ def test_the_three_commands_of_the_issue() -> None:
     shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
     assert "bank looks at river: 0.71 (layer 0, head 4)." in shown.stdout
     compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
-    assert "cosine 0.958 at the embeddings, 0.795 after the last layer" in compared.stdout
+    assert "between A and B: 0.958 at" in compared.stdout
     walked = run("walk", CAT, *minilm)
     assert "13. The output projection" in walked.stdout
     difference = walked.stdout.split("largest difference is ")[-1].split(".\n")[0]
@@ -381,7 +381,8 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("show", CAT, "--html", "a.txt"), "show", "must end in .html or .htm"),
         (("show", CAT, "--html", "/no/such/a.html"), "show", "there is no folder /no/such"),
         (("walk", CAT, "--svg", "a.png"), "walk", "must end in .svg"),
-        (("compare", CAT, MONEY, *RANDOM), "compare", "which word of both texts? they share the"),
+        (("compare", "a cat", "my bank", *RANDOM), "compare", "the texts share no word: the first"),
+        (("show", CAT, "--from", "dog", *RANDOM), "show", "'dog' is not in the text: it has the"),
         (
             ("compare", CAT, MONEY, "--word", "dog", *RANDOM),
             "compare",
@@ -398,6 +399,15 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
 )
 def test_a_bad_request_is_one_line_and_2(args: tuple[str, ...], path: str, said: str) -> None:
     assert said in refused(run(*args), path)
+
+
+def test_heads_are_ranked_for_the_words_that_are_named() -> None:
+    shown = run("show", CAT, "--from", "cat", "--to", "mat", *RANDOM).stdout
+    assert shown == run("show", CAT, "--from", "cat", "--to", "mat", "--pieces", *RANDOM).stdout
+    assert "\ncat looks at mat: " in shown
+    assert "Other heads with this link" in shown
+    alone = run("compare", CAT, "a dog sat down", *RANDOM).stdout
+    assert "The word is sat because it is the only content word that both share." in alone
 
 
 def test_a_folder_is_no_output(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from qkv.see import choice, findings
 from qkv.see.choice import Head
 from qkv.see.findings import Link
-from qkv.see.heads import heads_of
+from qkv.see.heads import Heads, heads_of
 from qkv.see.measures import summarize
 from qkv.trace import Trace
 
@@ -166,20 +166,47 @@ def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
     assert choice.other_heads(links, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)
 
 
-def test_the_contrasting_head_is_where_the_attention_differs_most() -> None:
-    a, b = np.zeros((2, 2, 3, 3)), np.zeros((2, 2, 3, 3))
-    a[:, :, 0], b[:, :, 0] = [0, 1, 0], [0, 1, 0]  # both on "the"
-    a[1, 0, 0], b[1, 0, 0] = [0.4, 0.0, 0.6], [0.4, 0.1, 0.5]  # 0.6 on river, 0.5 on rates
-    a[1, 1, 0], b[1, 1, 0] = [0.4, 0.0, 0.6], [0.5, 0.1, 0.4]  # the same sum at a later head
-    first = made_trace(["bank", "the", "river"], a)
-    second = made_trace(["bank", "the", "rates"], b)
-    chosen = choice.contrasting_head(first, [0], second, [0])
-    assert (chosen.layer, chosen.head) == (1, 0)
-    assert "0.60 of its weight is elsewhere" in chosen.reason
-    assert choice.contrasting_head(first, [0], second, [0], 0, 1).reason == "it was asked for"
-    in_layer = choice.contrasting_head(first, [0], second, [0], 0)
-    assert (in_layer.layer, in_layer.head) == (0, 0)
-    in_head = choice.contrasting_head(first, [0], second, [0], None, 1)
-    assert (in_head.layer, in_head.head) == (1, 1)
+def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:
+    """A head for each row: what "bank", the first token, looks at; the others look at [SEP]."""
+    size = len(tokens)
+    table = np.zeros((1, len(rows), size, size))
+    table[0, :, 1:, -1] = 1
+    table[0, :, 0] = rows
+    return heads_of(made_trace(tokens, table))
+
+
+def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> None:
+    a = heads_from_rows(
+        ["bank", "of", "river", "old", "[SEP]"],
+        [0.0, 0.9, 0.0, 0.0, 0.1],  # on "of", which is no content word
+        [0.4, 0.0, 0.6, 0.0, 0.0],
+        [0.1, 0.0, 0.0, 0.9, 0.0],  # on "old" in both
+    )
+    b = heads_from_rows(
+        ["bank", "for", "rates", "old", "[SEP]"],
+        [0.0, 0.9, 0.0, 0.0, 0.1],
+        [0.5, 0.0, 0.5, 0.0, 0.0],
+        [0.1, 0.0, 0.0, 0.9, 0.0],
+    )
+    chosen = choice.contrasting_head(a, [0], b, [0])
+    # 0.6 of the two pairs that are two apart is on river and 0.5 on rates, so that nothing is left
+    assert chosen.head == 0
+    longer = [heads_from_rows([*part.tokens[:4], "new", "big", "[SEP]"],
+                              *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
+              for part in (a, b)]  # fmt: skip
+    chosen = choice.contrasting_head(longer[0], [0], longer[1], [0])
+    # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
+    assert (chosen.layer, chosen.head) == (0, 1)
+    assert "differs most between the two, of all layers and heads, in links" in chosen.reason
+    assert choice.contrasting_head(a, [0], b, [0], 0, 2).reason == "it was asked for"
+    assert choice.contrasting_head(*longer[:1], [0], longer[1], [0], None, 2).head == 2
     with pytest.raises(IndexError, match="compare: there is no layer 2"):
-        choice.contrasting_head(first, [0], second, [0], 2)
+        choice.contrasting_head(a, [0], b, [0], 2)
+
+
+def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None:
+    a = heads_from_rows(["bank", "of", "[SEP]"], [1, 0, 0], [0.4, 0.6, 0])
+    b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
+    chosen = choice.contrasting_head(a, [0], b, [0])
+    assert chosen.head == 1
+    assert "(0.60 of its weight is elsewhere)" in chosen.reason

@@ -3,6 +3,7 @@
 import numpy as np
 
 from qkv.see import findings
+from qkv.see.heads import heads_of
 
 from .support import TOKENS, made_trace, weights
 
@@ -80,6 +81,6 @@ def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() ->
     table = np.zeros((2, 1, 4, 4))
     table[0, 0, 0] = [0.9, 0.3, 0.2, 0.6]
     table[1, 0, 0] = [0.1, 0.3, 0.5, 0.1]
-    trace = made_trace(["bank", "old", "river", "."], table)
-    links = findings.strongest_by_token(trace, [0], 5)
+    heads = heads_of(made_trace(["bank", "old", "river", "."], table))
+    links = findings.strongest_by_token(heads, [0], 5)
     assert [(link.key, link.layer, link.weight) for link in links] == [(2, 1, 0.5), (1, 0, 0.3)]

@@ -172,7 +172,11 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     }
     assert len(found["similarity"]) == 2 * vectors
     if not vectors:
-        return f"puts {rows[0].max():.2f} on"
+        most = re.match(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
+        if most is None:  # of an image, whose patches have no words
+            return found["sentence"]
+        assert most[2] == f"{rows[0][sides[0].tokens.index(most[1])]:.2f}"
+        return most[0]
     if kind == "infinite":
         return "nan after the last layer"
     a, b = (
@@ -184,6 +188,9 @@ def of_compare(view: View, kind: str, given: Given) -> str:
 
 def of_runs(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
+    if kind == "text":  # twice: its words are compared
+        close(found["similarity"], 1.0)
+        return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
     changes = sorted(found["changes"], key=lambda change: change["place"])
     expected = np.where(np.isfinite(lengths), lengths, np.nan)  # an infinite vector has no distance
@@ -259,7 +266,6 @@ def refusals() -> dict[tuple[str, str], str]:
     for kind in KINDS:
         if kind not in ("image", "encoder-decoder"):
             found["image_view", kind] = "give model.trace("
-    found["compare runs", "text"] = "which word of both texts? they share the, cat, sat"
     for kind in ("top_k", "pattern", "arrays"):
         found["compare runs", kind] = "trace resid_post or normalized_resid_post of both, or name a"
     for kind in summaries:

@@ -252,7 +252,13 @@ def test_compare_says_where_the_word_is(minilm: Model) -> None:
     assert [text["name"] for text in data["texts"]] == ["A", "B"]
     assert word["places"] == [[5], [2]]
     np.testing.assert_allclose(word["similarity"], view.similarity, atol=5e-5)
-    river = {"key": 8, "layer": 0, "head": 4, "weight": pytest.approx(0.7087, abs=1e-4)}
+    river = {
+        "key": 8,
+        "name": "river",
+        "layer": 0,
+        "head": 4,
+        "weight": pytest.approx(0.7087, abs=1e-4),
+    }
     assert river in word["strongest"][0]
     assert data["texts"][0]["norms"] is not None
     assert (data["start"]["layer"], data["start"]["head"]) == (0, 4)

@@ -139,7 +139,8 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     # what transformers 5.23.0 gives
     assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
     assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
-    assert "cosine 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
+    assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
+    assert view.sentence.startswith("bank looks at river in A (0.71) and at interest in B (0.10): ")
     assert (view.head.layer, view.head.head) == (0, 4)
     np.testing.assert_array_equal(view.sides[0].weights, a.pattern(layer=0, head=4)[5])
     np.testing.assert_array_equal(view.sides[1].weights, b.pattern(layer=0, head=4)[2])
@@ -184,7 +185,6 @@ def test_json_of_compare(lesson: Model) -> None:
         ("zebra", "'zebra' is in neither text: the first has i, sat, on, .*; the second the, bank"),
         ("river", "'river' is not in the second text: it has the, bank, raised"),
         ("raised", "'raised' is not in the first text: it has i, sat, on"),
-        (None, "which word of both texts\\? they share the, bank"),
         ("", "is in neither text"),
         ("ban", "is in neither text"),
     ],
@@ -194,6 +194,73 @@ def test_a_word_that_is_missing_names_the_words_there_are(
 ) -> None:
     with pytest.raises(ValueError, match=f"compare: .*{said}"):
         compare(BANK, MONEY, word=word, model=lesson)
+
+
+def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model) -> None:
+    view = compare(BANK, MONEY, model=lesson)  # they share "the" as well
+    assert (view.word, view.why) == ("bank", "it is the only content word that both share")
+    assert "The word is bank because it is the only content word" in " ".join(str(view).split())
+    texts = "the cat sat on the river bank", "the bank on the mat, the cat"
+    several = compare(*texts, model=lesson)
+    last = {
+        word: compare(*texts, word=word, model=lesson).similarity[-1] for word in ("cat", "bank")
+    }
+    assert several.word == min(last, key=lambda word: last[word])
+    assert several.why.endswith("the least alike of the content words that both share (cat, bank)")
+    arrays = [lesson.trace(text) for text in texts]
+    plain = compare(*(list(trace.attentions) for trace in arrays),
+                    tokens=[trace.tokens for trace in arrays])  # fmt: skip
+    assert isinstance(plain, CompareView)
+    assert plain.why == "it is the first of the content words that both share (cat, bank)"
+    assert compare("the mat sat", "the bank sat on a cat", word=None, model=lesson).word == "sat"
+
+
+def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> None:
+    trace = minilm.trace(BANK)
+    sat, bank, river = 2, 5, 8
+    words = range(1, 9)
+
+    def stands_out(weights: np.ndarray, i: int, j: int) -> float:
+        along = np.mean([weights[k, k + j - i] for k in words if k + j - i in words])
+        onto = np.mean([weights[k, j] for k in words if k not in (i, j)])
+        return weights[i, j] - max(2 * along, onto)
+
+    heads = {
+        (layer, head): trace.pattern(layer, head).astype(float)
+        for layer in range(6)
+        for head in range(12)
+    }
+    one = {place: stands_out(weights, sat, bank) for place, weights in heads.items()}
+    view = show(BANK, model=minilm, query="Sat", key="bank")
+    assert places(view) == max(one, key=lambda place: one[place])
+    weight = heads[places(view)][sat, bank]
+    assert view.sentence.startswith(f"sat looks at bank: {weight:.2f} (layer ")
+    others = [(link.layer, link.head) for link in view.elsewhere if link.stands_out > 0]
+    assert others == sorted(others, key=lambda place: -one[place])
+    assert {(link.query, link.key) for link in view.elsewhere} == {(sat, bank)}
+    assert "Other heads with this link" in str(view)
+    assert show(trace, query=sat, key=bank - 11).sentence == view.sentence
+    for asked, at in (({"query": "river"}, "query"), ({"key": "river"}, "key")):
+        link = show(BANK, model=minilm, **asked).head.link
+        assert link is not None
+        assert getattr(link, at) == river
+    assert show(trace, key="[SEP]").head.link.key == 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"query": "zebra"}, ValueError, "show: 'zebra' is not in the text: it has the, cat, sat"),
+        ({"key": 6}, IndexError, "show: key=6: the tokens are 0 to 5"),
+        ({"key": -7}, ValueError, "show: key .*-7"),
+        ({"key": 1.5}, TypeError, "show: key"),
+        ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query look at"),
+    ],
+)
+def test_a_link_that_is_not_there_is_said(asked: dict, error: type, said: str) -> None:
+    model = random_model(CAT, causal=True)
+    with pytest.raises(error, match=said):
+        show(CAT, model=model, **asked)
 
 
 def test_two_unknown_words_are_not_one_word(lesson: Model) -> None:
@@ -296,11 +363,15 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
     np.testing.assert_array_equal(
         sides[0].weights, a.pattern(view.head.layer, view.head.head)[sides[0].positions[0]]
     )
-    where = f"layer {view.head.layer}, head {view.head.head}"
-    best = [(side.weights.max(), side.trace.tokens[side.weights.argmax()]) for side in sides]
+    (in_a, sat), (in_b, interest) = (
+        max((side.weights[side.trace.tokens.index(word)], word) for word in words)
+        for side, words in zip(
+            sides, [("sat", "river"), ("raised", "interest", "rates")], strict=True
+        )
+    )
     assert view.sentence == (
-        f"In {where} bank puts {best[0][0]:.2f} on {best[0][1]} in A and "
-        f"{best[1][0]:.2f} on {best[1][1]} in B."
+        f"bank looks at {sat} in A ({in_a:.2f}) and at {interest} in B ({in_b:.2f}): "
+        f"layer {view.head.layer}, head {view.head.head}."
     )
     assert "cosine" not in str(view)
     assert view.to_dict()["similarity"] == []
@@ -388,8 +459,8 @@ def test_two_runs_that_are_one(lesson: Model) -> None:
 
 
 def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -> None:
-    with pytest.raises(ValueError, match="which word of both texts"):
-        compare(lesson.trace(CAT), lesson.trace(BANK))
+    with pytest.raises(ValueError, match="share no word: the first has mat; the second river"):
+        compare(lesson.trace("mat"), lesson.trace("river"))
     bare = lesson.trace(CAT, names=["pattern"])
     with pytest.raises(ValueError, match="two runs are compared by their vectors"):
         compare(bare, bare)

@@ -204,6 +204,11 @@ open_option = click.option(
 )
 
 
+pieces_option = click.option(
+    "--pieces", is_flag=True, help="Show the pieces of words as they are, not merged."
+)
+
+
 def view_options(layer: int | None = None, head: int | None = None) -> Callable[[F], F]:
     """The options of a verb that looks at one head, which `layer` and `head` name by default."""
     default = "the one that stands out" if layer is None else "0"

@@ -6,18 +6,20 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import Output, present, view_options
+from qkv.cli.common import Output, pieces_option, present, view_options
 
 
 @click.command()
 @click.argument("text_a")
 @click.argument("text_b")
-@click.option("--word", help="A word that both texts have.")
+@click.option("--word", help="A word that both texts have. Default: the content word they share.")
+@pieces_option
 @view_options()
 def compare(
     text_a: str,
     text_b: str,
     word: str | None,
+    pieces: bool,
     layer: int | None,
     head: int | None,
     model: str | None,
@@ -29,7 +31,14 @@ def compare(
 
     present(
         lambda: views.compare(
-            text_a, text_b, word=word, model=model, layer=layer, head=head, stretch=stretch
+            text_a,
+            text_b,
+            word=word,
+            model=model,
+            layer=layer,
+            head=head,
+            pieces=pieces,
+            stretch=stretch,
         ),
         Output(**output),
     )

@@ -6,14 +6,20 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import Output, present, view_options
+from qkv.cli.common import Output, pieces_option, present, view_options
 
 
 @click.command()
 @click.argument("text")
+@click.option("--from", "query", metavar="WORD", help="Rank heads by the links of this word ...")
+@click.option("--to", "key", metavar="WORD", help="... or to this one; both: by this one link.")
+@pieces_option
 @view_options()
 def show(
     text: str,
+    query: str | None,
+    key: str | None,
+    pieces: bool,
     layer: int | None,
     head: int | None,
     model: str | None,
@@ -24,6 +30,15 @@ def show(
     from qkv.see import views
 
     present(
-        lambda: views.show(text, model=model, layer=layer, head=head, stretch=stretch),
+        lambda: views.show(
+            text,
+            model=model,
+            layer=layer,
+            head=head,
+            query=query,
+            key=key,
+            pieces=pieces,
+            stretch=stretch,
+        ),
         Output(**output),
     )

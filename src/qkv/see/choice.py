@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ from qkv.arrays import Array
 from qkv.see.findings import Link, attended, seen_heads
 from qkv.see.heads import Heads, heads_of
 from qkv.trace import Trace
+
+_LEAST = 0.05  # a smaller weight is no link to compare
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ def rank_heads(
     return sorted(found, key=lambda link: (max(0.0, link.stands_out), link.weight), reverse=True)
 
 
-def other_heads(links: Sequence[Link], shown: Head, count: int) -> list[Link]:
-    """Of ranked links those of other heads than the one shown; each pair of tokens once."""
+def other_heads(
+    links: Sequence[Link], shown: Head, count: int, *, repeat: bool = False
+) -> list[Link]:
+    """Of ranked links those of other heads than the one shown; each pair once unless `repeat`."""
     seen = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
     for link in links:
         pair, place = (link.query, link.key), (link.layer, link.head)
-        if pair not in seen and place != (shown.layer, shown.head):
+        if (repeat or pair not in seen) and place != (shown.layer, shown.head):
             seen.add(pair)
             kept.append(link)
     return kept[:count]
@@ -82,6 +86,12 @@ def choose_head(
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
     best = next(within, None)
+    asked = queries is not None or keys is not None
+    if asked and best is None:
+        raise ValueError(
+            f"{call}: in no head does this query look at this key: a mask hides it, or its weight "
+            "is 0 or not among those that were kept"
+        )
     if layer is not None and head is not None:
         return Head(layer, head, best, "it was asked for"), links
     if best is None:
@@ -91,7 +101,6 @@ def choose_head(
             "at another one"
         )
         return Head(first, head or 0, None, reason), links
-    asked = queries is not None or keys is not None
     reason = _why(seen, best, searched(seen, layer, head), asked)
     return Head(best.layer, best.head, best, reason), links
 
@@ -119,41 +128,80 @@ def searched(seen: Heads, layer: int | None, head: int | None) -> str:
 
 
 def contrasting_head(
-    a: Trace,
-    positions_a: Sequence[int],
-    b: Trace,
-    positions_b: Sequence[int],
+    a: Heads,
+    rows_a: Sequence[int],
+    b: Heads,
+    rows_b: Sequence[int],
     layer: int | None = None,
     head: int | None = None,
 ) -> Head:
-    """The head in which what a word attends to differs most between two texts.
+    """The head in which what a word looks at differs most between two texts.
 
-    The difference is half the sum, over all tokens of both texts, of what separates the weights
-    that each receives: 0 is the same, 1 nothing in common. Ties go to the lowest layer, then head.
+    What counts is by how much its links to content words stand out, as `rank_heads` has it: the
+    difference is half the sum, over all words, of what separates them in the two texts. Where
+    nothing stands out, and of heads that differ alike, all weights are compared in the same way: 0
+    is the same, 1 nothing in common. Ties go to the lowest layer, then head.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    seen, other = heads_of(a), heads_of(b)
-    _check_place(seen, layer, head, "compare")
-    _check_place(other, layer, head, "compare")
+    _check_place(a, layer, head, "compare")
+    _check_place(b, layer, head, "compare")
     if layer is not None and head is not None:
         return Head(layer, head, None, "it was asked for")
-    best, place = -1.0, (0, 0)
-    for at_layer in seen.layers if layer is None else [layer]:
-        heads = range(seen.count) if head is None else [head]
-        for at_head in heads:
-            apart = _apart(
-                *(a.tokens, attended(seen, at_layer, at_head, positions_a)),
-                *(b.tokens, attended(other, at_layer, at_head, positions_b)),
-            )
+    best, place = (-1.0, -1.0), (0, 0)
+    for at_layer in a.layers if layer is None else [layer]:
+        for at_head in range(a.count) if head is None else [head]:
+            sides = [(a, at_layer, at_head, rows_a), (b, at_layer, at_head, rows_b)]
+            differs = _apart(*(_standing(*side) for side in sides))
+            apart = differs, _apart(*(_looks(*side) for side in sides))
             if apart > best:
                 best, place = apart, (at_layer, at_head)
-    reason = (
-        "it is the one where what the word looks at differs most between the two "
-        f"({best:.2f} of its weight is elsewhere), of {searched(seen, layer, head)}"
-    )
+    among = searched(a, layer, head)
+    if best[0] > 0:
+        reason = (
+            f"what the word looks at differs most between the two, of {among}, in links that stand "
+            "out from what the head gives to that distance or to that word anyway"
+        )
+    else:
+        reason = (
+            "it is the one where what the word looks at differs most between the two "
+            f"({best[1]:.2f} of its weight is elsewhere), of {among}"
+        )
     return Head(*place, None, reason)
+
+
+def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
+    """What a word looks at, by what the tokens are."""
+    return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
+
+
+def _standing(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
+    """By how much a word's links to content words stand out, where they do."""
+    weights = attended(heads, layer, head, rows)
+    found = []
+    for key in heads.content_keys(rows[0]):
+        if weights[key] > _LEAST:
+            usual = heads.usual(layer, head, rows[0], key)
+            link = Link(layer, head, rows[0], key, float(weights[key]), usual)
+            found.append((key, max(0.0, link.stands_out)))
+    return _by_name(heads, found)
+
+
+def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for key, weight in weights:
+        sums[heads.all_keys[key]] = sums.get(heads.all_keys[key], 0.0) + weight
+    return sums
+
+
+def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """The total variation distance of two attentions, by what the tokens are.
+
+    >>> _apart({"a": 0.5, "b": 0.5}, {"b": 0.5, "c": 0.5})
+    0.5
+    """
+    return sum(abs(a.get(name, 0.0) - b.get(name, 0.0)) for name in {**a, **b}) / 2
 
 
 def changed_head(a: Trace, b: Trace, layer: int | None = None, head: int | None = None) -> Head:
@@ -231,21 +279,6 @@ def _changes(a: Heads, b: Heads, layer: int) -> Array:
     ]
     pairs = zip(*rows, strict=True)  # of (L, S)
     return np.array([np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2 for x, y in pairs])
-
-
-def _apart(
-    tokens_a: Sequence[str], weights_a: Array, tokens_b: Sequence[str], weights_b: Array
-) -> float:
-    """The total variation distance of two attentions, by what the tokens are.
-
-    >>> _apart(["a", "b"], np.array([0.5, 0.5]), ["b", "c"], np.array([0.5, 0.5]))
-    0.5
-    """
-    difference: dict[str, float] = {}
-    for tokens, weights, sign in ((tokens_a, weights_a, 1), (tokens_b, weights_b, -1)):
-        for token, weight in zip(tokens, weights.tolist(), strict=True):
-            difference[token] = difference.get(token, 0.0) + sign * weight
-    return sum(map(abs, difference.values())) / 2
 
 
 def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:

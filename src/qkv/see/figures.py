@@ -63,7 +63,7 @@ def shift_figure(
 
 def show_figure(view: ShowView) -> Figure:
     """The grid of the head that is shown, and the arrows beside it."""
-    words = words_before_and_after(view.trace)
+    words = words_before_and_after(view.trace, view.shown)
     figure = _figure(13.2 if words else 6.8, 6.0)
     grid, *rest = figure.subplots(1, 2 if words else 1, squeeze=False)[0]
     draw_block(grid, view.shown, view.head, title=view.sentence, top=view.top)
@@ -105,21 +105,15 @@ def runs_figure(view: RunsView) -> Figure:
 def compare_figure(view: CompareView) -> Figure:
     """Both grids on one scale; of vectors all words in one plane, and the similarity by layer."""
     known = len(view.similarity) > 0
-    parts = list(filter(None, (words_before_and_after(side.trace) for side in view.sides)))
+    found = (words_before_and_after(side.trace, side.shown) for side in view.sides)
+    parts = [part for part in found if part is not None]
     figure = _figure(13.2, 12.0 if known else 6.0)
     grids, *below = figure.subplots(2 if known else 1, 2, squeeze=False)
-    layer, head = view.head.layer, view.head.head
+    where = f"layer {view.head.layer}, head {view.head.head}"
     for name, axes, side in zip("AB", grids, view.sides, strict=True):
-        strongest_key = side.heads.key_names[int(side.weights.argmax())]
-        draw_block(
-            axes,
-            side.heads,
-            view.head,
-            title=f"{name}: {view.word} puts {side.weights.max():.2f} of layer {layer}, "
-            f"head {head} on {strongest_key}",
-            top=view.top,
-            outlined=side.positions,
-        )
+        key, weight = side.most(view.head)
+        title = f"{name}: {view.word} looks at {key}: {weight:.2f} ({where})"
+        draw_block(axes, side.shown, view.head, title=title, top=view.top, outlined=side.rows)
     if not known:
         return figure
     ((shift, curve),) = below
@@ -299,20 +293,25 @@ def draw_similarity(axes: Axes, similarity: Array, word: str) -> None:
     _plain(axes.set_title(f"How alike {drawable([word])[0]} is in A and in B"), 11)
 
 
-def words_before_and_after(trace: Trace) -> tuple[Array, Array, list[str]] | None:
+def words_before_and_after(
+    trace: Trace, shown: Heads | None = None
+) -> tuple[Array, Array, list[str]] | None:
     """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
 
-    None where there are no such vectors, or where they are not finite.
+    Where words are shown in place of tokens, the means of their vectors. None where there are no
+    such vectors, or where they are not finite.
     """
     last = findings.last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
         return None
-    kept = [i for i, special in enumerate(trace.special) if not special]
-    kept = kept or list(range(len(trace.tokens)))
-    before, after = trace["embed"][0][kept], last[0][kept]
+    of, spans = (trace, None) if shown is None else (shown, shown.spans)
+    kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
+    before, after = (
+        findings.mean_vectors(state[0], spans)[kept] for state in (trace["embed"], last)
+    )
     if not (np.isfinite(before).all() and np.isfinite(after).all()):
         return None
-    return before, after, [trace.tokens[i] for i in kept]
+    return before, after, [of.tokens[i] for i in kept]
 
 
 def draw_block(

@@ -38,10 +38,15 @@ class Link:
     usual: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
     @property
-    def stands_out(self) -> float:
-        """By how much it is more than position and the word looked at would have it."""
+    def expected(self) -> float:
+        """What position and the word looked at would have it at most."""
         at_distance, on_key = self.usual
-        return self.weight - max(2 * at_distance, on_key)
+        return max(2 * at_distance, on_key)
+
+    @property
+    def stands_out(self) -> float:
+        """By how much it is more than that."""
+        return self.weight - self.expected
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,21 +236,19 @@ def attended(trace: Trace | Heads, layer: int, head: int, positions: Sequence[in
     return np.asarray(np.mean([seen.row(layer, head, place) for place in positions], axis=0))
 
 
-def strongest_by_token(trace: Trace, positions: Sequence[int], count: int) -> list[Link]:
+def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
     """The content words that a word looks at most, each in the head where it does so most.
 
     The word itself is left out. Ties go to the lowest layer, then head.
     """
-    words = content(trace)
-    words[list(positions)] = False
     best: dict[int, Link] = {}
-    seen = heads_of(trace)
-    for layer in seen.layers:
-        for head in range(seen.count):
-            weights = attended(seen, layer, head, positions)
-            for key in np.flatnonzero(words & (weights > 0)).tolist():
-                if key not in best or weights[key] > best[key].weight:
-                    best[key] = Link(layer, head, positions[0], key, float(weights[key]))
+    keys = heads.content_keys(rows[0])
+    for layer in heads.layers:
+        for head in range(heads.count):
+            weights = attended(heads, layer, head, rows)
+            for key in keys:
+                if weights[key] > (best[key].weight if key in best else 0.0):
+                    best[key] = Link(layer, head, rows[0], key, float(weights[key]))
     return sorted(best.values(), key=lambda link: -link.weight)[:count]
 
 

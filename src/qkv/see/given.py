@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from qkv.arrays import Array, whole_number
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings
 from qkv.see.heads import heads_from
 from qkv.see.page import LONG
-from qkv.see.words import bare, word_spans
+from qkv.see.words import bare, content_words, word_spans
 from qkv.text.tokenizer import check_text
 from qkv.trace import Trace
 
@@ -74,20 +76,43 @@ def model_of(model: Model | str | None, texts: list[str]) -> Model:
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
-def places_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> list[list[list[int]]]:
-    """Where the word stands in each text, or an error that names the words there are."""
+def places_in(
+    trace: Trace, model: Model | None, word: str | int, call: str, name: str
+) -> list[int]:
+    """The tokens of a word wherever it stands in the text, or the one at this place.
+
+    Raises:
+        ValueError: the word is not in the text; the message names the words there are.
+        IndexError: there is no such place.
+    """
+    size = len(trace.tokens)
+    if isinstance(word, str):
+        found = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
+        if not found:
+            words = _listed(list(dict.fromkeys(findings.words_of(trace))))
+            raise ValueError(f"{call}: {word!r} is not in the text: it has {words}")
+        return [place for places in found for place in places]
+    place = whole_number(word, call=call, name=name, least=-size)
+    if place >= size:
+        raise IndexError(f"{call}: {name}={place}: the tokens are 0 to {size - 1}")
+    return [place % size]
+
+
+def places_of(
+    model: Model | None, word: str | None, a: Trace, b: Trace
+) -> tuple[str, str, list[list[list[int]]]]:
+    """The word to compare, why it is this one, and where it stands in each text.
+
+    Without a word the content word that both share; of several the one whose vectors after the last
+    layer are least alike.
+
+    Raises:
+        ValueError: the word is not in both, or they share none; the message names the words.
+    """
     words = [list(dict.fromkeys(findings.words_of(trace))) for trace in (a, b)]
-    shared = [word for word in words[0] if word in words[1]]
     if word is None:
-        listed = f"they share {_listed(shared)}" if shared else "they share none"
-        raise ValueError(f"compare: which word of both texts? {listed}")
-    if model is None:
-        found = [_spelled(trace, word) for trace in (a, b)]
-    else:
-        found = [
-            next(filter(None, (findings.find_word(trace, cut) for cut in model.pieces(word))), [])
-            for trace in (a, b)
-        ]
+        return _shared(model, a, b, words)
+    found = [_found(trace, model, word) for trace in (a, b)]
     missing = [number for number, places in enumerate(found) if not places]
     if len(missing) == 2:
         raise ValueError(
@@ -99,7 +124,53 @@ def places_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> list
         raise ValueError(
             f"compare: {word!r} is not in the {name} text: it has {_listed(words[missing[0]])}"
         )
-    return found
+    return word, "it was asked for", found
+
+
+def _shared(
+    model: Model | None, a: Trace, b: Trace, words: list[list[str]]
+) -> tuple[str, str, list[list[list[int]]]]:
+    """The word that both texts share, as `places_of` gives it."""
+    kept = [content_words(trace.tokens, trace.special) for trace in (a, b)]
+    for what, (first, second) in (("content word", kept), ("word", words)):
+        places = {
+            word: [_found(trace, model, word) for trace in (a, b)]
+            for word in first
+            if word in second
+        }
+        shared = [word for word, found in places.items() if all(found)]
+        if len(shared) == 1:
+            return shared[0], f"it is the only {what} that both share", places[shared[0]]
+        if shared:
+            ends = {
+                word: findings.similarity_by_layer(a, places[word][0][0], b, places[word][1][0])
+                for word in shared
+            }
+            word = min(shared, key=lambda word: _last(ends[word]))
+            least = (
+                "after the last layer it is the least alike of the"
+                if len(ends[word])
+                else "it is the first of the"
+            )
+            return word, f"{least} {what}s that both share ({_listed(shared)})", places[word]
+    raise ValueError(
+        f"compare: the texts share no word: the first has {_listed(words[0])}; the second "
+        f"{_listed(words[1])}"
+    )
+
+
+def _last(similarity: Array) -> float:
+    """The similarity after the last layer, to be the least; what is no number is not."""
+    value = float(similarity[-1]) if len(similarity) else 0.0
+    return math.inf if math.isnan(value) else value
+
+
+def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
+    """Where a word stands, as the model cuts it; without a model as its pieces spell it."""
+    if model is None:
+        return _spelled(trace, word)
+    cuts = (findings.find_word(trace, cut) for cut in model.pieces(word))
+    return next(filter(None, cuts), [])
 
 
 def _spelled(trace: Trace, word: str) -> list[list[int]]:

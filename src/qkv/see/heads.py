@@ -137,6 +137,13 @@ class Heads:
         firsts = [first for first, _, _ in self.spans]
         return sorted({bisect_right(firsts, place) - 1 for place in places})
 
+    def content_keys(self, query: int) -> list[int]:
+        """The keys that belong to other content words than this query."""
+        keys = np.arange(len(self.all_keys))
+        kept = self._joined(np.array([query]), keys, True, False)[0]
+        found: list[int] = np.flatnonzero(kept).tolist()
+        return found
+
     def between_content(self, weights: Array) -> Array:
         """Weights `(..., L, S)`, -1 where they do not join two different content words.
 

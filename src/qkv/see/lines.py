@@ -78,7 +78,11 @@ def head_lines(screen: Screen, heads: Heads, head: Head, top: float = 1.0) -> It
 
 
 def link_lines(
-    screen: Screen, heads: Heads, links: Sequence[Link], form: str = "  --layer {} --head {:<3} "
+    screen: Screen,
+    heads: Heads,
+    links: Sequence[Link],
+    form: str = "  --layer {} --head {:<3} ",
+    usual: bool = False,
 ) -> Iterator[Text]:
     """A line for each link: where it is, from which token to which, and its weight."""
     from rich.text import Text
@@ -90,7 +94,8 @@ def link_lines(
         line = Text(form.format(link.layer, link.head) or "  ")
         line.append(screen.cut(tokens[link.query], width))
         line.append(screen.plain(" → ") + screen.cut(keys[link.key], wide))
-        yield line.append(f" {link.weight:.2f}")
+        line.append(f" {link.weight:.2f}")
+        yield line.append(f"  usually {max(link.usual):.2f}" if usual else "", style="dim")
 
 
 def bar_lines(screen: Screen, heads: Heads, links: Sequence[Link]) -> Iterator[Text]:

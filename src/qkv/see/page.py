@@ -36,7 +36,7 @@
 #
 # COMPARE = {"what": "word", "word": str, "sentence": str, "places": [[places in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
-#            "strongest": [[{"key", "layer", "head", "weight"}, ...], the same of B]}
+#            "strongest": [[{"key", "name", "layer", "head", "weight"}, ...], the same of B]}
 #        or {"what": "runs", "sentence": str, "of": str,
 #            "changes": [[token, distance, cosine, length in A], ...] largest first,
 #            "by_layer": [the mean distance at the embeddings and after each layer]}

@@ -15,7 +15,7 @@ from qkv.see import choice, findings, svg
 from qkv.see.choice import Head
 from qkv.see.colours import scale_end
 from qkv.see.findings import Link, Movement
-from qkv.see.given import model_of, places_of, texts_of, traced
+from qkv.see.given import model_of, places_in, places_of, texts_of, traced
 from qkv.see.heads import Heads, heads_of
 from qkv.see.lines import (
     bar_lines,
@@ -55,6 +55,7 @@ class ShowView(View):
         movement: how far each word moved, where its vectors were traced.
         heads: all heads of the tokens.
         shown: all heads of the words; those of the tokens where pieces are shown as they are.
+        one_link: whether the heads were ranked by one link that was asked for.
         theme: "auto", "light" or "dark".
         stretch: whether scales end at the largest weight, and not at 1.
     """
@@ -66,6 +67,7 @@ class ShowView(View):
     movement: Movement | None
     heads: Heads
     shown: Heads
+    one_link: bool = False
     theme: str = "auto"
     stretch: bool = False
 
@@ -162,8 +164,11 @@ class ShowView(View):
             yield from bar_lines(screen, self.shown, self.links[:6])
         if self.elsewhere:
             yield Text()
-            yield title("Other heads worth a look", "the link of each that stands out")
-            yield from link_lines(screen, self.shown, self.elsewhere)
+            if self.one_link:
+                yield title("Other heads with this link", "where it stands out most first")
+            else:
+                yield title("Other heads worth a look", "the link of each that stands out")
+            yield from link_lines(screen, self.shown, self.elsewhere, usual=self.one_link)
         if self.movement is not None:
             yield Text()
             yield from movement_lines(screen, self.shown, self.movement)
@@ -175,11 +180,12 @@ class Side:
 
     Attributes:
         trace: of the text.
-        positions: of the word's pieces, the first time it occurs.
+        positions: of the word's tokens, the first time it occurs.
         occurrences: how often it occurs.
-        weights: what it looks at in the head that is shown, `(T,)`, the mean over its pieces.
+        weights: what it looks at in the head that is shown, `(T,)`, the mean over its tokens.
         strongest: what it looks at most, each in the head where it does so most.
-        heads: all heads of the text, as a page shows them.
+        heads: all heads of the tokens.
+        shown: all heads of the words; those of the tokens where pieces are shown as they are.
     """
 
     trace: Trace
@@ -188,6 +194,23 @@ class Side:
     weights: Array
     strongest: list[Link]
     heads: Heads
+    shown: Heads
+
+    @property
+    def rows(self) -> list[int]:
+        """Where the word stands among what is shown."""
+        return self.shown.rows_of(self.positions)
+
+    def looks_at(self, head: Head) -> Array:
+        """What the word looks at, of what is shown."""
+        return findings.attended(self.shown, head.layer, head.head, self.rows)
+
+    def most(self, head: Head) -> tuple[str, float]:
+        """The content word that it looks at most, or, where there is none, the token."""
+        weights = self.looks_at(head)
+        keys = self.shown.content_keys(self.rows[0]) or range(len(weights))
+        best = max(keys, key=lambda key: weights[key])
+        return self.shown.key_names[best], float(weights[best])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -200,6 +223,7 @@ class CompareView(View):
             where no vectors were traced.
         head: the head that is shown.
         sides: the two texts.
+        why: why it is this word, in words.
         theme: "auto", "light" or "dark".
         stretch: whether scales end at the largest weight, and not at 1.
     """
@@ -208,6 +232,7 @@ class CompareView(View):
     similarity: Array
     head: Head
     sides: tuple[Side, Side]
+    why: str = "it was asked for"
     theme: str = "auto"
     stretch: bool = False
 
@@ -215,23 +240,21 @@ class CompareView(View):
     def top(self) -> float:
         """Where the scale of weights ends."""
         layer, head = self.head.layer, self.head.head
-        return scale_end((side.heads.known(layer, head) for side in self.sides), self.stretch)
+        return scale_end((side.shown.known(layer, head) for side in self.sides), self.stretch)
 
     @property
     def sentence(self) -> str:
-        """The similarity at both ends, in words; without vectors what the word looks at."""
+        """What the word looks at in both texts, and its similarity at both ends, in words."""
+        (first, in_a), (second, in_b) = (side.most(self.head) for side in self.sides)
+        looks = (
+            f"{self.word} looks at {first} in A ({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
+            f"layer {self.head.layer}, head {self.head.head}."
+        )
         if not len(self.similarity):
-            looks = [
-                f"{float(side.weights.max()):.2f} on "
-                f"{side.heads.all_keys[int(side.weights.argmax())]} in {name}"
-                for name, side in zip("AB", self.sides, strict=True)
-            ]
-            where = f"layer {self.head.layer}, head {self.head.head}"
-            return f"In {where} {self.word} puts {' and '.join(looks)}."
-        first, last = self.similarity[0], self.similarity[-1]
+            return looks
         return (
-            f"{self.word} in A and in B: cosine {first:.3f} at the embeddings, "
-            f"{last:.3f} after the last layer."
+            f"{looks} Its cosine between A and B: {self.similarity[0]:.3f} at the embeddings, "
+            f"{self.similarity[-1]:.3f} after the last layer."
         )
 
     def _numbers(self) -> dict[str, Any]:
@@ -239,6 +262,7 @@ class CompareView(View):
         return {
             "model": self.sides[0].trace.model,
             "word": self.word,
+            "word_chosen": self.why,
             "sentence": self.sentence,
             "similarity": self.similarity,
             "layer": self.head.layer,
@@ -250,7 +274,7 @@ class CompareView(View):
                     "positions": side.positions,
                     "occurrences": side.occurrences,
                     "weights": side.weights,
-                    "strongest": [link_to_dict(side.heads, link) for link in side.strongest],
+                    "strongest": [link_to_dict(side.shown, link) for link in side.strongest],
                 }
                 for side in self.sides
             ],
@@ -270,8 +294,15 @@ class CompareView(View):
             [text_payload(side.heads, layer) for side in self.sides],
             model=self.sides[0].trace.model,
             theme=self.theme,
+            start=start_at(
+                layer,
+                head,
+                None,
+                chosen=self.head.reason,
+                sentence=self.sentence,
+                merge=any(side.shown.spans for side in self.sides),
+            ),
             stretch=self.stretch,
-            start=start_at(layer, head, None, chosen=self.head.reason, sentence=self.sentence),
             compare={
                 "what": "word",
                 "word": self.word,
@@ -281,7 +312,8 @@ class CompareView(View):
                 "strongest": [
                     [
                         {
-                            "key": link.key,
+                            "key": side.shown.place(link.key),
+                            "name": side.shown.tokens[link.key],
                             "layer": link.layer,
                             "head": link.head,
                             "weight": round(link.weight, 4),
@@ -295,7 +327,7 @@ class CompareView(View):
 
     def _picture(self) -> str:
         layer, head = self.head.layer, self.head.head
-        blocks = [side.heads.block(layer, head, svg.MOST_ROWS) for side in self.sides]
+        blocks = [side.shown.block(layer, head, svg.MOST_ROWS) for side in self.sides]
         maps = [
             svg.heat_map(
                 block.values,
@@ -304,7 +336,7 @@ class CompareView(View):
                 top=self.top,
                 hidden=block.hidden,
                 caption=f"{name}: layer {layer}, head {head}",
-                outlined=[i for i, place in enumerate(block.places) if place in side.positions],
+                outlined=[i for i, place in enumerate(block.places) if place in side.rows],
                 missing=block.missing,
             )
             for name, side, block in zip("AB", self.sides, blocks, strict=True)
@@ -314,8 +346,15 @@ class CompareView(View):
         rows = [maps]
         if len(self.similarity):
             rows.append([svg.curve(self.similarity.tolist(), names, caption)])
-        notes = [f"This head is shown because {self.head.reason}."]
-        return svg.picture(self.sentence, notes, rows)
+        return svg.picture(self.sentence, self._reasons, rows)
+
+    @property
+    def _reasons(self) -> list[str]:
+        """Why it is this word and this head."""
+        return [
+            f"The word is {self.word} because {self.why}.",
+            f"This head is shown because {self.head.reason}.",
+        ]
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -331,6 +370,8 @@ class CompareView(View):
                 )
         yield Text()
         yield from prose(screen, self.sentence, "bold")
+        for reason in self._reasons:
+            yield from prose(screen, reason, "dim")
         yield Text()
         if len(self.similarity):
             yield title(screen.plain(f"How alike {self.word} is in A and in B"), "cosine")
@@ -341,8 +382,7 @@ class CompareView(View):
             yield Text()
         where = f"layer {self.head.layer}, head {self.head.head}"
         yield title(screen.plain(f"What {self.word} looks at in {where}"))
-        yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
-        yield from side_by_side(screen, [_looks_at(screen, side) for side in self.sides])
+        yield from side_by_side(screen, [_looks_at(screen, side, self.head) for side in self.sides])
         yield Text()
         yield title(
             screen.plain(f"The words {self.word} looks at most"), "in whichever head that is"
@@ -508,6 +548,8 @@ def show(
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
     pieces: bool = False,
     theme: str = "auto",
     stretch: bool = False,
@@ -533,15 +575,18 @@ def show(
             adds the length of what each token hands over.
         layer: the layer to show, from 0.
         head: the head to show, from 0.
+        query: the word to look from, or the place of a token: the heads are ranked by its links.
+        key: the word to look at, or the place of a token; with `query` the heads are ranked by this
+            one link.
         pieces: whether the pieces of a word are shown as they are, not merged into it: what they
             receive summed, what they look at averaged.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:
-        ValueError: the text is empty, the trace holds several texts or no weights, or arrays and
-            tokens do not fit each other.
-        IndexError: there is no such layer or head; the message names the range.
+        ValueError: the text is empty, the trace holds several texts or no weights, arrays and
+            tokens do not fit each other, or a word is not in the text.
+        IndexError: there is no such layer, head or place; the message names the range.
 
     >>> view = show("The cat sat on the mat", model="random", layer=0, head=1)
     >>> view.tokens, view.weights.shape
@@ -553,33 +598,24 @@ def show(
     trace, used = traced(trace_or_text, tokens, model, "show")
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
     shown = heads if pieces else by_word(heads)
-    chosen, links = choice.choose_head(shown, layer, head, call="show")
+    queries, keys = (
+        None if word is None else shown.rows_of(places_in(trace, used, word, "show", name))
+        for name, word in (("query", query), ("key", key))
+    )
+    chosen, links = choice.choose_head(shown, layer, head, queries=queries, keys=keys, call="show")
+    one_link = queries is not None and keys is not None
     return ShowView(
         trace,
         chosen,
         findings.strongest_links(shown, chosen.layer, chosen.head, 10),
-        choice.other_heads(links, chosen, 5),
+        choice.other_heads(links, chosen, 8 if one_link else 5, repeat=one_link),
         findings.movement(trace, shown.spans),
         heads,
         shown,
+        one_link,
         theme,
         stretch,
     )
-
-
-@overload
-def compare(
-    text_a: Trace,
-    text_b: Trace,
-    *,
-    word: None = None,
-    tokens: None = None,
-    model: Model | str | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    theme: str = "auto",
-    stretch: bool = False,
-) -> RunsView: ...
 
 
 @overload
@@ -588,10 +624,11 @@ def compare(
     text_b: str,
     *,
     word: str | None = None,
-    tokens: None = None,
+    tokens: Sequence[Iterable[str]] | None = None,
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    pieces: bool = False,
     theme: str = "auto",
     stretch: bool = False,
 ) -> CompareView: ...
@@ -607,9 +644,26 @@ def compare(
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    pieces: bool = False,
     theme: str = "auto",
     stretch: bool = False,
 ) -> CompareView: ...
+
+
+@overload
+def compare(
+    text_a: Any,
+    text_b: Any,
+    *,
+    word: None = None,
+    tokens: Sequence[Iterable[str]] | None = None,
+    model: Model | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> CompareView | RunsView: ...
 
 
 def compare(
@@ -621,27 +675,32 @@ def compare(
     model: Model | str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    pieces: bool = False,
     theme: str = "auto",
     stretch: bool = False,
 ) -> CompareView | RunsView:
     """One word in two texts, or two runs of one text.
 
-    With a word: how alike its vectors are, layer by layer, and what it looks at. A word that the
+    Of a word: how alike its vectors are, layer by layer, and what it looks at. A word that the
     model cuts into pieces is the mean of their vectors and weights; of a word that occurs several
-    times the first is taken. Unless `layer` and `head` say otherwise, the head shown is the one in
-    which what the word looks at differs most between the two texts.
+    times the first is taken. Unless it is named, it is the content word that both share; of several
+    the one whose vectors after the last layer are least alike. Unless `layer` and `head` say
+    otherwise, the head shown is the one in which the links of the word that stand out, as `show`
+    has it, differ most between the two texts.
 
-    Without one, two traces of the same tokens, say `model.trace(text)` and
-    `model.trace(text, ablate=[(0, 4)])`: what changed in each token's output, largest first.
+    Two traces of the same tokens without a word, say `model.trace(text)` and
+    `model.trace(text, ablate=[(0, 4)])`, are two runs: what changed in each token's output, largest
+    first.
 
     Args:
         text_a: a text, a trace of one, or weights as `show` takes them.
         text_b: another one.
-        word: a word that both have.
+        word: a word that both have; the one that they share if left out.
         tokens: the tokens of both, where weights are given.
         model: the model, or its name; the default model if left out.
         layer: the layer to show, from 0.
         head: the head to show, from 0.
+        pieces: whether the pieces of a word are shown as they are, not merged into it.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
@@ -668,24 +727,29 @@ def compare(
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
         return compare_runs(a, b, layer, head, theme, stretch)
-    places = places_of(used, word, a, b)
-    chosen = choice.contrasting_head(a, places[0][0], b, places[1][0], layer, head)
+    word, why, places = places_of(used, word, a, b)
     parameters = None if used is None else used.parameters
-    sides = []
-    for name, trace, found in zip("AB", (a, b), places, strict=True):
-        heads = heads_of(trace, parameters=parameters, name=name)
-        sides.append(
-            Side(
-                trace,
-                found[0],
-                len(found),
-                findings.attended(heads, chosen.layer, chosen.head, found[0]),
-                findings.strongest_by_token(trace, found[0], 5),
-                heads,
-            )
+    heads = [
+        heads_of(trace, parameters=parameters, name=name)
+        for name, trace in zip("AB", (a, b), strict=True)
+    ]
+    shown = heads if pieces else [by_word(part) for part in heads]
+    rows = [part.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
+    chosen = choice.contrasting_head(shown[0], rows[0], shown[1], rows[1], layer, head)
+    first, second = (
+        Side(
+            trace,
+            found[0],
+            len(found),
+            findings.attended(own, chosen.layer, chosen.head, found[0]),
+            findings.strongest_by_token(words, words.rows_of(found[0]), 5),
+            own,
+            words,
         )
+        for trace, found, own, words in zip((a, b), places, heads, shown, strict=True)
+    )
     similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
-    return CompareView(str(word), similarity, chosen, (sides[0], sides[1]), theme, stretch)
+    return CompareView(word, similarity, chosen, (first, second), why, theme, stretch)
 
 
 def walk(
@@ -785,26 +849,28 @@ def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
     }
 
 
-def _looks_at(screen: Screen, side: Side, most: int = 6) -> list[Text]:
-    """The tokens that the word looks at most in the head that is shown."""
-    order = np.argsort(-side.weights, kind="stable")[:most].tolist()
-    width = screen.fit([*(side.trace.tokens[i] for i in order), "others"], 5, 14)
+def _looks_at(screen: Screen, side: Side, head: Head, most: int = 6) -> list[Text]:
+    """The words that the word looks at most in the head that is shown."""
+    weights, names = side.looks_at(head), side.shown.key_names
+    order = np.argsort(-weights, kind="stable")[:most].tolist()
+    width = screen.fit([*(names[i] for i in order), "others"], 5, 14)
     lines = [
-        row(screen, side.trace.tokens[i], width, float(side.weights[i])).append(
-            bar(screen, float(side.weights[i]), 12)
+        row(screen, names[i], width, float(weights[i])).append(
+            bar(screen, float(weights[i]), 12), style="yellow"
         )
         for i in order
     ]
-    rest = float(side.weights.sum() - side.weights[order].sum())
-    if len(order) < len(side.weights):
+    rest = float(weights.sum() - weights[order].sum())
+    if len(order) < len(weights):
         lines.append(row(screen, "others", width, max(0.0, rest)))
     return lines
 
 
 def _looks_most(screen: Screen, side: Side) -> list[Text]:
-    width = screen.fit([side.trace.tokens[link.key] for link in side.strongest], 5, 14)
+    names = side.shown.key_names
+    width = screen.fit([names[link.key] for link in side.strongest], 5, 14)
     return [
-        row(screen, side.trace.tokens[link.key], width, link.weight).append(
+        row(screen, names[link.key], width, link.weight).append(
             f"--layer {link.layer} --head {link.head}", style="dim"
         )
         for link in side.strongest

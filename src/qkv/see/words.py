@@ -103,6 +103,17 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     return (flags if len(set(each[flags].tolist())) > 1 else words), each
 
 
+def content_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """The content words of a text, each once.
+
+    >>> content_words(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
+    ['banker', 'bank']
+    """
+    spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
+    flags, _ = content(tokens, special)
+    return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
+
+
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
     """The words that pieces make up, as (first, last + 1, word); None where no token is a piece.
 

@@ -941,16 +941,16 @@ function changes(compare, text) {
 function shared(compare, data, open) {
   const name = word(compare.word);
   const most = compare.strongest.map((links, k) => {
-    const { tokens, keys, layers, name: side_ } = data.texts[k];
+    const { layers, name: side_ } = data.texts[k];
     return el(
       "div",
       {},
       el("h4", {}, `In ${visible(side_)}`),
-      links.map(({ key, layer, head, weight }) =>
+      links.map(({ name, layer, head, weight }) =>
         el(
           "button",
           { type: "button", onclick: () => open(layers.indexOf(layer), head) },
-          word((keys || tokens)[key]),
+          word(name),
           ` ${number(weight)} `,
           el("span", { class: "dim" }, `layer ${layer}, head ${head}`),
         ),
