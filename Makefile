@@ -30,7 +30,7 @@ demo: ## set up, then walk through, show and compare on real weights
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
 	run 'qkv walk "The cat sat on the mat"'; \
 	run 'qkv show "I sat on the bank of the river."'; \
-	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan." --word bank'; \
+	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan."'; \
 	done=$$(date +%s); \
 	printf '\nset-up with downloads: %d s; the three commands: %d s\n' \
 	  $$((ready - begin)) $$((done - ready))

@@ -23,10 +23,10 @@ def main() -> None:
     model = qkv.load()
     traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
-        "show": (qkv.show(BANK, model=model, layer=0, head=3), 698, None),
+        "show": (qkv.show(BANK, model=model), 698, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 705, "weights"),
         "compare": (
-            qkv.compare(BANK, LOAN, word="bank", model=model, layer=0, head=3),
+            qkv.compare(BANK, LOAN, model=model),
             868,
             None,
         ),

@@ -855,9 +855,7 @@ def _looks_at(screen: Screen, side: Side, head: Head, most: int = 6) -> list[Tex
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     width = screen.fit([*(names[i] for i in order), "others"], 5, 14)
     lines = [
-        row(screen, names[i], width, float(weights[i])).append(
-            bar(screen, float(weights[i]), 12), style="yellow"
-        )
+        row(screen, names[i], width, float(weights[i])).append(bar(screen, float(weights[i]), 12))
         for i in order
     ]
     rest = float(weights.sum() - weights[order].sum())

@@ -17,7 +17,7 @@ Span = tuple[int, int, str]
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
 UNKNOWN = ("[unk]", "<unk>")
-# English words that join others: function words, and what a tokenizer leaves of contractions.
+# English words that join others, and what tokenizers leave of them around an apostrophe.
 _FUNCTION = """
 a an the this that these those some any no none every each either neither both all few many much
 more most several such other others another own same
@@ -34,11 +34,15 @@ am is are was were be been being have has had having do does did doing will woul
 can cannot could may might must ought
 not never ever there here then now again once how why very too also just only even still quite
 rather almost
-s t d m ll re ve don didn doesn isn wasn aren weren won wouldn shouldn couldn mustn hasn haven
-hadn ain don't didn't doesn't isn't wasn't aren't weren't won't wouldn't shouldn't couldn't
+don't didn't doesn't isn't wasn't aren't weren't won't wouldn't shouldn't couldn't
 can't it's i'm i've i'll he's she's that's there's they're we're you're
 """
+_FUNCTION_PIECES = """
+s t d m ll re ve don didn doesn isn wasn aren weren won wouldn couldn shouldn hasn haven
+"""
 _FUNCTION_WORDS = frozenset(_FUNCTION.split())
+_LEFT_OVER = frozenset(_FUNCTION_PIECES.split())
+_APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
 def is_punctuation(token: str) -> bool:
@@ -97,9 +101,13 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     numbers = [known.setdefault(name, len(known)) for name in names]
     sizes = [end - first for first, end, _ in spans]
     words = is_word(tokens, special)
-    little = np.repeat([name in _FUNCTION_WORDS or name in UNKNOWN for name in names], sizes)
+    little = [name in _FUNCTION_WORDS or name in UNKNOWN for name in names]
+    for i, name in enumerate(names):  # "king ' s", "don ' t"
+        little[i] |= name in _LEFT_OVER and not _APOSTROPHES.isdisjoint(
+            names[max(0, i - 1) : i + 2]
+        )
     each = np.repeat(numbers, sizes)
-    flags = words & ~little
+    flags = words & ~np.repeat(np.array(little, dtype=bool), sizes)
     return (flags if len(set(each[flags].tolist())) > 1 else words), each
 
 
