@@ -175,13 +175,16 @@ def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> N
     corpus = tmp_path / "corpus.txt"
     letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 6_000_000)
     corpus.write_bytes(letters.tobytes())
-    options = ("--objective", "masked", "--vocabulary", "30000", "-o", str(tmp_path / "model"))
+    options = ("--objective", "causal", "--vocabulary", "30000", "-o", str(tmp_path / "model"))
     process = train_process(str(corpus), *options)
     assert process.stderr.readline().startswith(b"qkv train: corpus: ")
     time.sleep(1)  # until it trains
     assert process.poll() is None
     process.send_signal(getattr(signal, name))
-    _, more = process.communicate(timeout=15)
+    try:
+        _, more = process.communicate(timeout=15)
+    finally:
+        process.kill()
     assert more.strip() == b""
     assert process.returncode == 128 + getattr(signal, name)
     assert list(tmp_path.iterdir()) == [corpus]
