@@ -39,8 +39,8 @@ def apply_rotary(
             were trained on.
 
     Returns:
-        A new array of the shape and type of `x`. Angles are computed in float64, halves are
-        rotated in float32.
+        A new array of the shape and type of `x`. Angles are computed in float64, half precision
+        is rotated in float32.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.

@@ -129,7 +129,7 @@ def attend(
 
 @functools.cache
 def _function() -> Any:
-    """Attention as a step in the graph of torch: the way there, and the way back."""
+    """Attention as a step in the graph of torch: the forward pass and the backward pass."""
     torch = torch_module()
 
     def forward(ctx: Any, asked: tuple[Any, ...], *tensors: Any) -> Any:
@@ -141,33 +141,31 @@ def _function() -> Any:
         ctx.set_materialize_grads(False)
         return out, shown
 
-    def backward(ctx: Any, above: Any, above_weights: Any) -> Any:
+    def backward(ctx: Any, grad: Any, grad_weights: Any) -> Any:
         name = ctx.asked[0]
-        if above_weights is not None:
+        if grad_weights is not None:
             raise NotImplementedError(
                 f"{name}: the weights that output_attentions gives have no gradient with qkv: "
                 'load the model with attn_implementation="eager"'
             )
-        if above is None:  # nothing came of the result
+        if grad is None:  # nothing came of the result
             return (None,) * len(ctx.needs_input_grad)
-        check_readable(name, above)
-        return None, *gradients.apply(
-            ctx.asked, ctx.needs_input_grad[1:], above, *ctx.saved_tensors
-        )
+        check_readable(name, grad)
+        return None, *gradients.apply(ctx.asked, ctx.needs_input_grad[1:], grad, *ctx.saved_tensors)
 
-    def gradient(ctx: Any, asked: Any, wanted: Any, above: Any, *saved: Any) -> Any:
+    def gradient(ctx: Any, asked: Any, wanted: Any, grad: Any, *saved: Any) -> Any:
         ctx.name, names, options = asked
         *tensors, out, lse = saved
         arrays = dict(zip(names, map(as_array, tensors), strict=True))
         forward = np.swapaxes(as_array(out), -3, -2), as_array(lse)
-        above = np.swapaxes(as_array(above), -3, -2)
-        found = attention_grad(**arrays, grad_out=above, forward=forward, **options)
+        grad = np.swapaxes(as_array(grad), -3, -2)
+        found = attention_grad(**arrays, grad_out=grad, forward=forward, **options)
         return tuple(
             as_tensor(getattr(found, which)) if needed else None
             for which, needed in zip(names, wanted, strict=True)
         )
 
-    def refuse(ctx: Any, *above: Any) -> Any:
+    def refuse(ctx: Any, *grad: Any) -> Any:
         raise NotImplementedError(
             f"{ctx.name}: qkv cannot differentiate twice: "
             'load the model with attn_implementation="eager"'
@@ -293,7 +291,7 @@ def _answer(
     call = check_call(**arrays, **options, call=name)
     recording = current()
     if recording is not None and torch_module()._C._current_graph_task_id() != -1:
-        recording = None  # on the way back: a checkpoint has run once already
+        recording = None  # in the backward pass: a checkpoint has run once already
     if recording is not None and not recording.wants(ran.owner):
         recording = None
     shown = sums = None

@@ -57,7 +57,7 @@ class Experts:
         limit: of the numbers in an expert.
 
     The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Halves are computed in float32.
+    Half precision is computed in float32.
 
     Raises:
         ValueError: parameters that are missing or do not fit, or more experts chosen than there

@@ -53,7 +53,7 @@ class MLP:
         dtype: of the parameters.
 
     The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Halves are computed in float32.
+    Half precision is computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants Improve Transformer".

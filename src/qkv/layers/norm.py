@@ -156,7 +156,7 @@ class LayerNorm(_Norm):
         dtype: of the parameters.
 
     The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Halves are computed in float32.
+    Half precision is computed in float32.
 
     Source:
         Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
@@ -198,8 +198,8 @@ class RMSNorm(_Norm):
         eps: added to the mean square.
         dtype: of the weight.
 
-    The result has the type that `x` and the weight promote to; integers take the weight's. Halves
-    are computed in float32.
+    The result has the type that `x` and the weight promote to; integers take the weight's. Half
+    precision is computed in float32.
 
     Source:
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.

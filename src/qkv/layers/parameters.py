@@ -113,7 +113,7 @@ def project(
 ) -> Array:
     """One linear layer: (..., in) -> (..., out); see `qkv.backend.linear`.
 
-    Halves with a residual of float32 give float32.
+    In half precision, a residual of float32 gives float32.
     """
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
     return linear(
@@ -129,7 +129,7 @@ def handed(x: Array, parameters: Mapping[str, Array]) -> Array:
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Whether halves that are added to this become float32."""
+    """Whether half precision that is added to this becomes float32."""
     return residual is not None and residual.dtype == np.float32
 
 
@@ -141,6 +141,6 @@ def working(x: Array, dtype: np.dtype[Any]) -> Array:
 def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type of what a layer hands from one operation to the next.
 
-    It is float32 for halves, but bfloat16 stays as it is where the kernel computes.
+    It is float32 for half precision, but bfloat16 stays as it is where the kernel computes.
     """
     return dtype if stays_bfloat16(dtype) else compute_type(dtype)

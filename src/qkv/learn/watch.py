@@ -1,4 +1,4 @@
-"""Whether a run goes well: what to do about numbers that are none, and about a loss that rises."""
+"""Whether a run goes well: what to do about NaN, and about a loss that rises."""
 
 from __future__ import annotations
 

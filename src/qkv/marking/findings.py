@@ -183,7 +183,7 @@ def mask_per_key(runs: list[Run]) -> Finding | None:
     return Finding(
         "mask-per-key",
         "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
-        "a causal mask cannot be handed over in it",
+        "a causal mask cannot be given in it",
         "scores = np.where(mask, scores, -np.inf)  # takes both",
         runs[0],
         kind="convention",

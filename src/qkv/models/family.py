@@ -44,7 +44,7 @@ class Fused:
         index: which one this is.
         count: how many there are, all of one size.
         groups: the columns fall into so many equal groups, each with a piece of every one: as
-            many as there are heads, say, where each head's query, key and value stand together.
+            many as there are heads, say, where each head's query, key and value are side by side.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))

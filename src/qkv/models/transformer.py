@@ -234,7 +234,7 @@ class Transformer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of the vectors: float32 for halves."""
+        """The type of the vectors: float32 for half precision."""
         return compute_type(self.embedding.table.dtype)
 
     @property
