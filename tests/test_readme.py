@@ -145,7 +145,9 @@ def test_a_page_uses_the_calls_of_its_rows() -> None:
     for row, page in rows:
         calls = re.findall(r"`(qkv\.\w+|layer\.trace|model\.trace)", row)
         text = (ROOT / page).read_text(encoding="utf-8")
-        assert any(f"{call}(" in text for call in calls), f"{page} does not use {calls}"
+        missing = [call for call in calls if f"{call}(" not in text]
+        assert calls
+        assert not missing, f"{page} does not use {missing}"
 
 
 def test_every_name_of_the_package_exists() -> None:

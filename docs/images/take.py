@@ -23,11 +23,11 @@ def main() -> None:
     model = qkv.load()
     traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
-        "show": (qkv.show(BANK, model=model), 698, None),
-        "walk": (qkv.walk("The cat sat on the mat", model=model), 705, "weights"),
+        "show": (qkv.show(BANK, model=model), 690, None),
+        "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
         "compare": (
             qkv.compare(BANK, LOAN, model=model),
-            868,
+            814,
             None,
         ),
         "shift": (qkv.plot_shift(traces), 824, None),
