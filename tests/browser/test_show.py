@@ -26,6 +26,7 @@ from .support import (
 )
 
 CAT = "The cat sat on the mat"
+MINUS = "\N{MINUS SIGN}"
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,8 @@ def test_every_cell_by_keyboard_is_the_trace(
         for j, weight in enumerate(row):
             shown = readout(page)
             assert shown[""] == f"{view.tokens[i]} → {view.tokens[j]}"
-            assert read(shown["weight"]) == pytest.approx(weight, abs=STEP)
-            assert read(shown["scaled score"]) == pytest.approx(scaled[i, j], abs=2e-3)
+            assert shown["weight"] == f"{weight:.5f}"
+            assert shown["scaled score"].replace(MINUS, "-") == f"{scaled[i, j]:.3f}"
             assert read(shown["raw score"]) == pytest.approx(raw[i, j], abs=2e-3)
             press(page, "ArrowRight")
         press(page, "ArrowDown", "Home")
@@ -275,6 +276,17 @@ def test_subwords_are_merged_keys_summed_and_queries_averaged(visit: Visit) -> N
         press(page, "ArrowDown", "Home")
     assert "summed" in page.locator(".view").inner_text()
     assert "unbelievable" in [name for name, _ in keys(page)]
+
+
+def test_a_number_is_rounded_once_and_as_in_the_terminal(visit: Visit) -> None:
+    weights = np.array([[[[0.375, 0.625], [0.70499, 0.29501]]]])  # 5/8 lies in the middle
+    view = qkv.show(weights, tokens=["cat", "dog"], layer=0, head=0)
+    page = visit(page_of(view.heads))
+    assert sentence(page) == "cat looks at dog: 0.62 (layer 0, head 0)."
+    token(page, 1).click()
+    assert sentence(page) == f"dog looks at cat: {0.70499:.2f} (layer 0, head 0)."
+    assert [value for _, value in keys(page)] == ["0.70", "0.30"]
+    assert readout(page)["weight"] == "0.70499"
 
 
 def test_contribution_is_weight_times_length(visit: Visit) -> None:

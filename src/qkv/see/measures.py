@@ -12,8 +12,7 @@ from qkv.arrays import Array
 from qkv.see.heads import Heads, Summary
 from qkv.see.words import Span
 
-UNIT = 65535
-NOTHING = 65535  # among packed scores: there is no number
+_PER = 40000  # two for each half of the fourth digit
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
@@ -204,54 +203,29 @@ def summarize(weights: Array, top_k: int) -> Summary:
     return Summary(np.where(largest > 0, indices, -1), largest, received)
 
 
-def pack_weights(weights: Array) -> dict[str, Any]:
-    """Weights from 0 to 1 in 16 bits: `n / 65535`, off by 1/131070 at most.
+def pack_numbers(values: Any) -> dict[str, Any]:
+    """Numbers as they are, in float32: what a page shows is rounded there, once.
 
-    NaN becomes 0.
-
-    >>> pack_weights(np.array([0.0, 1.0]))
-    {'b64': 'AAD//w==', 'bits': 16, 'shape': [2], 'unit': 1.52590...e-05}
+    >>> pack_numbers(np.array([0.0, 1.0]))
+    {'b64': 'AAAAAAAAgD8=', 'shape': [2]}
     """
-    whole = np.clip(np.nan_to_num(weights, nan=0.0), 0, 1).astype(np.float64)
-    return _packed(np.rint(whole * UNIT)) | {"unit": 1 / UNIT}
+    with np.errstate(over="ignore"):
+        data = np.asarray(values).astype("<f4")
+    return {"b64": _text(data.tobytes()), "shape": list(data.shape)}
 
 
-def pack_lengths(values: Array) -> dict[str, Any]:
-    """Numbers >= 0 `(layers, heads, ...)` in 16 bits: `n * step`, off by half a step at most.
+def pack_shares(weights: Array) -> dict[str, Any]:
+    """Weights in 16 bits, `n / per`, that show as the weights do in four digits or fewer.
 
-    Each head has its own step, the largest of its numbers / 65535.
+    Whoever rounds `n / per` gets what rounding the weight gives: n is even where it is exact, and
+    else the odd number between those around it, which no rounding to four digits is in doubt about.
 
-    >>> pack_lengths(np.array([[[0.0, 2.0]]]))["step"]
-    [[3.05180...e-05]]
+    >>> pack_shares(np.array([0.125, 0.12501]))
+    {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
     """
-    finite = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    step = finite.reshape(*finite.shape[:2], -1).max(axis=-1) / UNIT  # (layers, heads)
-    each = step.reshape(*step.shape, *[1] * (finite.ndim - 2))
-    whole = np.divide(finite, each, out=np.zeros_like(finite), where=each > 0)
-    return _packed(np.rint(whole)) | {"step": step.tolist()}
-
-
-def pack_scores(scores: Array) -> dict[str, Any]:
-    """Scores `(layers, heads, L, S)` in 16 bits: `low + n * step`, off by half a step at most.
-
-    Each head has its own `low` and `step`, its range / 65534. What is not finite is 65535.
-
-    >>> packed = pack_scores(np.array([[[[-2.0, 1.0, -np.inf]]]]))
-    >>> packed["low"], packed["step"], base64.b64decode(packed["b64"]).hex()
-    ([[-2.0]], [[4.57777...e-05]], '0000feffffff')
-    """
-    finite = np.isfinite(scores)
-    exact = np.where(finite, scores, 0.0).astype(np.float64)
-    ends = [
-        edge(np.where(finite, exact, limit), axis=(2, 3))
-        for edge, limit in ((np.min, np.inf), (np.max, -np.inf))
-    ]
-    low, high = (np.where(np.isfinite(end), end, 0.0) for end in ends)  # (layers, heads)
-    step = (high - low) / (UNIT - 1)
-    each = np.where(step > 0, step, 1.0)[..., None, None]
-    whole = np.rint((exact - low[..., None, None]) / each)
-    packed = _packed(np.where(finite, whole, NOTHING))
-    return packed | {"low": low.tolist(), "step": step.tolist()}
+    exact = np.clip(np.nan_to_num(weights.astype(np.float64)), 0, 1) * _PER
+    whole = np.floor(exact).astype(np.int64)
+    return _packed(whole | (exact != whole), 16) | {"per": _PER}
 
 
 def pack_bits(flags: Array) -> dict[str, Any]:
@@ -270,10 +244,10 @@ def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}
     """
-    return _packed(indices, 16 if limit <= NOTHING else 32)
+    return _packed(indices, 16 if limit <= 65535 else 32)
 
 
-def _packed(whole: Array, bits: int = 16) -> dict[str, Any]:
+def _packed(whole: Array, bits: int) -> dict[str, Any]:
     data = whole.astype(np.int64).astype(f"<u{bits // 8}").tobytes()
     return {"b64": _text(data), "bits": bits, "shape": list(whole.shape)}
 

@@ -1,6 +1,7 @@
 """A view as one piece of HTML that needs nothing else: numbers, script, a static picture."""
 # What stands in the payload, which assets/*.js read. Arrays are packed (see measures.py): base64 of
-# little-endian whole numbers, with their "bits" (8, 16, 32) and "shape".
+# little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
+# number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
 #
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay",
@@ -20,16 +21,14 @@
 #   "words": [[first, last + 1, word], ...] | null (no token is a piece), "key_words": the same,
 #   "split": where a second sentence begins | null,
 #   "layers": [numbers], "heads": H, "length": L, "key_length": S,
-#   "weights": packed (layers, H, L, S), weight = n * unit | null,
-#   "nan": bits, where a weight is not a number | null,
-#   "scores": packed (k, H, L, S) of the k "layers", score = low + n * step of each head, after
-#             scaling and mask; n = 65535: none there | null,
+#   "weights": packed (layers, H, L, S) | null,
+#   "scores": packed (k, H, L, S) of the k "layers", after scaling and mask | null,
 #   "scale": [raw score = score / scale, for each layer | null],
 #   "hidden": bits, 1 where the mask hides | null,
-#   "norms": packed (layers, H, S), |v W_O| = n * step of each head | null,
+#   "norms": packed (layers, H, S), |v W_O| | null,
 #   "measures": {name: [layers x H] | null},
 #   "summary": in place of weights {"top_k": k, "indices": packed (layers, H, L, k), all ones where
-#             nothing is, "weights": packed, "received": packed (layers, H, S) = n * step,
+#             nothing is, "weights": shares, "received": packed (layers, H, S),
 #             "kept": the share of all weight that this holds} | null,
 #   "left_out": [sentences that say what this page does not hold] }
 # Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 holds for all.
@@ -68,7 +67,7 @@ POLICY = (
 )
 
 LONG = 512  # tokens from which a page holds summaries
-MOST_CELLS = 6_000_000  # weights that a page holds at most: 12 MB before base64
+MOST_CELLS = 4_000_000  # weights that a page holds at most: 16 MB before base64
 MOST_SCORES = 1_500_000
 MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
 _SCRIPTS = {"compare": "show"}  # kinds that share a script with another
@@ -83,10 +82,6 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
     size, width = len(heads.tokens), len(heads.all_keys)
     left_out: list[str] = []
     long = not heads.weights or max(size, width) >= LONG or heads.cells > MOST_CELLS
-    numbers = {
-        name: None if values is None else np.round(values, 3).tolist()
-        for name, values in measures.measures_of(heads).items()
-    }
     return {
         "name": heads.name,
         "tokens": heads.query_names,
@@ -102,13 +97,12 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "heads": heads.count,
         "length": size,
         "key_length": width,
-        "weights": None if long else measures.pack_weights(np.array(heads.weights)),
-        "nan": None if long else packed_flags(np.isnan(np.array(heads.weights))),
+        "weights": None if long else measures.pack_numbers(heads.weights),
         "scores": None if long else _scores(heads, layer, left_out),
         "scale": [heads.scale.get(number) for number in heads.layers],
         "hidden": None if long else _hidden(heads),
-        "norms": measures.pack_lengths(np.array(heads.norms)) if heads.norms else None,
-        "measures": numbers,
+        "norms": measures.pack_numbers(heads.norms) if heads.norms else None,
+        "measures": measures.measures_of(heads),
         "summary": _summary(heads, left_out) if long else None,
         "left_out": left_out,
     }
@@ -129,7 +123,7 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
     if not layers:
         return None
     arrays = np.array([heads.scores[number] for number in layers])
-    return measures.pack_scores(arrays) | {"layers": layers}
+    return measures.pack_numbers(arrays) | {"layers": layers}
 
 
 def _hidden(heads: Heads) -> dict[str, Any] | None:
@@ -169,9 +163,9 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     return {
         "top_k": top_k,
         "indices": measures.pack_indices(indices, width),
-        "weights": measures.pack_weights(weights),
-        "received": measures.pack_lengths(received),
-        "kept": round(kept, 3),
+        "weights": measures.pack_shares(weights),
+        "received": measures.pack_numbers(received),
+        "kept": kept,
     }
 
 

@@ -145,11 +145,8 @@ class RunsView(View):
                 "what": "runs",
                 "sentence": self.sentence,
                 "of": "the vectors after the last layer",
-                "changes": [
-                    [c.token, *(round(x, 4) for x in (c.distance, c.cosine, c.length))]
-                    for c in self.changes
-                ],
-                "by_layer": self.by_layer.round(4).tolist(),
+                "changes": [[c.token, c.distance, c.cosine, c.length] for c in self.changes],
+                "by_layer": self.by_layer,
             },
         )
 

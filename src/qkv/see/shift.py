@@ -227,13 +227,13 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
         "tokens": shift.tokens,
         "of": shift.of,
         "before": _points(shift.before),
-        "explained": [round(float(share), 4) for share in shift.explained],
+        "explained": shift.explained,
         "stages": [
             {
                 "name": stage.name,
                 "points": _points(stage.points),
-                "held": round(stage.held, 4),
-                "cosine": [round(float(value), 4) for value in stage.cosine],
+                "held": stage.held,
+                "cosine": stage.cosine,
             }
             for stage in shift.stages
         ],
@@ -243,7 +243,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
                 "word": pair.word,
                 "a": pair.a,
                 "b": pair.b,
-                "cosine": [round(float(value), 4) for value in pair.cosine],
+                "cosine": pair.cosine,
             }
             for pair in shift.pairs
         ],

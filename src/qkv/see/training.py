@@ -3,12 +3,13 @@
 #
 #   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
 #   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],
-#   "weights": packed (shown, layers, H, L, L), "hidden": bits as in page.py | null,
+#   "weights": shares (shown, layers, H, L, L), "hidden": bits as in page.py | null,
 #   "scores": [{"name", "of": what it is the mean of, "head": what such a head is called,
 #               "values": [for each step [layers x H]]}, ...],
 #   "score": place in "scores" of the one that the sentence is about,
 #   "becomes": weight from which a head is called by what it looks at,
-#   "losses": [[step, loss], ...], "knots": [the steps that stand at even distances in charts],
+#   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
+#   "knots": [the steps that stand at even distances in charts],
 #   "left_out": [sentences]
 #
 # `start` (see page.py) says which head is shown first.
@@ -259,17 +260,14 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "heads": replay.weights.shape[2],
         "steps": replay.steps,
         "shown": replay.shown,
-        "weights": measures.pack_weights(replay.weights),
+        "weights": measures.pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else packed_flags(replay.hidden),
         "scores": [
             {
                 "name": found.name,
                 "of": found.of,
                 "head": found.head,
-                "values": replay.values[..., place]
-                .round(3)
-                .reshape(len(replay.steps), -1)
-                .tolist(),
+                "values": replay.values[..., place].reshape(len(replay.steps), -1),
             }
             for place, found in enumerate(replay.scores)
         ],
@@ -277,6 +275,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "becomes": BECOMES,
         "knots": replay.knots,
         "losses": thinned(replay.losses, MOST_LOSSES),
+        "logged": [replay.loss_at(step) for step in replay.steps],
         "left_out": left_out,
     }
 
@@ -288,6 +287,6 @@ def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]
     [[0.5, 3.0], [2.5, 1.0]]
     """
     if len(losses) <= most:
-        return [[step, round(loss, 4)] for step, loss in losses]
+        return [[step, loss] for step, loss in losses]
     parts = np.array_split(np.array(losses, dtype=np.float64), most)
-    return [[round(float(x), 4) for x in part.mean(axis=0)] for part in parts]
+    return [part.mean(axis=0).tolist() for part in parts]

@@ -308,7 +308,7 @@ class CompareView(View):
                 "word": self.word,
                 "sentence": self.sentence,
                 "places": [side.positions for side in self.sides],
-                "similarity": self.similarity.round(4).tolist(),
+                "similarity": self.similarity,
                 "strongest": [
                     [
                         {
@@ -316,7 +316,7 @@ class CompareView(View):
                             "name": side.shown.tokens[link.key],
                             "layer": link.layer,
                             "head": link.head,
-                            "weight": round(link.weight, 4),
+                            "weight": link.weight,
                         }
                         for link in side.strongest
                     ]

@@ -4,10 +4,9 @@
 #   "rows": [places of the queries that the page holds] | null (all), "key_rows": the same of keys,
 #   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
 #   "own": name of the model's output, which is the array "own"; the last step's is beside it,
-#   "difference": the largest, "error": the largest error of a packed weight }
-# ARRAY = {"b64": base64 of little-endian numbers, "shape": [...],
-#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all),
-#          "step": s, "low": l (16-bit whole numbers n: l + n * s) or neither (32-bit floats)}
+#   "difference": the largest }
+# ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
+#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all)}
 #         or {"shape": [...], "b64": null}: too large for the page
 # STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
 #         "side": "queries" | "keys" (what its rows are), "columns": "keys" | null (numbers),
@@ -15,7 +14,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +26,7 @@ from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.models.transformer import Embedding, Layer
 from qkv.see import choice
+from qkv.see.measures import pack_numbers
 from qkv.see.source import KNOWN, Source
 from qkv.see.spell import spell
 from qkv.see.steps import (
@@ -48,8 +47,6 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer", "walk_payload"]
 
 MOST_TOKENS = 64
 MOST_NUMBERS = 1_500_000
-# packed in 16 bits: what is learned, and not what the steps compute
-_PARAMETERS = ("W_Q", "W_K", "W_V", "W_O")
 _WHOLE = ("K", "V", "K_turned")
 
 
@@ -238,8 +235,7 @@ def walk_layer(
 def walk_payload(walk: Walk) -> dict[str, Any]:
     """A walk for the page: its steps, and all that the sum of any cell needs.
 
-    Of more than 64 tokens those are held among which the largest weights are. What the steps
-    compute is held in float32, the weights of the projections in 16 bits.
+    Of more than 64 tokens those are held among which the largest weights are, all in float32.
     """
     weights = next(step for step in walk.steps if step.name == "weights")
     rows, key_rows = _held(walk, weights.values)
@@ -250,7 +246,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     for name, array in {**walk.arrays, "own": walk.own}.items():
         side = "queries" if name in ("mask", "own") else sides.get(name, "")
         which, kept = lists[side]
-        packed = _pack(array if kept is None else array[kept], name in _PARAMETERS)
+        packed = _pack(array if kept is None else array[kept])
         arrays[name] = {**packed, "rows": None if kept is None else which}
     return {
         "layer": walk.layer,
@@ -279,7 +275,6 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "start": list(walk.cell),
         "own": walk.own_name,
         "difference": walk.difference,
-        "error": max((array.get("step", 0.0) / 2 for array in arrays.values()), default=0.0),
     }
 
 
@@ -423,18 +418,8 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     return block[0], block[1]
 
 
-def _pack(array: Array, in_16_bits: bool) -> dict[str, Any]:
-    """Numbers for the page: whole numbers of 16 bits, or float32."""
-    shape = list(array.shape)
+def _pack(array: Array) -> dict[str, Any]:
+    """Numbers for the page, unless there are too many."""
     if array.size > MOST_NUMBERS:
-        return {"b64": None, "shape": shape}
-    if not in_16_bits or not np.isfinite(array).all():
-        return {"b64": _text(array.astype("<f4")), "shape": shape}
-    low, high = (float(end(array)) for end in (np.min, np.max))
-    step = (high - low) / 65535 or 1.0
-    whole = np.rint((array.astype(np.float64) - low) / step).astype("<u2")
-    return {"b64": _text(whole), "shape": shape, "low": low, "step": step}
-
-
-def _text(array: Array) -> str:
-    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+        return {"b64": None, "shape": list(array.shape)}
+    return pack_numbers(array)

@@ -4,7 +4,7 @@
 VIEWS.replay = (box, payload, ui) => {
   const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
   const [L, last, first] = [tokens.length, shown.length - 1, payload.start];
-  const [packed, unit] = [unpack(data.weights), data.weights.unit];
+  const [packed, { per }] = [unpack(data.weights), data.weights];
   const bits = data.hidden && unpack(data.hidden);
   const dashes = ["", "8 4", "2 4", "10 3 2 3"];
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -14,7 +14,7 @@ VIEWS.replay = (box, payload, ui) => {
   // ---- the numbers
 
   const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
-  const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] * unit;
+  const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] / per;
   const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
   function hides(l, h, i, j) {
     if (!bits) return false;
@@ -24,7 +24,6 @@ VIEWS.replay = (box, payload, ui) => {
   }
   const course = (score, l, h) => scores[score].values.map((row) => row[l * H + h]);
   const now = () => shown[state.at]; // a place in steps
-  const loss = (step) => losses.reduce((best, each) => (Math.abs(each[0] - step) < Math.abs(best[0] - step) ? each : best), losses[0])[1];
   const called = (l, h) => `layer ${layers[l]}, head ${h}`;
   const step = (k) => `step ${count(steps[k])}`;
   const line = (k) => ({ stroke: `var(--line-${k % LINES})`, "stroke-dasharray": dashes[k % dashes.length] });
@@ -119,7 +118,7 @@ VIEWS.replay = (box, payload, ui) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const room = (high - low) * 0.05 || 0.05;
     const ground = low >= 0 ? Math.max(0, low - room) : low - room;
-    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: loss(steps[now()]) }] };
+    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: data.logged[now()] }] };
   }, 170, 130);
 
   // ---- one head, and all of them
@@ -143,7 +142,7 @@ VIEWS.replay = (box, payload, ui) => {
   /** The end of the scale, the same at every step. */
   function high() {
     const largest = (k) => cells(k, state.l, state.h).reduce((a, b) => Math.max(a, b));
-    return (stretched.input.checked && Math.max(...shown.map((_, k) => largest(k))) * unit) || 1;
+    return (stretched.input.checked && Math.max(...shown.map((_, k) => largest(k))) / per) || 1;
   }
 
   function drawGrid() {
@@ -160,7 +159,7 @@ VIEWS.replay = (box, payload, ui) => {
     });
     const end = high();
     pictures(order.length, (i) => {
-      const picture = raster(ui, cells(state.at, ...order[i]), L, L, (value) => (value * unit) / end);
+      const picture = raster(ui, cells(state.at, ...order[i]), L, L, (value) => (value / per) / end);
       fill(grid.children[i].firstChild, picture);
     });
   }
@@ -191,7 +190,7 @@ VIEWS.replay = (box, payload, ui) => {
     state.at = Math.max(0, Math.min(last, at));
     const k = now();
     const best = risen(state.l, state.h);
-    const lost = losses.length ? `, loss ${number(loss(steps[k]))}` : "";
+    const lost = losses.length ? `, loss ${number(data.logged[k])}` : "";
     slider.value = state.at;
     slider.setAttribute("aria-valuetext", `${step(k)}${lost}, ${scores[best].of} ${share(course(best, state.l, state.h)[k])}`);
     fill(there, `${step(k)}`, el("span", { class: "dim" }, ` of ${count(steps.at(-1))}`));
@@ -200,7 +199,7 @@ VIEWS.replay = (box, payload, ui) => {
       legend,
       scores.map(({ of }, s) => el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, ...line(s) })), `${of} `, el("b", {}, share(course(s, state.l, state.h)[k])))),
     );
-    if (losses.length) fill(lossNow, number(loss(steps[k])));
+    if (losses.length) fill(lossNow, number(data.logged[k]));
     drawMap(fresh);
     draw();
   }

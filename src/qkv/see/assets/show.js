@@ -14,7 +14,7 @@ function reader(text) {
     const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
     return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
   };
-  const scaled = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j] * packed.step[l][h];
+  const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
   return {
     text,
     keys: text.keys || text.tokens,
@@ -27,24 +27,22 @@ function reader(text) {
         const [places, weights] = [once("places", summary.indices), once("top", summary.weights)];
         const none = summary.indices.bits === 32 ? 4294967295 : 65535;
         for (let t = base * summary.top_k; t < (base + 1) * summary.top_k; t++) {
-          if (places[t] !== none && weights[t]) give(places[t], weights[t] * summary.weights.unit);
+          if (places[t] !== none && weights[t]) give(places[t], weights[t] / summary.weights.per);
         }
         return;
       }
       const weights = once("weights", text.weights);
-      for (let j = 0; j < S; j++)
-        give(j, bit("nan", l, h, i, j) ? NaN : weights[base * S + j] * text.weights.unit);
+      for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
     },
     hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
-    norm: (l, h, j) => scaled("norms", text.norms, l, h, j),
-    received: (l, h, j) => scaled("received", summary.received, l, h, j),
+    norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
+    received: (l, h, j) => ofKey("received", summary.received, l, h, j),
     /** The scaled score; -Infinity where hidden, null where the page has none. */
     score(l, h, i, j) {
       const packed = text.scores;
       const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;
       if (k < 0) return null;
-      const n = once("scores", packed)[((k * H + h) * L + i) * S + j];
-      return n === 65535 ? -Infinity : packed.low[k][h] + n * packed.step[k][h];
+      return once("scores", packed)[((k * H + h) * L + i) * S + j];
     },
   };
 }
@@ -417,6 +415,13 @@ function side(ui, state, source, cursor) {
     return [...said, "."];
   }
 
+  /** A weight with as many digits as the page knows: of a long text it holds fewer. */
+  function exact(x) {
+    if (!self.source.text.summary) return number(x, 5);
+    const digits = state.merge ? 3 : 4;
+    return number(x < 0.5 * 10 ** -digits ? 0 : x, digits);
+  }
+
   /** A cell's numbers. */
   function describe(r, c) {
     const { text, row, score, norm } = self.source;
@@ -426,7 +431,7 @@ function side(ui, state, source, cursor) {
     if (!to)
       return {
         title: `${visible(from.name)} → out of sight`,
-        fields: [[last, number(self.head.gone(r), 5)]],
+        fields: [[last, exact(self.head.gone(r))]],
       };
     const [i, j] = [from.first, to.first];
     const pieces = [from.last - i, to.last - j];
@@ -452,12 +457,12 @@ function side(ui, state, source, cursor) {
           (key, weight) =>
             key === j &&
             fields.push(
-              ["weight", number(weight, 5)],
+              ["weight", exact(weight)],
               ["length of v W_O", number(norm(state.l, state.h, j), 4)],
             ),
         );
     }
-    fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : number(value, 5)]);
+    fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : exact(value)]);
     if (text.summary) fields.push(["places", `${count(i)} → ${count(j)}`]);
     return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
   }

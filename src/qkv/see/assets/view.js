@@ -38,13 +38,21 @@ function fill(node, ...children) {
 
 // ---- numbers and words
 
-/** Base64 from the payload -> whole numbers: 16 bits each, or as many as `packed.bits` says. */
+/** Base64 from the payload -> numbers: whole ones of as many bits as `packed.bits` says, or float32. */
 function unpack(packed) {
   const text = atob(packed.b64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   if (packed.bits === 8) return bytes;
-  return packed.bits === 32 ? new Uint32Array(bytes.buffer) : new Uint16Array(bytes.buffer);
+  return new ({ 16: Uint16Array, 32: Uint32Array }[packed.bits] || Float32Array)(bytes.buffer);
+}
+
+/** So many digits after the point; what lies in the middle goes to the even one, as in Python. */
+function fixed(x, digits) {
+  const size = Math.abs(x);
+  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // where toFixed goes up
+  const even = (2 * Math.round((size * 10 ** digits) / 2)) / 10 ** digits;
+  return `${x < 0 ? "−" : ""}${(middle ? even : size).toFixed(digits)}`;
 }
 
 /** A number for reading: fixed digits, a power of ten where they would show nothing. */
@@ -53,7 +61,7 @@ function number(x, digits = 2) {
   if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
   const size = Math.abs(x);
   const far = size >= 1e6 || (size > 0 && size < 0.5 * 10 ** -digits);
-  return (far ? x.toExponential(1) : x.toFixed(digits)).replaceAll("-", "−");
+  return far ? x.toExponential(1).replaceAll("-", "−") : fixed(x, digits);
 }
 
 /** A count with its thousands marked. */

@@ -19,15 +19,14 @@ VIEWS.walk = (box, payload, ui) => {
     return opened.get(name);
   }
 
-  function open({ b64, shape, rows, low, step }) {
+  function open({ b64, shape, rows }) {
     if (b64 === null) return null;
-    const data = step ? unpack({ b64 }) : new Float32Array(unpack({ b64, bits: 8 }).buffer);
+    const data = unpack({ b64 });
     const wide = shape.at(-1);
     const places = rows && new Map(walk[rows].map((i, place) => [i, place]));
-    const number = (place) => (step ? low + data[place] * step : data[place]);
-    const get = (i, j) => number(shape.length === 1 ? j : (places ? places.get(i) : i) * wide + j);
+    const get = (i, j) => data[shape.length === 1 ? j : (places ? places.get(i) : i) * wide + j];
     const row = (i) => Float64Array.from({ length: wide }, (_, j) => get(i, j));
-    const column = (j) => Float64Array.from({ length: shape[0] }, (_, i) => number(i * wide + j));
+    const column = (j) => Float64Array.from({ length: shape[0] }, (_, i) => data[i * wide + j]);
     return { wide, get, row, column };
   }
 
@@ -151,7 +150,7 @@ VIEWS.walk = (box, payload, ui) => {
     const full = step.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
     const high = full || 1;
     const hidden = (k, j) => step.weights && step.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
-    const text = (x) => (size < 0.01 ? shown(x) : x.toFixed(size < 100 ? 3 : 1).replace("-", "−"));
+    const text = (x) => (size < 0.01 ? shown(x) : fixed(x, size < 100 ? 3 : 1));
     const place = (k, j) => `${step.name}[${visible(names(step)[rows[k]])}, ${step.columns ? visible(keys[j]) : j}]`;
     const home = [Math.max(0, rows.indexOf(pickOf(step)[0])), pickOf(step)[1]];
     return {
@@ -265,7 +264,6 @@ VIEWS.walk = (box, payload, ui) => {
     el("p", { class: "sentence" }, `Layer ${walk.layer}, head ${walk.head}, step by step`),
     el("div", { class: "walk-way", onkeydown: turn }, back, list, next),
     panel,
-    walk.error ? el("p", { class: "note" }, `All numbers are those computed, in float32; the weights of the projections are rounded, by at most ${walk.error.toExponential(1)}.`) : null,
   );
   show(0);
   tabs.refresh();
