@@ -1,6 +1,7 @@
 """One head of one text: what the page says and does against the numbers it was made from."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,6 +258,18 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
     assert readout(page)[""].endswith("→ out of sight")
     page.get_by_label("leave out special tokens").uncheck()
     assert dict(keys(page)) == before
+
+
+def test_pieces_are_merged_at_first_and_explained(visit: Visit, tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), (1, 1, 4)).astype(np.float32)
+    view = qkv.show(weights, tokens=["[CLS]", "un", "##kind", "dogs"])
+    view.to_html(tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [name for name, _ in keys(page)] == ["[CLS]", "unkind", "dogs"]
+    notes = page.locator(".note").all_inner_texts()
+    assert [note for note in notes if note in view.notes] == view.notes
+    page.get_by_label("merge subwords into words").uncheck()
+    assert [name for name, _ in keys(page)] == ["[CLS]", "un", "##kind", "dogs"]
 
 
 def test_subwords_are_merged_keys_summed_and_queries_averaged(visit: Visit) -> None:

@@ -1,15 +1,18 @@
 """Words in place of their pieces: keys summed, queries averaged."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from qkv.models import Model, load
-from qkv.see import head_view, show
+from qkv.see import CompareView, View, compare, head_view, plot_shift, show, walk
 from qkv.see.heads import Heads, heads_of
 from qkv.see.measures import summarize
 from qkv.see.merged import by_word
+from qkv.trace import Trace
 
 from .support import made_trace
 from .test_page import payload_in
@@ -106,3 +109,29 @@ def test_views_show_words_unless_pieces_are_asked_for() -> None:
     page, as_pieces = (payload_in(shown._repr_html_())["start"] for shown in (view, pieces))
     assert (page["merge"], as_pieces["merge"]) == (True, False)
     assert page["query"] in (2, 5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda trace: show(trace),
+        lambda trace: walk(trace),
+        lambda trace: plot_shift(trace),
+        lambda trace: head_view(trace, html_action="return"),
+        lambda trace: compare(trace, trace),
+        lambda _: compare(FISH, "He sat.", model="wordnet"),
+    ],
+    ids=["show", "walk", "plot_shift", "head_view", "runs", "compare"],
+)
+def test_each_output_says_what_pieces_are(make: Callable[[Trace], View]) -> None:
+    view = make(load("wordnet").trace(FISH))
+    start = "A: " if isinstance(view, CompareView) else ""
+    said = f"{start}fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word"
+    care = f"{start}Take it with care: 2 of 7 tokens are pieces of words, or unknown to it."
+    assert [note.startswith(said) for note in view.notes] == [True, False]
+    assert view.notes[1] == care
+    assert view.to_dict()["notes"] == view.notes == payload_in(view._repr_html_())["notes"]
+    for text in (str(view), re.sub("<[^>]*>", " ", view._picture())):
+        words = " ".join(text.split())
+        assert said in words
+        assert care in words

@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.models import Model
-from qkv.see.words import content, is_punctuation, word_spans
+from qkv.see.words import content, explained, is_punctuation, word_spans
 
 from .support import BANK
 
@@ -28,6 +28,7 @@ def test_what_is_no_punctuation(token: str) -> None:
         (["▁the", "▁ri", "ver", ".", "</s>"], ["▁the", "river", ".", "</s>"]),
         (["the</w>", "ri", "ver</w>", ".</w>"], ["the</w>", "river", ".</w>"]),
         (["Ġ(", "see", "ing", "Ġit"], ["Ġ(", "seeing", "Ġit"]),
+        (["▁今天", "天气", "很", "▁GPT", "s"], ["▁今天", "天气", "很", "GPTs"]),  # no blanks there
         (["[CLS]", "##ing"], None),  # nothing to go on with
         (["a", "b"], None),
         ([], None),
@@ -67,3 +68,27 @@ def test_content_words_mean_something_by_themselves(text: str, expected: str) ->
     tokens = text.split()
     flags, _ = content(tokens, [token in ("[CLS]", "[SEP]") for token in tokens])
     assert [token for token, flag in zip(tokens, flags, strict=True) if flag] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "the fish ##erm ##an sat down on the bank .",
+            ["fisherman is cut into fish ##erm ##an: ##"],
+        ),
+        ("a fish ##erm ##an sat", ["fisherman is", "Take it with care: 2 of 5 tokens are pieces"]),
+        ("un ##kind walk ##s are few", ["unkind is cut into un ##kind, and 1 more", "Take it"]),
+        ("the [UNK] sat on the mat", ["[UNK] is what the model has no token for"]),
+        ("[UNK] [UNK] [UNK]", ["[UNK] is", "Take it with care: 3 of 3 tokens"]),
+        ("ĠI Ġwalk ing Ġon Ġthe Ġway", ["walking is cut into walk ##ing: ##"]),
+        ("the cat sat", []),
+        ("", []),
+    ],
+)
+def test_pieces_and_unknown_words_are_explained(text: str, said: list[str]) -> None:
+    tokens = text.split()
+    lines = explained(tokens, [False] * len(tokens))
+    assert len(lines) == len(said)
+    assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
+    assert explained(tokens, [False] * len(tokens), "A") == [f"A: {line}" for line in lines]

@@ -16,7 +16,7 @@ from qkv.see.colours import scale_end
 from qkv.see.findings import Link
 from qkv.see.given import traced
 from qkv.see.heads import Heads, Summary, heads_from, heads_of
-from qkv.see.lines import head_lines, link_lines, title
+from qkv.see.lines import head_lines, link_lines, note_lines, title
 from qkv.see.merged import by_word
 from qkv.see.onehead import link_in_words, show_payload, show_picture
 from qkv.see.page import check_theme
@@ -91,6 +91,10 @@ class HeadView(View):
 
         return head_figure(self.shown, self.head, self.top)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        parts = (part for part in self.parts if part.keys is None)
+        return [(part.tokens, part.special, part.name) for part in parts]
+
     def _payload(self) -> dict[str, Any]:
         return show_payload(
             self.parts,
@@ -104,11 +108,12 @@ class HeadView(View):
         )
 
     def _picture(self) -> str:
-        return show_picture(self.shown, self.head, self.top)
+        return show_picture(self.shown, self.head, self.notes, self.top)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
+        yield from note_lines(screen, self.notes)
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
         yield Text()

@@ -11,7 +11,7 @@ from qkv.see import findings
 from qkv.see.choice import Head
 from qkv.see.findings import Link, Movement
 from qkv.see.heads import Heads
-from qkv.see.terminal import Screen, bar, grid, strongest
+from qkv.see.terminal import Screen, bar, grid, prose, strongest
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ def heading(screen: Screen, trace: Trace) -> Text:
     if len(tokens) > most:
         line.append(f" and {len(tokens) - most} more", style="dim not bold")
     return line
+
+
+def note_lines(screen: Screen, notes: Sequence[str]) -> Iterator[Text]:
+    """What a reader should know of the tokens."""
+    for line in notes:
+        yield from prose(screen, line, "dim")
 
 
 def title(text: str, explained: str = "") -> Text:

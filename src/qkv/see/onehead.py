@@ -59,7 +59,7 @@ def show_payload(
     )
 
 
-def show_picture(heads: Heads, head: Head, top: float = 1.0) -> str:
+def show_picture(heads: Heads, head: Head, notes: Sequence[str] = (), top: float = 1.0) -> str:
     """The static picture of one head: lines beside a heat map."""
     block = heads.block(head.layer, head.head, svg.MOST_ROWS)
     where = f"layer {head.layer}, head {head.head}"
@@ -78,7 +78,7 @@ def show_picture(heads: Heads, head: Head, top: float = 1.0) -> str:
             missing=block.missing,
         ),
     ]
-    notes = [f"This head is shown because {head.reason}."]
+    notes = [f"This head is shown because {head.reason}.", *notes]
     if len(block.rows) < len(heads.tokens) or len(block.columns) < len(heads.all_keys):
         notes.append(
             f"Shown: {len(block.rows)} of {len(heads.tokens)} queries and {len(block.columns)} of "

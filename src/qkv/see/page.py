@@ -13,7 +13,8 @@
 #             "heads": [numbers] | null, "specials": bool,
 #             "merge": whether pieces are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see walk.py | null, "shift": see shift.py | null,
-#   "replay": see training.py | null }
+#   "replay": see training.py | null,
+#   "notes": [what a reader should know of the tokens, in sentences] }
 #
 # TEXT = {
 #   "name": str, "tokens": [L strings], "keys": [S strings] | null (they are the tokens),

@@ -16,7 +16,7 @@ from qkv.see.choice import Head
 from qkv.see.colours import scale_end, shade
 from qkv.see.figures import replay_figure
 from qkv.see.imageview import png
-from qkv.see.lines import heading, title
+from qkv.see.lines import heading, note_lines, title
 from qkv.see.page import check_theme, payload_of, start_at
 from qkv.see.snapshots import read_run
 from qkv.see.terminal import Screen, bar, prose, strongest
@@ -136,6 +136,9 @@ class ReplayView(View):
         """A strip of the head's weights through training, its scores, and the loss."""
         return replay_figure(self)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        return [(self.tokens, self.replay.first.special, "")]
+
     def _payload(self) -> dict[str, Any]:
         return payload_of(
             "replay",
@@ -174,13 +177,14 @@ class ReplayView(View):
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
             f"at (columns); white is a weight of 0, dark blue {self.top:.2f}.",
         ]
-        return svg.picture(self.sentence, notes, [tiles, charts])
+        return svg.picture(self.sentence, [*notes, *self.notes], [tiles, charts])
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
         replay, score = self.replay, self.replay.scores[self.score]
         yield heading(screen, replay.first)
+        yield from note_lines(screen, self.notes)
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")

@@ -13,7 +13,7 @@ from qkv.see import choice, findings, svg
 from qkv.see.choice import Head
 from qkv.see.colours import scale_end
 from qkv.see.heads import Heads, heads_of
-from qkv.see.lines import heading, title
+from qkv.see.lines import heading, note_lines, title
 from qkv.see.page import payload_of, start_at, text_payload
 from qkv.see.terminal import Screen, bar, prose, strongest
 from qkv.see.view import View
@@ -125,6 +125,9 @@ class RunsView(View):
             heads_of(trace, name=name) for trace, name in zip(self.traces, self.names, strict=True)
         ]
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        return [(self.tokens, self.traces[0].special, "")]
+
     def _payload(self) -> dict[str, Any]:
         layer, head = self.head.layer, self.head.head
         return payload_of(
@@ -164,12 +167,13 @@ class RunsView(View):
         rows = [(self.tokens[c.token], c.distance) for c in self.changes[:_MOST_ROWS]]
         changed = svg.table(rows, "How far each token's output moved")
         notes = [f"This head is shown because {self.head.reason}."]
-        return svg.picture(self.sentence, notes, [maps, [changed]])
+        return svg.picture(self.sentence, [*notes, *self.notes], [maps, [changed]])
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
         yield heading(screen, self.traces[0])
+        yield from note_lines(screen, self.notes)
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         yield Text()

@@ -12,7 +12,7 @@ from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings, svg
 from qkv.see.figures import shift_figure
 from qkv.see.given import model_of, texts_of
-from qkv.see.lines import title
+from qkv.see.lines import note_lines, title
 from qkv.see.page import check_theme, payload_of
 from qkv.see.shift import Shift, shift_of_traces, shift_payload
 from qkv.see.terminal import Screen, bar, prose, strongest
@@ -91,6 +91,11 @@ class ShiftView(View):
         """The arrows from the static vectors to those after the last layer."""
         return shift_figure(self.traces)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        names = [str(i) for i in range(1, 1 + len(self.traces))]
+        named = names if len(names) > 1 else [""]
+        return [(a.tokens, a.special, name) for a, name in zip(self.traces, named, strict=True)]
+
     def _payload(self) -> dict[str, Any]:
         return payload_of(
             "shift",
@@ -117,7 +122,7 @@ class ShiftView(View):
         table = svg.table(
             [(self.names[i], float(cosine[i])) for i in order], "Cosine of before and after"
         )
-        return svg.picture(self.sentence, notes, [[arrows, table]])
+        return svg.picture(self.sentence, [*notes, *self.notes], [[arrows, table]])
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -125,6 +130,7 @@ class ShiftView(View):
         shift, last = self.shift, self.shift.stages[-1]
         for number, sentence in enumerate(shift.sentences, 1):
             yield Text(f"{number}  {screen.safe(sentence)}", style="bold")
+        yield from note_lines(screen, self.notes)
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         yield Text()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.files import replacing
 from qkv.see.page import finite, fragment, whole_page
 from qkv.see.terminal import Screen
+from qkv.see.words import explained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +46,12 @@ class View(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: one piece of HTML that needs no network."""
-        return fragment(self._payload(), self._picture())
+        return fragment(self._payload() | {"notes": self.notes}, self._picture())
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of the tokens: words in pieces, words that are unknown."""
+        return [note for text in self._texts() for note in explained(*text)]
 
     def print(self, console: Console | None = None) -> None:
         """Write the view to a terminal, as wide and as colourful as this one allows."""
@@ -56,7 +62,8 @@ class View(ABC):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        page = whole_page(self._payload(), self._picture()).encode("utf-8")
+        payload = self._payload() | {"notes": self.notes}
+        page = whole_page(payload, self._picture()).encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
@@ -74,7 +81,7 @@ class View(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the view, ready for JSON: None for what is not finite or was not kept."""
-        found: dict[str, Any] = finite(self._numbers())
+        found: dict[str, Any] = finite(self._numbers() | {"notes": self.notes})
         return found
 
     @abstractmethod
@@ -84,6 +91,10 @@ class View(ABC):
     @abstractmethod
     def _numbers(self) -> dict[str, Any]:
         """What `to_dict` gives, arrays as they are."""
+
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        """The tokens of each text, which of them are special, and its name."""
+        return []
 
     @abstractmethod
     def _lines(self, screen: Screen) -> Iterator[Text]:

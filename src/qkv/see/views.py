@@ -23,6 +23,7 @@ from qkv.see.lines import (
     heading,
     link_lines,
     movement_lines,
+    note_lines,
     row,
     side_by_side,
     title,
@@ -135,6 +136,9 @@ class ShowView(View):
 
         return show_figure(self)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        return [(self.trace.tokens, self.trace.special, "")]
+
     def _payload(self) -> dict[str, Any]:
         return show_payload(
             [self.heads],
@@ -147,12 +151,13 @@ class ShowView(View):
         )
 
     def _picture(self) -> str:
-        return show_picture(self.shown, self.head, self.top)
+        return show_picture(self.shown, self.head, self.notes, self.top)
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
         yield heading(screen, self.trace)
+        yield from note_lines(screen, self.notes)
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
@@ -286,6 +291,10 @@ class CompareView(View):
 
         return compare_figure(self)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        traces = [side.trace for side in self.sides]
+        return [(a.tokens, a.special, name) for a, name in zip(traces, "AB", strict=True)]
+
     def _payload(self) -> dict[str, Any]:
         layer, head = self.head.layer, self.head.head
         return payload_of(
@@ -346,7 +355,7 @@ class CompareView(View):
         rows = [maps]
         if len(self.similarity):
             rows.append([svg.curve(self.similarity.tolist(), names, caption)])
-        return svg.picture(self.sentence, self._reasons, rows)
+        return svg.picture(self.sentence, [*self._reasons, *self.notes], rows)
 
     @property
     def _reasons(self) -> list[str]:
@@ -368,6 +377,7 @@ class CompareView(View):
                     ),
                     style="dim",
                 )
+        yield from note_lines(screen, self.notes)
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         for reason in self._reasons:
@@ -455,6 +465,9 @@ class WalkView(View):
 
         return walk_figure(self)
 
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        return [(self.walk.trace.tokens, self.walk.trace.special, "")]
+
     def _payload(self) -> dict[str, Any]:
         walk = self.walk
         return payload_of(
@@ -497,13 +510,14 @@ class WalkView(View):
             for number, step in enumerate(walk.steps, 1)
         ]
         title = f"{where.capitalize()} step by step"
-        return svg.picture(title, [*lines, self.sentence], [maps])
+        return svg.picture(title, [*self.notes, *lines, self.sentence], [maps])
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
 
         walk = self.walk
         yield heading(screen, walk.trace)
+        yield from note_lines(screen, self.notes)
         yield Text(f"Layer {walk.layer}, head {walk.head}, step by step.", style="bold")
         for number, step in enumerate(walk.steps, 1):
             yield Text()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.text.tokenized import is_piece
+from qkv.text.tokenized import is_piece, plain_tokens, without_blanks
 
 Span = tuple[int, int, str]
 
@@ -122,6 +122,35 @@ def content_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
 
 
+def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") -> list[str]:
+    """What a reader should know of the tokens of a text, in sentences; `name` is the text's.
+
+    >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
+    ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
+     '[UNK] is what the model has no token for, whichever word it was.',
+     'Take it with care: 3 of 5 tokens are pieces of words, or unknown to it.']
+    """
+    spans = word_spans(tokens, special) or []
+    cut = [span for span in spans if span[1] - span[0] > 1]
+    unknown = [token for token in tokens if token.lower() in UNKNOWN]
+    found = []
+    if cut:
+        first, end, word = cut[0]
+        pieces = plain_tokens(tokens[first:end], special[first:end])
+        more = f", and {len(cut) - 1} more like it" if len(cut) > 1 else ""
+        marked = ": ## marks a piece that goes on the word before" if "##" in pieces[-1] else ""
+        found.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
+    if unknown:
+        found.append(f"{unknown[0]} is what the model has no token for, whichever word it was.")
+    odd = sum(end - first - 1 for first, end, _ in cut) + len(unknown)
+    size = len(tokens) - sum(special)
+    if 5 * odd > size:
+        found.append(
+            f"Take it with care: {odd} of {size} tokens are pieces of words, or unknown to it."
+        )
+    return [f"{name}: {line}" for line in found] if name else found
+
+
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
     """The words that pieces make up, as (first, last + 1, word); None where no token is a piece.
 
@@ -139,6 +168,8 @@ def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | N
     for place, token in enumerate(tokens):
         before = tokens[place - 1] if place else ""
         goes_on = is_piece(token) or (starts and not token.startswith(_WORD_STARTS))
+        if not is_piece(token) and without_blanks(before[-1:] + token[:1]):
+            goes_on = False
         goes_on = goes_on or (ends and not before.endswith("</w>"))
         apart = special[place] or is_punctuation(token) or not place
         if apart or special[place - 1] or is_punctuation(before) or not goes_on:

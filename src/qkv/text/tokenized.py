@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,8 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     ['The', 'cat', '##s', '<0x0A>']
     >>> plain_tokens(["the", "cat", "##s"], [False] * 3)
     ['the', 'cat', '##s']
+    >>> plain_tokens(["▁今天", "天气", "很好"], [False] * 3)
+    ['今天', '天气', '很好']
     """
     if not marks_blanks(tokens):
         return list(tokens)
@@ -70,9 +73,19 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
         begins = token.startswith(_BLANKS)
         plain = text.replace("▁", " ").strip(" ") or text
         joined = not begins and before[-1:].isalnum() and plain[:1].isalnum()
+        joined = joined and not without_blanks(before[-1] + plain[0])
         found.append(f"##{plain}" if joined else plain)
         before = plain
     return found
+
+
+def without_blanks(text: str) -> bool:
+    """Whether some of it is in a script that sets no blanks between words, to know them by.
+
+    >>> [without_blanks(text) for text in ("river", "река", "天气", "ねこ", "แมว", "고양이")]
+    [False, False, True, True, True, False]
+    """
+    return any(unicodedata.name(mark, "").startswith(_NO_BLANKS) for mark in text)
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
@@ -98,6 +111,7 @@ def _letters_of_bytes() -> dict[str, int]:
 
 
 _BLANKS = ("Ġ", "▁")
+_NO_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _NEWLINE = "Ċ"
 _BYTES = _letters_of_bytes()
 

@@ -653,6 +653,7 @@ function mount(host, data, styles) {
   root.append(el("style", {}, styles), box, live);
   try {
     VIEWS[data.kind](box, data, ui);
+    box.append(...(data.notes || []).map((line) => el("p", { class: "note" }, line)));
   } catch (error) {
     fill(root, el("slot")); // the static picture is better than half a view
     throw error;
