@@ -52,6 +52,10 @@ def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> N
     assert ground[:2] == [f"rgb({', '.join(map(str, paper))})"] * 2
     assert ground[2] == "rgba(0, 0, 0, 0)"
     assert thumbnails(page)[0, 0, -1].tolist() == paper  # hidden by the mask: a weight of 0
+    other = {"light": "dark", "dark": "light"}[scheme]
+    page.emulate_media(color_scheme=other)
+    page.wait_for_timeout(300)
+    assert thumbnails(page)[0, 0, -1].tolist() == list(bytes.fromhex(colours.shade(0.0, other)[1:]))
 
 
 def thumbnails(page: Page) -> np.ndarray:

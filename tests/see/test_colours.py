@@ -270,7 +270,8 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
     if kind == "replay":
         assert f"dark blue {end}." in picture
     else:
-        found = re.findall(r">([^<>]*)</text><text[^>]*>weight</text>", picture)
+        name = "weight, stretched" if stretch else "weight"
+        found = re.findall(rf">([^<>]*)</text><text[^>]*>{name}</text>", picture)
         assert set(found) == {end}
     if kind in ("show", "walk", "head_view"):  # the others have no map in the terminal
         scale = next(line for line in str(view).split("\n") if line.startswith("scale"))
@@ -278,9 +279,11 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
         assert scale.endswith("(stretched to the largest)") == stretch
     if not stretch and kind not in ("runs", "replay"):
         return  # test_figures.py has seen the figures of the others
+    figure = view.figure()
+    assert "weight, stretched" in [axes.get_ylabel() for axes in figure.axes] or not stretch
     ends = {
         round(axes.images[0].get_clim()[1], 6)
-        for axes in view.figure().axes
+        for axes in figure.axes
         if axes.images and axes.images[0].get_clim()[0] == 0
     }
     assert ends == {round(largest, 6) if stretch else 1}

@@ -82,7 +82,7 @@ def test_what_is_laid_over_a_place_is_its_weight():
     """Grey where there is no weight, then light in equal steps; patches cover the whole image."""
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
-    found = laid_over(image, weights).astype(float)
+    found = laid_over(image, weights / 11).astype(float)
     grey = np.full(3, 20 + 0.5 * 200)
     for row, column in np.ndindex(ROWS, COLUMNS):
         share = 0.85 * weights[row, column] / 11
@@ -91,6 +91,19 @@ def test_what_is_laid_over_a_place_is_its_weight():
             for x in (column * 42 / COLUMNS + 1, (column + 1) * 42 / COLUMNS - 1.5):
                 assert np.abs(found[int(y), int(x)] - expected).max() <= 0.51
     assert laid_over(image, np.zeros((2, 2))).std() == 0
+
+
+def test_each_head_has_its_own_scale_unless_one_to_1_is_asked_for(image):
+    own, common = (image_view(a_trace(), image, stretch=stretch) for stretch in (True, False))
+    weights = own.weights[0]
+    for view, end in ((own, weights.max()), (common, 1.0)):
+        size = max(image.shape[:2])
+        np.testing.assert_array_equal(view.shown(0, size), laid_over(image, weights / end))
+    assert (
+        f"Light blue: the head's largest weight, here {own.weights[own.head].max():.3f}" in own.note
+    )
+    assert "Light blue: weight 1." in common.note
+    assert "9 is 1)" in str(common)
 
 
 def test_the_light_is_lighter_than_any_grey():

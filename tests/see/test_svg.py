@@ -85,7 +85,7 @@ def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
     assert cells == ["#ffffff", shade(1.0), shade(0.5), shade(0.5)]
     found = words(text)
     assert found[1:5] == ["c", "d", "a", "0.00"]
-    assert found[-3:] == ["0.00", "0.50", "weight"]
+    assert found[-3:] == ["0.00", "0.50", "weight, stretched"]
 
 
 def test_what_is_hidden_is_hatched_and_has_no_number() -> None:

@@ -233,7 +233,7 @@ def replay_figure(view: ReplayView) -> Figure:
             _plain(label, min(9.0, 130 / len(names)))
     assert image is not None
     bar = above.colorbar(image, ax=list(panels), fraction=0.012, pad=0.01, shrink=0.8)
-    bar.set_label("weight", fontsize=9)
+    bar.set_label(_scale_name("weight", view.top), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_edgecolor(ARROW)
     charts = below.subplots(1, 2 if replay.losses else 1, squeeze=False)[0]
@@ -375,8 +375,8 @@ def draw_grid(
     score = weights if score is None else score
     rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
     shown = weights[np.ix_(rows, columns)]
-    least, top = signed_end(weights) if top is None else (0.0, top)
-    image = axes.imshow(shown, cmap=_cmap(least), vmin=least, vmax=top, aspect="equal")
+    least, end = signed_end(weights) if top is None else (0.0, top)
+    image = axes.imshow(shown, cmap=_cmap(least), vmin=least, vmax=end, aspect="equal")
     n = max(len(rows), len(columns))
     size = max(5.5, min(10.0, 130 / n))
     over = tokens if keys is None else keys
@@ -388,14 +388,14 @@ def draw_grid(
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         _plain(label, size)
     _bounded(axes)
-    _cells(axes, shown, None if hidden is None else hidden[np.ix_(rows, columns)], top, n)
+    _cells(axes, shown, None if hidden is None else hidden[np.ix_(rows, columns)], end, n)
     for i in outlined:
         if i in rows:
             _frame(axes, rows.index(i), len(columns))
     figure = axes.get_figure(root=True)
     assert figure is not None
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
-    bar.set_label(of, fontsize=9)
+    bar.set_label(_scale_name(of, top), fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_edgecolor(ARROW)
     most = max(len(tokens), len(over))
@@ -631,6 +631,10 @@ def _cmap(least: float) -> Colormap:
     theme = THEMES["light"]
     stops = [*(theme.less[:0:-1] if least < 0 else ()), *theme.more]
     return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
+
+
+def _scale_name(of: str, top: float | None) -> str:
+    return of if top in (None, 1.0) else f"{of}, stretched"
 
 
 def _bounded(axes: Axes) -> None:

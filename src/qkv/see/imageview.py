@@ -17,7 +17,7 @@ from qkv.arrays import Array, as_array
 from qkv.files import replacing
 from qkv.models.vision import grid_of
 from qkv.see import svg
-from qkv.see.colours import THEMES
+from qkv.see.colours import THEMES, scale_end
 from qkv.see.figures import image_figure
 from qkv.see.findings import one_text
 from qkv.see.lines import title
@@ -49,6 +49,7 @@ class ImageView(View):
         head: the head that is shown large, from 0.
         query: the place of the token that looks: 0 for the first one, 1 for the first patch.
         theme: "auto", "light" or "dark".
+        stretch: whether the scale of each head ends at its largest weight, and not at 1.
     """
 
     trace: Trace
@@ -57,6 +58,7 @@ class ImageView(View):
     head: int
     query: int
     theme: str = "auto"
+    stretch: bool = True
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -123,13 +125,15 @@ class ImageView(View):
         return str(self.trace.tokens[self.query])
 
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
-        """The image in grey, and light where this head looks, `(h, w, 3)` of uint8.
-
-        The patch with the head's largest weight is lightest.
-        """
+        """The image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
         times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
-        return laid_over(image.repeat(times, 0).repeat(times, 1), self.weights[head])
+        return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
+
+    def _shares(self, head: int) -> Array:
+        """The weights of a head as shares of its scale."""
+        weights = self.weights[head]
+        return np.asarray(weights / scale_end([weights], self.stretch))
 
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view."""
@@ -209,11 +213,12 @@ class ImageView(View):
     @property
     def note(self) -> str:
         """What the colours mean, and what is not on a patch."""
-        weights = self.weights[self.head]
+        largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
+        end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
-            f"Grey: weight 0. Light blue: the head's largest weight, here {weights.max():.3f}. "
+            f"Grey: weight 0. Light blue: {end}. "
             f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}."
-            + " Below, each head of the layer by its own largest weight."
+            + f" Below, each head of the layer{own}."
             * (len(self.weights) > 1)
         )
 
@@ -236,10 +241,9 @@ class ImageView(View):
 
         yield from prose(screen, self.sentence, "bold")
         yield Text()
-        yield title(f"Layer {self.layer}, head {self.head}", "each cell: a patch; 9 is the most")
-        weights = self.weights[self.head]
-        shares = weights / (float(weights.max()) or 1.0)
-        for row, line in enumerate(shares.tolist()):
+        most = "the most" if self.stretch else "1"
+        yield title(f"Layer {self.layer}, head {self.head}", f"each cell: a patch; 9 is {most}")
+        for row, line in enumerate(self._shares(self.head).tolist()):
             shown = Text("  ")
             for column, share in enumerate(line):
                 blank = "  " if screen.shades else f"{round(9 * share):d} "
@@ -256,6 +260,7 @@ def image_view(
     head: int | None = None,
     query: str | int = 0,
     theme: str = "auto",
+    stretch: bool = True,
 ) -> ImageView:
     """What a token of an image looks at, laid over the image, for each head of a layer.
 
@@ -270,6 +275,8 @@ def image_view(
         query: who looks: 0 or "[CLS]" for the first token, "3,4" for the patch in row 3 and
             column 4.
         theme: "light", "dark", or "auto" for what a reader's system prefers.
+        stretch: whether the scale of each head ends at its largest weight. With False all end at 1,
+            where little is seen of weights that are spread over hundreds of patches.
 
     Raises:
         TypeError: the image is not of uint8.
@@ -308,7 +315,7 @@ def image_view(
     if head is not None:
         best[:, [h for h in range(best.shape[1]) if h != head]] = -2.0
     chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
-    return ImageView(trace, _image(image), numbers[int(chosen)], int(shown), place, theme)
+    return ImageView(trace, _image(image), numbers[int(chosen)], int(shown), place, theme, stretch)
 
 
 def _checked(number: int, count: int, what: str) -> int:
@@ -357,11 +364,11 @@ def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
     return image[np.ix_(down, across)]
 
 
-def laid_over(image: Array, weights: Array) -> Array:
-    """An image (H, W, 3) in grey, and light where the weights (rows, columns) are large."""
+def laid_over(image: Array, shares: Array) -> Array:
+    """An image (H, W, 3) in grey, and light where shares of 0 to 1 (rows, columns) are large."""
     high, wide = image.shape[:2]
-    rows, columns = weights.shape
-    share = np.nan_to_num(weights / (float(np.nanmax(weights)) or 1.0)).astype(np.float32)
+    rows, columns = shares.shape
+    share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
     grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
     grey = 20 + 0.5 * grey  # no lighter than a middle grey, so that the light is always lighter

@@ -156,7 +156,8 @@ def heat_map(
     elements.append(_frame(left, top_edge, m * cell, n * cell, LINE, 1))
     elements += [_frame(left, top_edge + i * cell, m * cell, cell, INK, 2) for i in outlined]
     bottom = top_edge + n * cell + 14
-    elements += _scale(left, bottom, low, high, form, of)
+    label = of if top in (None, 1.0) else f"{of}, stretched"
+    elements += _scale(left, bottom, low, high, form, label)
     if marks:
         bottom += 24
         elements.append(text(left, bottom + 10, f"hatched: {missing}", size=10, fill=DIM))
