@@ -30,7 +30,7 @@ def main() -> None:
             814,
             None,
         ),
-        "shift": (qkv.plot_shift(traces), 824, None),
+        "shift": (qkv.plot_shift(traces), 1130, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:

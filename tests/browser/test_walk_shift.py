@@ -386,12 +386,17 @@ def test_tables_have_the_cosines(visit: Visit) -> None:
     for place, (word, sentence, *cosines) in enumerate(rows):
         assert (word, sentence) == (shift.tokens[place], "AB"[shift.of[place]])
         expected = [stage.cosine[place] for stage in shift.stages]
-        np.testing.assert_allclose([read(x) for x in cosines], expected, atol=6e-4)
+        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in expected]
     head, *rows = rows_of(page.get_by_role("table").nth(1))
     assert head == ["word", "sentences", "static", *(stage.name for stage in shift.stages)]
     for pair, (word, sentences, *cosines) in zip(shift.pairs, rows, strict=True):
         assert (word, sentences) == (pair.word, "A, B")
-        np.testing.assert_allclose([read(x) for x in cosines], pair.cosine, atol=6e-4)
+        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in pair.cosine]
+    last = shift.stages[-1]
+    length = np.linalg.norm(last.points - shift.before, axis=1).max()
+    said = page.locator(".sentence").inner_text().replace(MINUS, "-")
+    assert f"is {last.cosine.min():.3f}. The longest arrow is that of " in said
+    assert f": {length:.2f} in the plane" in said
     slider(page).focus()
     press(page, "Home")
     marked = page.locator("th.shift-now").all_inner_texts()

@@ -166,7 +166,7 @@ def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
 
 def test_a_trace_has_its_words_in_it(minilm: Model) -> None:
     trace = minilm.trace(CAT)
-    (axes,) = plot_shift(trace).figure().axes
+    _, axes, _ = plot_shift(trace).figure().axes  # cosines, arrows, a scale
     plane = fit_plane(trace["embed"][0, 1:-1], trace.hidden_states[-1][0, 1:-1])
     np.testing.assert_allclose(points(axes, BEFORE), plane.original)
     np.testing.assert_allclose(points(axes, AFTER), plane.contextual)

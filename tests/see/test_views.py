@@ -22,6 +22,7 @@ from qkv.see import (
     show,
     walk,
 )
+from qkv.see.plane import fit_plane
 from qkv.trace import Trace
 
 from .support import BANK, CAT, MONEY, made_trace
@@ -562,16 +563,27 @@ def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
     data = view.to_dict()
     np.testing.assert_allclose(data["stages"][-1]["cosine"], cosine, atol=1e-6)
     place = cosine.argmin()
+    plane = fit_plane(static, last)
+    moved = np.linalg.norm(plane.contextual - plane.original, axis=1)
     assert view.sentence == (
         f"{trace.tokens[1 + place]} turned furthest: the cosine between its static vector and its "
-        f"vector after layer 5 is {cosine[place]:.3f}."
+        f"vector after layer 5 is {cosine[place]:.3f}. The longest arrow is that of "
+        f"{trace.tokens[1 + moved.argmax()]}: {moved.max():.2f} in the plane, where each set is "
+        "centred."
     )
-    assert re.search(rf"^river +{cosine[7]:.3f} ", str(view), re.MULTILINE)
+    middle = trace.hidden_states[3][0, 8].astype(float)
+    turned = middle @ static[7] / np.linalg.norm(middle) / np.linalg.norm(static[7])
+    assert re.search(
+        rf"^river .* {turned:.3f} .* {cosine[7]:.3f} +{moved[7]:.2f}$", str(view), re.MULTILINE
+    )
     several = plot_shift([trace, minilm.trace(MONEY)])
     assert several.names[4] == "bank (1)"
     assert re.search(r"^bank +1 and 2 +1\.000 → +0\.795$", str(several), re.MULTILINE)
     figure = several.figure()
-    assert "bank (2)" in {text.get_text() for text in figure.axes[0].texts}
+    assert "bank (2)" in {text.get_text() for text in figure.axes[1].texts}
+    grid = figure.axes[0].images[0].get_array()  # first, each word's cosine at each layer
+    assert grid.shape == (16, 7)
+    np.testing.assert_allclose(grid[:9, -1], cosine, atol=1e-6)
 
 
 def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qkv.see.imageview import ImageView
     from qkv.see.replayview import ReplayView
     from qkv.see.runs import RunsView
+    from qkv.see.shiftview import ShiftView
     from qkv.see.views import CompareView, ShowView, WalkView
 
 BEFORE, AFTER, ARROW, FAINT, INK = "#1f5fbf", "#c8102e", "#9a9a9a", "#dddddd", "#1a1a1a"
@@ -40,24 +41,24 @@ MOST_ROWS = 32
 _DPI = 150
 
 
-def shift_figure(
-    traces: Sequence[Trace] | None,
-    original: Any = None,
-    contextual: Any = None,
-    tokens: Sequence[str] = (),
-) -> Figure:
-    """The arrows of the words of these traces, or of bare vectors `(T, D)`."""
-    alone = list(tokens)
-    if traces is not None:
-        parts = list(filter(None, map(words_before_and_after, traces)))
-        original, contextual = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-        alone = [token for part in parts for token in part[2]]
-        if len(parts) > 1:
-            tokens = [f"{t} ({n})" for n, part in enumerate(parts, 1) for t in part[2]]
-        else:
-            tokens = alone
+def arrows_figure(original: Any, contextual: Any, tokens: Sequence[str]) -> Figure:
+    """The arrows of bare vectors `(T, D)`."""
     figure = _figure(6.4, 5.6)
-    draw_shift(figure.add_subplot(), original, contextual, tokens, alone=alone)
+    draw_shift(figure.add_subplot(), original, contextual, tokens)
+    return figure
+
+
+def shift_figure(view: ShiftView) -> Figure:
+    """The cosines of the words by layer, and their arrows."""
+    parts = list(filter(None, map(words_before_and_after, view.traces)))
+    before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
+    figure = _figure(13.2, 5.6)
+    turns, arrows = figure.subplots(1, 2, width_ratios=[0.7, 1])
+    draw_grid(
+        turns, *view.turns, top=None, of="cosine", row="each row: one word, at each layer",
+        title="Cosine of each word's vector with its static one",
+    )  # fmt: skip
+    draw_shift(arrows, before, after, view.names, alone=view.shift.tokens)
     return figure
 
 

@@ -2,7 +2,8 @@
 # SHIFT = {
 #   "sentences": [str], "tokens": [str], "of": [sentence of each token],
 #   "before": [[x, y], ...], "explained": [share, share],
-#   "stages": [{"name": str, "points": [[x, y], ...], "held": share, "cosine": [number, ...]}, ...],
+#   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
+#               "held": share, "cosine": [number, ...]}, ...],
 #   "labelled": [places of the tokens that are named],
 #   "pairs": [{"word": str, "a": place, "b": place, "cosine": [before, at each stage]}, ...] }
 
@@ -87,6 +88,10 @@ class Shift:
     stages: list[Stage]
     labelled: list[int]
     pairs: list[Pair]
+
+    def moved(self, stage: Stage) -> Array:
+        """How long each word's arrow to a stage is, `(n,)`."""
+        return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
 def shift_of_traces(traces: Trace | Sequence[Trace]) -> Shift:
@@ -226,12 +231,13 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
         "sentences": shift.sentences,
         "tokens": shift.tokens,
         "of": shift.of,
-        "before": _points(shift.before),
+        "before": shift.before,
         "explained": shift.explained,
         "stages": [
             {
                 "name": stage.name,
-                "points": _points(stage.points),
+                "points": stage.points,
+                "moved": shift.moved(stage),
                 "held": stage.held,
                 "cosine": stage.cosine,
             }
@@ -248,10 +254,3 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
             for pair in shift.pairs
         ],
     }
-
-
-def _points(points: Array) -> list[list[float]]:
-    """Places in the plane to five digits of the largest."""
-    size = float(np.abs(points).max(initial=0.0)) or 1.0
-    digits = 4 - int(np.floor(np.log10(size)))
-    return [[round(x, digits) for x in point] for point in points.tolist()]

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.models.pairs import Seq2SeqTrace
 from qkv.see import findings, svg
-from qkv.see.figures import shift_figure
+from qkv.see.figures import arrows_figure, shift_figure
 from qkv.see.given import model_of, texts_of
 from qkv.see.lines import note_lines, title
 from qkv.see.page import check_theme, payload_of
 from qkv.see.shift import Shift, shift_of_traces, shift_payload
-from qkv.see.terminal import Screen, bar, prose, strongest
+from qkv.see.terminal import Screen, prose, strongest
 from qkv.see.view import View
 from qkv.trace import Trace
 
@@ -53,12 +54,19 @@ class ShiftView(View):
 
     @property
     def sentence(self) -> str:
-        """Which word turned furthest, in words."""
+        """Which word turned furthest, and which one's arrow is the longest."""
         last = self.shift.stages[-1]
-        place = int(last.cosine.argmin())
+        turned, moved = int(last.cosine.argmin()), self.shift.moved(last)
+        longest = int(moved.argmax())
+        whose = (
+            "Its arrow is the longest too"
+            if longest == turned
+            else (f"The longest arrow is that of {self.names[longest]}")
+        )
         return (
-            f"{self.names[place]} turned furthest: the cosine between its static vector and its "
-            f"vector {last.name} is {last.cosine[place]:.3f}."
+            f"{self.names[turned]} turned furthest: the cosine between its static vector and its "
+            f"vector {last.name} is {last.cosine[turned]:.3f}. {whose}: "
+            f"{moved[longest]:.2f} in the plane, where each set is centred."
         )
 
     def _numbers(self) -> dict[str, Any]:
@@ -78,6 +86,7 @@ class ShiftView(View):
                     "points": stage.points,
                     "held": stage.held,
                     "cosine": stage.cosine,
+                    "moved": shift.moved(stage),
                 }
                 for stage in shift.stages
             ],
@@ -88,8 +97,16 @@ class ShiftView(View):
         }
 
     def figure(self) -> Figure:
-        """The arrows from the static vectors to those after the last layer."""
-        return shift_figure(self.traces)
+        """Cosines by layer, and the arrows from the static vectors to those of the last layer."""
+        return shift_figure(self)
+
+    @property
+    def turns(self) -> tuple[Array, list[str], list[str]]:
+        """Cosines `(n, stages)` of the words that are named, with those words and the stages."""
+        shift = self.shift
+        cosines = np.stack([stage.cosine for stage in shift.stages], axis=1)[shift.labelled]
+        names = [self.names[place] for place in shift.labelled]
+        return cosines, names, [stage.name for stage in shift.stages]
 
     def _texts(self) -> list[tuple[list[str], list[bool], str]]:
         names = [str(i) for i in range(1, 1 + len(self.traces))]
@@ -117,12 +134,9 @@ class ShiftView(View):
             f"From the static vectors (blue) to those {shift.stages[-1].name} (red); the axes hold "
             f"{shares} of the variance, each set centred first.",
         ]
-        cosine = shift.stages[-1].cosine
-        order = np.argsort(cosine, kind="stable")[:_MOST_ROWS].tolist()
-        table = svg.table(
-            [(self.names[i], float(cosine[i])) for i in order], "Cosine of before and after"
-        )
-        return svg.picture(self.sentence, [*notes, *self.notes], [[arrows, table]])
+        caption = "Cosine of each word's vector with its static one"
+        turns = svg.heat_map(*self.turns, top=None, of="cosine", caption=caption)
+        return svg.picture(self.sentence, [*notes, *self.notes], [[turns, arrows]])
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         from rich.text import Text
@@ -134,15 +148,24 @@ class ShiftView(View):
         yield Text()
         yield from prose(screen, self.sentence, "bold")
         yield Text()
-        yield title("How far each word turned", f"cosine of the static vector and that {last.name}")
+        yield title("How far each word turned", "cosine of its static vector and each later one")
         shown = strongest(1 - last.cosine, _MOST_ROWS)
-        width = screen.fit([self.names[i] for i in shown], 5, 20)
+        width = screen.fit([self.names[i] for i in shown], 5, 16)
+        few = max(2, (screen.width - width - 8) // 8)  # of more layers the last ones
+        stages = shift.stages[-few:]
+        names = [stage.name.removeprefix("after ") for stage in stages]
+        heads = "".join(f" {screen.right(name, 7)}" for name in names)
+        yield Text(f"{'':{width}}{heads}   arrow", style="dim")
+        moved = shift.moved(last)
         for i in shown:
             line = Text(screen.cut(self.names[i], width), style="bold")
-            line.append(f" {last.cosine[i]:7.3f}  ", style="not bold")
-            yield line.append(bar(screen, 1 - float(last.cosine[i])))
+            for stage in stages:
+                line.append(f" {stage.cosine[i]:7.3f}", style="not bold")
+            yield line.append(f" {moved[i]:7.2f}", style="not bold dim")
         if len(shown) < len(shift.tokens):
-            yield Text(f"Shown: {len(shown)} of {len(shift.tokens)}, furthest first.", style="dim")
+            yield Text(
+                f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest.", style="dim"
+            )
         if shift.pairs:
             yield Text()
             yield title("Words that sentences share", "cosine: static, then after the last layer")
@@ -216,4 +239,4 @@ def plot_shift(
             "plot_shift: give original, contextual and tokens, or one trace; weights have no "
             "vectors, and qkv.show(weights, tokens=...) shows them"
         )
-    return shift_figure(None, original, contextual, tokens)
+    return arrows_figure(original, contextual, tokens)

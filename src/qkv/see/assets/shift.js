@@ -160,7 +160,14 @@ VIEWS.shift = (box, payload, ui) => {
     fill(name, stage.name);
     const most = stage.cosine.indexOf(Math.min(...stage.cosine));
     const where = stage.name === "embeddings" ? "at the embeddings" : stage.name;
-    fill(sentence, word(named(most)), ` turned furthest: the cosine between its static vector and its vector ${where} is ${number(stage.cosine[most], 3)}.`);
+    const far = stage.moved.indexOf(Math.max(...stage.moved));
+    fill(
+      sentence,
+      word(named(most)),
+      ` turned furthest: the cosine between its static vector and its vector ${where} is ${number(stage.cosine[most], 3)}. `,
+      far === most ? "Its arrow is the longest too" : ["The longest arrow is that of ", word(named(far))],
+      `: ${number(stage.moved[far])} in the plane, where each set is centred.`,
+    );
     fill(
       held,
       "One plane for all layers: the PCA plane of the static vectors and those of the last layer, each set centred on its own mean. ",
@@ -203,10 +210,10 @@ VIEWS.shift = (box, payload, ui) => {
       ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name)
       : null,
     tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, those that move furthest.`) : null,
-    frame,
-    held,
     el("p", { class: "note" }, "Cosine of each word between its static vector and its vector here (1: the same direction). Press a word to mark its arrow."),
     words,
+    frame,
+    held,
     shift.pairs.length ? [el("p", { class: "note" }, "Cosine between one word in two sentences."), pairs] : null,
   );
   show(at, false);
