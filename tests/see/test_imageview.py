@@ -193,7 +193,8 @@ def test_the_page_stands_alone(image, tmp_path: Path):
 
 
 def test_the_terminal_shows_the_grid(image):
-    lines = str(image_view(a_trace(), image, query="1,2", layer=1, head=1)).splitlines()
+    view = image_view(a_trace(), image, query="1,2", layer=1, head=1, stretch=True)
+    lines = str(view).splitlines()
     grid = [line.split() for line in lines if re.fullmatch(r"\s+([\dx] ?)+", line)]
     assert [len(line) for line in grid] == [COLUMNS] * ROWS
     assert grid[1][2] == "x"

@@ -58,7 +58,7 @@ class ImageView(View):
     head: int
     query: int
     theme: str = "auto"
-    stretch: bool = True
+    stretch: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -260,7 +260,7 @@ def image_view(
     head: int | None = None,
     query: str | int = 0,
     theme: str = "auto",
-    stretch: bool = True,
+    stretch: bool = False,
 ) -> ImageView:
     """What a token of an image looks at, laid over the image, for each head of a layer.
 
@@ -275,8 +275,8 @@ def image_view(
         query: who looks: 0 or "[CLS]" for the first token, "3,4" for the patch in row 3 and
             column 4.
         theme: "light", "dark", or "auto" for what a reader's system prefers.
-        stretch: whether the scale of each head ends at its largest weight. With False all end at 1,
-            where little is seen of weights that are spread over hundreds of patches.
+        stretch: whether the scale of each head ends at its largest weight, and not at 1, where
+            little is seen of weights that are spread over hundreds of patches.
 
     Raises:
         TypeError: the image is not of uint8.
