@@ -66,7 +66,7 @@ class Heads:
         summary: for each layer what was kept; empty where the weights are there.
         keys: the S keys, where they are other tokens than the queries.
         key_special: which keys are special, where there are other keys.
-        scores: layer to scaled scores `(H, L, S)`, -inf where a mask hides.
+        scores: layer to scaled scores `(H, L, S)`, -inf where a mask hides; always of tokens.
         scale: layer to what its raw scores were multiplied by, where that is known.
         norms: for each layer `(H, S)`, the length of what each key hands over; or empty.
         name: what this text is called beside others.
@@ -74,7 +74,8 @@ class Heads:
         shown: tokens as they are to be read; as they are if left out.
         shown_keys: the same of other keys.
         others: of layers that are left out as they look from or at other tokens, what they are.
-        spans: where these tokens are words, the tokens of the text that make up each.
+        spans: where the queries are words, the tokens of the text that make up each.
+        key_spans: the same of the keys.
     """
 
     tokens: list[str]
@@ -93,6 +94,7 @@ class Heads:
     shown_keys: list[str] | None = None
     others: Mapping[int, str] = field(default_factory=dict)
     spans: list[Span] | None = None
+    key_spans: list[Span] | None = None
 
     @property
     def count(self) -> int:
@@ -277,9 +279,19 @@ class Heads:
         )
 
     def hidden(self, layer: int, head: int) -> Array | None:
-        """Where a mask hides a key from a query, `(L, S)`, if the scores are known."""
+        """Where a mask hides a key from a query, `(L, S)`, if the scores are known.
+
+        A word is hidden where all of its tokens are.
+        """
         found = self.scores.get(layer)
-        return None if found is None else np.asarray(np.isneginf(found[head]))
+        if found is None:
+            return None
+        hidden = np.isneginf(found[head])
+        for axis, spans in enumerate((self.spans, self.key_spans)):
+            if spans is not None:
+                firsts = [first for first, _, _ in spans]
+                hidden = np.logical_and.reduceat(hidden, firsts, axis=axis)
+        return np.asarray(hidden)
 
     @cached_property
     def _content(self) -> tuple[Array, Array]:

@@ -180,9 +180,10 @@ def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -
     array([[0.5, 0.5],
            [0.5, 0.5]])
     """
-    columns = np.add.reduceat(weights, [first for first, _, _ in keys], axis=-1)
-    rows = np.add.reduceat(columns, [first for first, _, _ in queries], axis=-2)
-    return np.asarray(rows / np.array([end - first for first, end, _ in queries])[:, None])
+    rows = np.add.reduceat(weights, [first for first, _, _ in queries], axis=-2)
+    merged = np.add.reduceat(rows, [first for first, _, _ in keys], axis=-1)
+    merged /= np.array([[end - first] for first, end, _ in queries], merged.dtype)
+    return np.asarray(merged)
 
 
 def summarize(weights: Array, top_k: int) -> Summary:

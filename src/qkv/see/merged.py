@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.see.heads import Heads, Summary
 from qkv.see.measures import merge_words
 from qkv.see.words import Span, word_spans
@@ -39,21 +38,15 @@ def by_word(heads: Heads) -> Heads:
         key_special=None
         if heads.key_special is None
         else [heads.key_special[first] for first in key_firsts],
-        weights=[_merged(layer, rows, columns) for layer in heads.weights],
+        weights=[merge_words(layer, rows, columns) for layer in heads.weights],
         summary=[_merged_summary(part, rows, columns) for part in heads.summary],
-        # a cell is hidden where all of its pieces are
-        scores={
-            layer: np.maximum.reduceat(
-                np.maximum.reduceat(scores, key_firsts, axis=-1), firsts, axis=-2
-            )
-            for layer, scores in heads.scores.items()
-        },
         scale={},
         norms=[],
         split=None if heads.split is None else int(np.searchsorted(firsts, heads.split)),
         shown=_shown(heads.shown, rows),
         shown_keys=_shown(heads.shown_keys, columns),
         spans=rows,
+        key_spans=columns,
     )
 
 
@@ -66,10 +59,6 @@ def _shown(names: Sequence[str] | None, spans: Sequence[Span]) -> list[str] | No
     if names is None:
         return None
     return [names[first] if end - first == 1 else word for first, end, word in spans]
-
-
-def _merged(weights: Array, rows: Sequence[Span], columns: Sequence[Span]) -> Array:
-    return merge_words(weights, rows, columns).astype(weights.dtype, copy=False)
 
 
 def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]) -> Summary:
