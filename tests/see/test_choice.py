@@ -43,6 +43,14 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     )
 
 
+def test_a_head_that_was_asked_for_shows_what_it_looks_at() -> None:
+    trace = dogs(1, 2, L0H0_5_3=0.9, L0H0_3_4=0.8, L0H0_3_2=0.95, L0H0_1_2=0.09, L0H1_5_3=0.9,
+                 L0H1_1_2=0.1, L0H0_4_0=0.99)  # fmt: skip
+    assert choice.choose_head(trace, 0, 0)[0].link == Link(0, 0, 3, 2, 0.95)
+    assert choice.choose_head(trace, 0, 1)[0].link == Link(0, 1, 1, 2, 0.1)
+    assert choice.choose_head(trace)[0].head == 1
+
+
 def test_links_join_two_content_words() -> None:
     cells = {
         "L0H0_1_0": 0.99,  # on [CLS]

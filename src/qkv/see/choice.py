@@ -13,6 +13,7 @@ from qkv.see.heads import Heads, heads_of
 from qkv.trace import Trace
 
 _LEAST = 0.05  # a smaller weight is no link to compare
+_WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def choose_head(
     """The head whose strongest link stands out most, and all links as `rank_heads` has them.
 
     `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
-    and to.
+    and to. A head that was asked for may look at no content word; then its link is to any word.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
@@ -93,6 +94,8 @@ def choose_head(
             "is 0 or not among those that were kept"
         )
     if layer is not None and head is not None:
+        if not asked and (best is None or best.weight < _WEAK):
+            best = _any_link(seen, layer, head) or best
         return Head(layer, head, best, "it was asked for"), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
@@ -103,6 +106,14 @@ def choose_head(
         return Head(first, head or 0, None, reason), links
     reason = _why(seen, best, searched(seen, layer, head), asked)
     return Head(best.layer, best.head, best, reason), links
+
+
+def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
+    """The head's largest weight between a content word and any other word."""
+    words, keys = (np.flatnonzero(flags).tolist() for flags in seen.words)
+    links = [*rank_heads(seen, [layer], words), *rank_heads(seen, [layer], None, keys)]
+    own = (link for link in links if link.head == head)
+    return max(own, key=lambda link: link.weight, default=None)
 
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:

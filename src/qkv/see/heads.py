@@ -216,14 +216,15 @@ class Heads:
         """
         places = np.arange(len(self.tokens))
         column = self._weights_on(layer, head, np.full(len(places), key))
-        others = self._words & (places != query)
+        words, _ = self.words
+        others = words & (places != query)
         if self.keys is not None:
             return 0.0, _mean(column[others])
         others &= places != key
         others &= (places > key) | bool(column[:key].any())
         ahead = places + key - query
-        pairs = self._words & (ahead >= 0) & (ahead < len(places))
-        pairs[pairs] = self._words[ahead[pairs]]
+        pairs = words & (ahead >= 0) & (ahead < len(places))
+        pairs[pairs] = words[ahead[pairs]]
         along = self._weights_on(layer, head, np.clip(ahead, 0, len(places) - 1))
         return _mean(along[pairs]), _mean(column[others])
 
@@ -303,9 +304,10 @@ class Heads:
         return self._content if self.keys is None else content(self.keys, self.all_key_special)
 
     @cached_property
-    def _words(self) -> Array:
-        """Which queries are words or pieces of them."""
-        return is_word(self.tokens, self.special)
+    def words(self) -> tuple[Array, Array]:
+        """Which queries, and which keys, are words or pieces of them."""
+        own = is_word(self.tokens, self.special)
+        return own, own if self.keys is None else is_word(self.keys, self.all_key_special)
 
     def _joined(self, rows: Array, at: Array, *asked: bool) -> Array:
         """Whether keys `(S,)` or `(..., rows, k)` and these queries are two content words.
