@@ -8,9 +8,9 @@ import numpy as np
 
 import qkv
 from benchmarks.peers import needs, torch
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
-from qkv.models.family import Names, Weights
+from qkv.models.files.config import Config
+from qkv.models.files.names import Names, Weights
 
 
 def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:

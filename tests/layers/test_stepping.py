@@ -13,9 +13,9 @@ from qkv.arrays import frozen
 from qkv.backend import body, get_num_threads, kernel, set_num_threads
 from qkv.layers import RMSNorm, Rotary
 from qkv.layers.stepping import steps_for
-from qkv.models.design import Attention, Design
-from qkv.models.head import Head
-from qkv.models.transformer import Transformer
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
+from qkv.models.network.transformer import Transformer
 
 if kernel is None:
     pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)

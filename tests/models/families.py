@@ -5,9 +5,9 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
-from qkv.models.family import Names, Weights
+from qkv.models.files.config import Config
+from qkv.models.files.names import Names, Weights
 
 from .support import tokenizer_json
 

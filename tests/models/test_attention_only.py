@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv.layers import LayerNorm, MultiHeadAttention
 from qkv.layers.block import Block
-from qkv.models.fresh import fresh_model
+from qkv.models.untrained import fresh_model
 
 CONFIG = {
     "model_type": "qkv-attention-only",

@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv.backend import BACKENDS, BODIES
 from qkv.models import load
-from qkv.models.weights import Tensors
+from qkv.models.files.tensors import Tensors
 from qkv.trace import Trace
 
 from .families import CONFIGS, write_small

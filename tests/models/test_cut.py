@@ -19,8 +19,8 @@ from tokenizers import (
 )
 
 import qkv
-from qkv.models import cut
-from qkv.models.cut import Cutter
+from qkv.models.tasks import truncation as cut
+from qkv.models.tasks.truncation import Cutter
 from qkv.text import SubwordTokenizer, WordTokenizer
 
 from .families import CONFIGS, write_small

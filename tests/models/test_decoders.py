@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from qkv import ModelError, load
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
+from qkv.models.files.config import Config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SMALL: dict[str, dict[str, Any]] = {

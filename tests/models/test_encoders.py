@@ -5,8 +5,8 @@ import json
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
+from qkv.models.files.config import Config
 
 
 def refused(path, *parts, **config):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qkv.models import ModelError, load, places
-from qkv.models.files import SHORT_NAMES, cache_folder, cached, find_model
+from qkv.models.files.find import SHORT_NAMES, cache_folder, cached, find_model
 
 HUB_ID = SHORT_NAMES["minilm"].hub_id
 
@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def no_package(monkeypatch):
     """Nothing that is asked for is installed."""
-    monkeypatch.setattr("qkv.models.files.find_spec", lambda name: None)
+    monkeypatch.setattr("qkv.models.files.find.find_spec", lambda name: None)
 
 
 def put_in_cache(cache, folder, hub_id, revision="main", commit="0123abcd"):

@@ -7,7 +7,7 @@ import pytest
 
 import qkv
 from qkv.models import ModelError
-from qkv.models.fresh import fresh_model
+from qkv.models.untrained import fresh_model
 
 GPT2 = {
     "model_type": "gpt2",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models.generate import Choice, Speech
+from qkv.models.tasks.generate import Choice, Speech
 
 from .decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.config import Config
-from qkv.models.design import Design
 from qkv.models.families import FAMILIES
+from qkv.models.files.config import Config
+from qkv.models.network.design import Design
 
 SIZES = {
     "vocab_size": 30,

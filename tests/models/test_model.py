@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 import qkv
 from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
-from qkv.models.transformer import EMBED_HOOKS
+from qkv.models.network.transformer import EMBED_HOOKS
 
 from .families import CONFIGS, write_small
 from .support import WORDS, Folder, plain_bert, tokenizer_json
@@ -352,7 +352,7 @@ def test_rows_of_batches_are_those_of_their_texts(model, monkeypatch):
         "linear",
         lambda x, *rest, **options: rows.append(len(x)) or linear(x, *rest, **options),
     )
-    monkeypatch.setattr("qkv.models.encode.TOKENS", 11)
+    monkeypatch.setattr("qkv.models.tasks.encode.TOKENS", 11)
     model.encode(TEXTS, batch_size=2)
     assert rows == [13 + 9] * 12 + [4 + 4 + 3] * 12  # sorted by length, of at most 22 tokens
 
@@ -671,6 +671,6 @@ def test_on_a_terminal_a_bar_comes_with_long_work_only(model, capfd, monkeypatch
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model.encode(TEXTS)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("qkv.models.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("qkv.models.tasks.progress.PATIENCE", -1.0)
     model.encode(TEXTS)
     assert "100%" in capfd.readouterr().err

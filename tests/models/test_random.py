@@ -5,7 +5,7 @@ import pytest
 
 import qkv
 from qkv.models import load, random_model
-from qkv.models.random import LESSONS
+from qkv.models.families.lessons import LESSONS
 
 TEXT = "the cat sat on the mat"
 

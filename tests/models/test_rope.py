@@ -11,8 +11,7 @@ import pytest
 from qkv import KVCache, apply_rotary
 from qkv.layers import MultiHeadAttention, Rotary
 from qkv.models import ModelError
-from qkv.models.config import Config
-from qkv.models.rope import (
+from qkv.models.families.rope import (
     Dynamic,
     Linear,
     Llama3,
@@ -22,6 +21,7 @@ from qkv.models.rope import (
     read_rotaries,
     read_rotary,
 )
+from qkv.models.files.config import Config
 
 RNG = np.random.default_rng(5)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

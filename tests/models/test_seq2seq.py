@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
-from qkv.models.buckets import Buckets
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.network.relative_bias import Buckets
 from qkv.models.seq2seq import Seq2SeqModel, Written
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 
 from .families import arrays_of
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 import qkv
-from qkv.models.files import SHIPPED
+from qkv.models.files.find import SHIPPED
 
 PLACE = SHIPPED["wordnet"]
 STREAM = [

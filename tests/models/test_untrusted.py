@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
-from qkv.models.rope import read_rotary
+from qkv.models.families.rope import read_rotary
+from qkv.models.files.config import Config
 
 from .families import CONFIGS, write_small
 from .support import CONFIG, Folder, bert_tensors, tokenizer_json

@@ -23,9 +23,9 @@ from transformers import CONFIG_MAPPING
 
 import qkv
 from qkv.models import ModelError
-from qkv.models.config import HARMLESS, NEUTRAL, Config
 from qkv.models.families import FAMILIES
-from qkv.models.family import Names
+from qkv.models.files.config import HARMLESS, NEUTRAL, Config
+from qkv.models.files.names import Names
 
 from .models import double, scatter
 

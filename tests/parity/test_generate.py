@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.generate import Choice
+from qkv.models.tasks.generate import Choice
 
 from .models import Pair, double, made
 

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
+from qkv.models.files.config import Config
 
 from .models import Pair, compare, compare_layers, double, made
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from qkv.models.buckets import Buckets
+from qkv.models.network.relative_bias import Buckets
 
 from .models import compare, compare_saved, made
 

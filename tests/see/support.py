@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model
-from qkv.models.config import Config
 from qkv.models.families import FAMILIES
-from qkv.models.family import Names, Weights
+from qkv.models.files.config import Config
+from qkv.models.files.names import Names, Weights
 from qkv.trace import Trace
 
 BANK = "I sat on the bank of the river."

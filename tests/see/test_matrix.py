@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from qkv.models import Model, random_model
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.vision import patch_names
 from qkv.see import View, compare, figures, head_view, image_view, plot_shift, replay, show, walk
 from qkv.trace import Trace

@@ -7,7 +7,7 @@ import pytest
 
 from qkv.learn.network import Network
 from qkv.learn.tokens import train_tokenizer
-from qkv.models.fresh import fresh_model
+from qkv.models.untrained import fresh_model
 from training import wordnet
 from training.objectives import Senses, Sentence, entries, nearest, pieces_of, sentences
 from training.wordnet import read

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qkv.learn.tokens import train_tokenizer
-from qkv.models.fresh import fresh_model
 from qkv.models.model import Model
+from qkv.models.untrained import fresh_model
 from training import senses
 from training.senses import auc, heads, masked_words, shown, vectors
 from training.wordnet import Synset, Use, WordNet

@@ -49,8 +49,8 @@ def encode(file: str, output: str, model: str | None, as_json: bool) -> None:
     output is there once it is whole.
     """
     from qkv.models import load_for
-    from qkv.models.cut import MOST
-    from qkv.models.encode import EmptyText
+    from qkv.models.tasks.encode import EmptyText
+    from qkv.models.tasks.truncation import MOST
 
     name = "standard input" if file == "-" else file
     place = Path(file)

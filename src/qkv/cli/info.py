@@ -25,7 +25,7 @@ def info(model: str | None, as_json: bool) -> None:
 
     from qkv.backend import BACKENDS, backend, get_num_threads, kernel
     from qkv.models import load, places
-    from qkv.models.files import DEFAULT
+    from qkv.models.files.find import DEFAULT
 
     found = places()
     about = {

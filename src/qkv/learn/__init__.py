@@ -14,7 +14,7 @@ from qkv.learn.schedule import Schedule
 from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer
 from qkv.learn.watch import Diverged
-from qkv.models.fresh import fresh_model
+from qkv.models.untrained import fresh_model
 from qkv.signals import Interrupted
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.design import Design
 from qkv.models.model import Model
+from qkv.models.network.design import Design
 
 _OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
 _LOOKED_AT = 256  # tokens that tell whether a model gives finite numbers
@@ -27,7 +27,7 @@ class Network:
         gradients: by name, each where it stands in `gradient`.
         transformer: built on `parameters`, with its head.
 
-    >>> from qkv.models.fresh import fresh_model
+    >>> from qkv.models.untrained import fresh_model
     >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50}
     >>> network = Network(fresh_model(config | {"n_embd": 16, "n_layer": 2, "n_head": 4}))
     >>> network.parameters["embed.weight"][3] = 1  # in place

@@ -27,8 +27,8 @@ from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.schedule import Schedule
 from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
-from qkv.models.files import TOKENIZER
-from qkv.models.fresh import fresh_model
+from qkv.models.files.find import TOKENIZER
+from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
 STEPS = 1000  # where neither steps nor minutes are given

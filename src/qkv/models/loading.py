@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.attention_only import ATTENTION_ONLY
-from qkv.models.config import Config
-from qkv.models.design import Design
 from qkv.models.families import FAMILIES as PUBLISHED
-from qkv.models.family import Family, Names, read_weights
-from qkv.models.files import (
+from qkv.models.families.attention_only import ATTENTION_ONLY
+from qkv.models.families.lessons import LESSON, random_model
+from qkv.models.files.config import Config
+from qkv.models.files.find import (
     CONFIG,
     DEFAULT,
     GENERATION,
@@ -30,12 +29,13 @@ from qkv.models.files import (
     plain,
     read_json,
 )
+from qkv.models.files.names import Family, Names, read_weights
+from qkv.models.files.sentence import read_sentence
+from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
-from qkv.models.random import LESSON, random_model
-from qkv.models.sentence import read_sentence
+from qkv.models.network.design import Design
 from qkv.models.seq2seq import Seq2SeqDesign, Seq2SeqModel
 from qkv.models.vision import Pixels, VisionDesign, VisionModel
-from qkv.models.weights import Tensors
 from qkv.text import SubwordTokenizer, Tokenizer
 
 OWN = (LESSON, ATTENTION_ONLY)  # families of no other library

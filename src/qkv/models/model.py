@@ -14,16 +14,25 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import named_folder, replacing
-from qkv.models.cut import MOST, Cutter
-from qkv.models.encode import Encoder
-from qkv.models.family import AnyDesign, Names, Weights
-from qkv.models.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
-from qkv.models.generate import Choice, Row, Speech, check_stop, end_tokens, room, run, spelled
-from qkv.models.kept import wanted
+from qkv.models.files.find import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
+from qkv.models.files.names import AnyDesign, Names, Weights
+from qkv.models.files.sentence import BESIDE, TOP, Sentence
+from qkv.models.network.transformer import Embedding, Layer, Transformer
 from qkv.models.parameters import Parameters
-from qkv.models.sentence import BESIDE, TOP, Sentence
-from qkv.models.transformer import Embedding, Layer, Transformer
-from qkv.models.without import hidden_words, left_out_heads, masks
+from qkv.models.tasks.ablation import hidden_words, left_out_heads, masks
+from qkv.models.tasks.encode import Encoder
+from qkv.models.tasks.generate import (
+    Choice,
+    Row,
+    Speech,
+    check_stop,
+    end_tokens,
+    room,
+    run,
+    spelled,
+)
+from qkv.models.tasks.trace import wanted
+from qkv.models.tasks.truncation import MOST, Cutter
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts

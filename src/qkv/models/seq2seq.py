@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.models.decoder import CrossAttention, Decoder, DecoderLayer, EncoderDecoder
-from qkv.models.design import Design, Shape, under
-from qkv.models.files import ModelError
-from qkv.models.generate import Generated, Row, new_token
-from qkv.models.head import Head
-from qkv.models.kept import wanted
+from qkv.models.files.find import ModelError
 from qkv.models.model import Model, ModelOutput, outer
-from qkv.models.pairs import SIDES, Seq2SeqTrace
+from qkv.models.network.decoder import CrossAttention, Decoder, DecoderLayer, EncoderDecoder
+from qkv.models.network.design import Design, Shape, under
+from qkv.models.network.head import Head
+from qkv.models.tasks.generate import Generated, Row, new_token
+from qkv.models.tasks.seq2seq_trace import SIDES, Seq2SeqTrace
+from qkv.models.tasks.trace import wanted
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Trace
 

@@ -19,11 +19,11 @@ from qkv.backward import linear_grad
 from qkv.extras import need
 from qkv.files import named_folder, replacing
 from qkv.layers.packed import keep
-from qkv.models.config import Config
-from qkv.models.design import Design, Shape
-from qkv.models.files import PREPROCESSOR, ModelError, read_json
+from qkv.models.files.config import Config
+from qkv.models.files.find import PREPROCESSOR, ModelError, read_json
 from qkv.models.model import Model, ModelOutput
-from qkv.models.transformer import Embedding, EmbeddingSaved, Transformer, rows_back
+from qkv.models.network.design import Design, Shape
+from qkv.models.network.transformer import Embedding, EmbeddingSaved, Transformer, rows_back
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see import words as of_words
 from qkv.see.heads import Heads, heads_of
 from qkv.see.words import Span, is_punctuation

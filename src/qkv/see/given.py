@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array, whole_number
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see import findings
 from qkv.see.heads import heads_from
 from qkv.see.page import LONG

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see import choice, findings
 from qkv.see.choice import Head
 from qkv.see.colours import scale_end

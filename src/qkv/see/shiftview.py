@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see import findings, svg
 from qkv.see.figures import arrows_figure, shift_figure
 from qkv.see.given import model_of, texts_of

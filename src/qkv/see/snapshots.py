@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model, load
-from qkv.models.files import CONFIG
-from qkv.models.progress import progress
+from qkv.models.files.find import CONFIG
+from qkv.models.tasks.progress import progress
 from qkv.see import findings
 from qkv.see.given import texts_of
 from qkv.trace import Trace

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.cut import callers
+from qkv.models.tasks.truncation import callers
 from qkv.see import choice, measures
 from qkv.see.choice import Head
 from qkv.see.heads import Heads, heads_of

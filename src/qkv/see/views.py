@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
-from qkv.models.pairs import Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see import choice, findings, svg
 from qkv.see.choice import Head
 from qkv.see.colours import scale_end

@@ -16,7 +16,7 @@ from qkv.models.families.qwen3 import QWEN3
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.families.t5 import MT5, T5
 from qkv.models.families.vit import VIT
-from qkv.models.family import Family
+from qkv.models.files.names import Family
 
 _ALL = (
     BERT,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.models.config import Config
-from qkv.models.design import Attention, Design
-from qkv.models.family import Family
-from qkv.models.head import Head
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 
 
 def design(config: Config) -> Design:

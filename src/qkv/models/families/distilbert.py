@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qkv.models.config import Config
-from qkv.models.design import Attention, Design
 from qkv.models.families import bert
-from qkv.models.family import Family
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family
+from qkv.models.network.design import Attention, Design
 
 
 def design(config: Config) -> Design:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qkv.models.config import FULL, SLIDING, Config
-from qkv.models.design import Attention, Design
 from qkv.models.families import llama
-from qkv.models.family import Family, Fused
-from qkv.models.head import Head
-from qkv.models.rope import Dynamic, read_rotary
+from qkv.models.families.rope import Dynamic, read_rotary
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.names import Family, Fused
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 
 
 def design(config: Config) -> Design:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qkv.models.config import FULL, SLIDING, Config
-from qkv.models.design import Attention, Design
 from qkv.models.families import gemma2, llama
-from qkv.models.family import Family, Fused
-from qkv.models.rope import Dynamic, read_rotaries
+from qkv.models.families.rope import Dynamic, read_rotaries
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.names import Family, Fused
+from qkv.models.network.design import Attention, Design
 
 
 def design(config: Config) -> Design:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.layers import Rotary
-from qkv.models.config import FULL, SLIDING, Config
-from qkv.models.design import Attention, Design, Mixture
 from qkv.models.families import llama
-from qkv.models.family import Family
-from qkv.models.files import ModelError
-from qkv.models.rope import Dynamic, read_rotary
+from qkv.models.families.rope import Dynamic, read_rotary
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family
+from qkv.models.network.design import Attention, Design, Mixture
 
 YARN = {
     "rope_type": "yarn",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qkv.models.config import Config
-from qkv.models.design import Attention, Design
-from qkv.models.family import Family, Fused
-from qkv.models.files import ModelError
-from qkv.models.head import Head
-from qkv.models.rope import Dynamic, read_rotary
+from qkv.models.families.rope import Dynamic, read_rotary
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family, Fused
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 
 SIZES: Mapping[str, int] = {  # of Llama 2 7B
     "vocab_size": 32000,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.models.config import FULL, SLIDING, Config
-from qkv.models.design import Design
 from qkv.models.families.llama import BODY, UNUSED, decoder, names
-from qkv.models.family import Family
-from qkv.models.files import ModelError
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family
+from qkv.models.network.design import Design
 
 SIZES = {  # of Mistral 7B
     "vocab_size": 32000,

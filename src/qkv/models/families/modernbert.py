@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from qkv.models.config import FULL, SLIDING, Config
-from qkv.models.design import Attention, Design
-from qkv.models.family import Family, Fused
-from qkv.models.head import Head
-from qkv.models.rope import read_rotaries
+from qkv.models.families.rope import read_rotaries
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.names import Family, Fused
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 
 POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 

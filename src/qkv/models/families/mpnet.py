@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qkv.models.buckets import Buckets
-from qkv.models.config import Config
-from qkv.models.design import Design
 from qkv.models.families import bert
 from qkv.models.families.roberta import behind_padding, top
-from qkv.models.family import Family
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family
+from qkv.models.network.design import Design
+from qkv.models.network.relative_bias import Buckets
 
 PADDING = 1  # whatever the config says
 BUCKETS = Buckets(32, 128)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.models.config import Config
-from qkv.models.design import Design
 from qkv.models.families import qwen2
 from qkv.models.families.llama import BODY, UNUSED, decoder, names
-from qkv.models.family import Family
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family
+from qkv.models.network.design import Design
 
 SIZES = {**qwen2.SIZES, "head_dim": 128}  # of `Qwen3Config` in transformers
 

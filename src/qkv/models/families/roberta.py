@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.models.config import Config
-from qkv.models.design import Design
 from qkv.models.families import bert
-from qkv.models.family import Family
-from qkv.models.files import ModelError
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family
+from qkv.models.network.design import Design
 
 
 def design(config: Config, vocabulary: int = 50265) -> Design:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qkv.models.buckets import Buckets
-from qkv.models.config import ACTIVATIONS, Config
-from qkv.models.design import Attention, Design
-from qkv.models.family import Family
-from qkv.models.head import Head
+from qkv.models.files.config import ACTIVATIONS, Config
+from qkv.models.files.names import Family
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
+from qkv.models.network.relative_bias import Buckets
 from qkv.models.seq2seq import Seq2SeqDesign
 
 # Whether the MLP has a gate, and its activation.

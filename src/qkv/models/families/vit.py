@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.models.config import Config
-from qkv.models.design import Attention, Design
-from qkv.models.family import Family
-from qkv.models.files import ModelError
-from qkv.models.head import Head
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 from qkv.models.vision import VisionDesign
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.transformer import SUMMARY_HOOKS
+from qkv.models.network.transformer import SUMMARY_HOOKS
 
 # The side of an encoder-decoder, the layer, and what it is called in there.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")

@@ -12,8 +12,8 @@ import numpy as np
 from qkv.activations import activate
 from qkv.arrays import Array, frozen
 from qkv.backend import linear
-from qkv.models.config import Config
-from qkv.models.files import (
+from qkv.models.files.config import Config
+from qkv.models.files.find import (
     CONFIG,
     MODULES,
     MOST_JSON,
@@ -24,7 +24,7 @@ from qkv.models.files import (
     need_file,
     read_json,
 )
-from qkv.models.weights import FLOATS, Tensors
+from qkv.models.files.tensors import FLOATS, Tensors
 
 # Where a model's limit may stand: the first of them that is there.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

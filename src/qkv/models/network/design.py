@@ -9,9 +9,9 @@ from typing import Any, Literal
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
-from qkv.models.buckets import Buckets
-from qkv.models.head import Head
-from qkv.models.transformer import BLOCK_HOOKS, Embedding, Transformer
+from qkv.models.network.head import Head
+from qkv.models.network.relative_bias import Buckets
+from qkv.models.network.transformer import BLOCK_HOOKS, Embedding, Transformer
 
 Shape = tuple[int, ...]
 

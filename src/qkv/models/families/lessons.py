@@ -15,11 +15,11 @@ from qkv.layers import SelfAttention
 from qkv.layers.attention.forward import AttentionSaved
 from qkv.layers.gradient import Gradient
 from qkv.layers.packed import keep
-from qkv.models.config import Config
-from qkv.models.family import Family, Names, Weights
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family, Names, Weights
+from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
-from qkv.models.sentence import Sentence
-from qkv.models.transformer import Embedding, Transformer
+from qkv.models.network.transformer import Embedding, Transformer
 from qkv.text import WordTokenizer
 from qkv.trace import Recorder
 

@@ -15,8 +15,8 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.packed import keep, padded
 from qkv.layers.parameters import handed, project, quiet
-from qkv.models.head import BuiltHead
-from qkv.models.transformer import (
+from qkv.models.network.head import BuiltHead
+from qkv.models.network.transformer import (
     BLOCK_HOOKS,
     EMBED_HOOKS,
     LAST_HOOKS,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, whole_number
-from qkv.models.cut import Cutter, callers
-from qkv.models.progress import progress
-from qkv.models.sentence import Sentence
+from qkv.models.files.sentence import Sentence
+from qkv.models.tasks.progress import progress
+from qkv.models.tasks.truncation import Cutter, callers
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
 

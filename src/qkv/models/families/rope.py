@@ -12,8 +12,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers import Rotary
 from qkv.layers.attention import Scaling
-from qkv.models.config import Config
-from qkv.models.files import ModelError
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
 
 # All that follows is computed in float64. Most libraries round the speeds, the angles and their
 # cosines to float32 one after the other; what is published is the formula, and float64 stays within

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.config import Config
-from qkv.models.design import Design
-from qkv.models.family import Family, Names, Weights
-from qkv.models.files import ModelError
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.names import Family, Names, Weights
 from qkv.models.loading import FAMILIES
 from qkv.models.model import Model
+from qkv.models.network.design import Design
 from qkv.text import Tokenizer
 
 SPREAD = 0.02  # the standard deviation of the first weights, as BERT and GPT-2 have it

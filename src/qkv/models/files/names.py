@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.config import Config
-from qkv.models.files import ModelError
-from qkv.models.head import Head
-from qkv.models.transformer import Transformer
-from qkv.models.weights import FLOATS, Tensors
+from qkv.models.files.config import Config
+from qkv.models.files.find import ModelError
+from qkv.models.files.tensors import FLOATS, Tensors
+from qkv.models.network.head import Head
+from qkv.models.network.transformer import Transformer
 
 Shape = tuple[int, ...]
 

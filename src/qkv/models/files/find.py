@@ -70,7 +70,7 @@ SHORT_NAMES = {
         folder="model",
     ),
 }
-SHIPPED = {"wordnet": Path(__file__).parents[1] / "data" / "wordnet"}  # come with qkv itself
+SHIPPED = {"wordnet": Path(__file__).parents[2] / "data" / "wordnet"}  # come with qkv itself
 DEFAULT = "wordnet"
 
 

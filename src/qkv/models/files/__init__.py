@@ -1,0 +1,1 @@
+"""What a folder of a model holds: found, checked and read."""

@@ -1,0 +1,1 @@
+"""What models are built of: arithmetic that knows nothing of files."""

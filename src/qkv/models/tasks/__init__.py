@@ -1,0 +1,1 @@
+"""What a model does with texts: encode, generate, trace, leave parts out."""
