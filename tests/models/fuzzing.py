@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from qkv.models import load
 
-from .families import CONFIGS, write_small
 from .plain import plain_bert_of, plain_gpt2, plain_llama
+from .small_models import CONFIGS, write_small
 from .support import Folder
 
 SECONDS = 20  # that a case may take; most take a hundredth of one

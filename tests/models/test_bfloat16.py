@@ -14,9 +14,9 @@ from qkv.models import load
 from qkv.models.files.tensors import Tensors
 from qkv.trace import Trace
 
-from .families import CONFIGS, write_small
+from .files.test_tensors import write_bfloat16
+from .small_models import CONFIGS, write_small
 from .support import CONFIG, plain_bert
-from .test_weights import write_bfloat16
 
 backend = sys.modules["qkv.backend"]  # under that name, qkv has the function
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

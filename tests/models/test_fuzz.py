@@ -15,8 +15,8 @@ import pytest
 
 from qkv.models import load
 
-from .families import CONFIGS, write_small
 from .fuzzing import IDS, PLAIN, check, read_by_the_library
+from .small_models import CONFIGS, write_small
 from .support import Folder
 
 COMPARED = {  # the keys that have more than one value with the tensors there are

@@ -13,7 +13,7 @@ from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
 from qkv.models.network.transformer import EMBED_HOOKS
 
-from .families import CONFIGS, write_small
+from .small_models import CONFIGS, write_small
 from .support import WORDS, Folder, plain_bert, tokenizer_json
 
 TEXTS = [

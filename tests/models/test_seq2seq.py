@@ -14,7 +14,7 @@ from qkv.models.network.relative_bias import Buckets
 from qkv.models.seq2seq import Seq2SeqModel, Written
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 
-from .families import arrays_of
+from .small_models import arrays_of
 
 CONFIG = {
     "model_type": "t5",

@@ -14,7 +14,7 @@ from qkv.cli import main
 from qkv.models import ModelError, load
 from qkv.models.vision import VisionModel, grid_of, patch_names, unfolded
 
-from .families import arrays_of
+from .small_models import arrays_of
 
 CONFIG = {
     "model_type": "vit",

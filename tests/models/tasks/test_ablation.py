@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 import qkv
 from qkv.models import load, random_model
 
-from .support import plain_bert
+from ..support import plain_bert
 
 TEXT = "the cat sat on the mat."
 TEXTS = [TEXT, "a dog ran, the cat ran", "the bank"]

@@ -5,7 +5,7 @@ import pytest
 
 import qkv
 
-from .families import CONFIGS, arrays_of, save_file, write_small
+from .small_models import CONFIGS, arrays_of, save_file, write_small
 
 
 def test_a_model_without_the_tensors_of_its_head_goes_without(tmp_path):

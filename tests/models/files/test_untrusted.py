@@ -16,8 +16,8 @@ from qkv.models.families import FAMILIES
 from qkv.models.families.rope import read_rotary
 from qkv.models.files.config import Config
 
-from .families import CONFIGS, write_small
-from .support import CONFIG, Folder, bert_tensors, tokenizer_json
+from ..small_models import CONFIGS, write_small
+from ..support import CONFIG, Folder, bert_tensors, tokenizer_json
 
 IDS = [[2, 4, 5, 6, 3]]
 BIAS = "embeddings.LayerNorm.bias"

@@ -12,7 +12,7 @@ import pytest
 import qkv
 from qkv.models.tasks.generate import Choice, Speech
 
-from .decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
+from ..decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
 
 
 @pytest.fixture(scope="module")

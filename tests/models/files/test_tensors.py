@@ -16,7 +16,7 @@ from qkv.models import ModelError, load
 from qkv.models.files.find import plain, read_json
 from qkv.models.files.tensors import Tensors
 
-from .support import CONFIG, bert_tensors
+from ..support import CONFIG, bert_tensors
 
 IDS = [[2, 4, 5, 6, 3]]
 
@@ -405,7 +405,7 @@ def test_no_weights_at_all(folder):
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory):
     """A folder whose weights are overwritten again and again, and its right header and numbers."""
-    from .support import Folder
+    from ..support import Folder
 
     folder = Folder(tmp_path_factory.mktemp("fuzz") / "model")
     folder.write()

@@ -23,7 +23,7 @@ from qkv.models.tasks import truncation as cut
 from qkv.models.tasks.truncation import Cutter
 from qkv.text import SubwordTokenizer, WordTokenizer
 
-from .families import CONFIGS, write_small
+from ..small_models import CONFIGS, write_small
 
 CORPUS = [
     "the cat sat on the mat and the dog ran to the bank of the river by the old stone bridge",

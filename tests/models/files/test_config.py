@@ -7,7 +7,7 @@ import pytest
 
 from qkv.models import ModelError, load
 
-from .support import Folder
+from ..support import Folder
 
 
 def refused(folder: Folder, *parts: str) -> None:

@@ -1,0 +1,1 @@
+"""Tests of what is in `qkv.models.files`."""
