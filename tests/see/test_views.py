@@ -129,6 +129,15 @@ def test_a_view_fits_its_screen(lesson: Model, width: int) -> None:
         assert max(map(len, console.file.getvalue().splitlines())) <= width
 
 
+def test_a_terminal_said_to_have_no_columns_shows_all_the_same(
+    lesson: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    view = show(CAT, model=lesson)
+    view.print()
+    assert view.sentence in capsys.readouterr().out
+
+
 def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     view = compare(BANK, MONEY, word="bank", model=minilm)
     a, b = minilm.trace(BANK), minilm.trace(MONEY)

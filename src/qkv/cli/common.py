@@ -282,11 +282,13 @@ def console() -> Console:
     """Standard output; a reader that goes away is a BrokenPipeError, as everywhere."""
     from rich.console import Console
 
+    from qkv.see.terminal import with_a_width
+
     class Stdout(Console):
         def on_broken_pipe(self) -> NoReturn:
             raise BrokenPipeError
 
-    return Stdout(highlight=False)
+    return with_a_width(Stdout(highlight=False))
 
 
 def print_json(data: Any) -> None:

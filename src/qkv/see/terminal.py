@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,13 @@ _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
     "Σ": "sum", "ₖ": "_k",
 }  # fmt: skip
+
+
+def with_a_width(console: Console) -> Console:
+    """The console, as wide as its terminal where COLUMNS is 0, which stands for no number."""
+    if not console.width:
+        console.width = shutil.get_terminal_size().columns
+    return console
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.files import replacing
 from qkv.see.page import finite, fragment, whole_page
-from qkv.see.terminal import Screen
+from qkv.see.terminal import Screen, with_a_width
 from qkv.see.words import explained
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class View(ABC):
         """Write the view to a terminal, as wide and as colourful as this one allows."""
         from rich.console import Console
 
-        console = console or Console(highlight=False)
+        console = with_a_width(console or Console(highlight=False))
         self._write(console, Screen.of(console))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
