@@ -71,11 +71,14 @@ def test_no_two_labels_intersect_up_to_20_tokens(
 
 
 @pytest.mark.parametrize(("spread", "color"), [(9.0, AFTER), (0.05, BEFORE)])
-def test_every_word_is_named_at_the_end_that_lies_wider(spread: float, color: str) -> None:
+def test_every_word_is_named_at_both_ends(spread: float, color: str) -> None:
     before, after = vectors(3, 20, spread)
     figure = plot_shift(before, after, [f"w{i}" for i in range(20)])
-    named = [text.get_text() for text in labels(figure.axes[0]) if text.get_color() == color]
-    assert sorted(named) == sorted(f"w{i}" for i in range(20))
+    found = labels(figure.axes[0])
+    assert found[0].get_color() == color  # the end that lies wider comes first
+    for end in (BEFORE, AFTER):
+        named = [text.get_text() for text in found if text.get_color() == end]
+        assert sorted(named) == sorted(f"w{i}" for i in range(20))
 
 
 def points(axes: Axes, color: str) -> np.ndarray:

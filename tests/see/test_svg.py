@@ -167,8 +167,9 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
         if element.text in names:
             x, y = float(element.get("x")), float(element.get("y"))
             boxes.append((x, y - 9, x + svg._width(element.text), y + 2))
-    after = [e for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == svg.ACCENT]
-    assert len(after) == n  # every word is named where it ends
+    for end in (svg.BEFORE, svg.ACCENT):  # every word is named at both ends
+        labels = [e.text for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == end]
+        assert labels == names
     for i, a in enumerate(boxes):
         assert a[0] >= 0
         assert a[2] <= 460

@@ -470,9 +470,8 @@ def place_labels(
     """Name the points, each label where it overlaps no label and as few points as may be.
 
     Greedy: a label goes to the nearest free place round its point, with a thin line where that is
-    far. The end of the arrows that lies wider comes first, and each of its points is named; at the
-    other end a point is named where a place is free near it. Points that coincide and have one
-    name are named once.
+    far. The end of the arrows that lies wider comes first. Points that coincide and have one name
+    are named once.
     """
     from matplotlib.patheffects import withStroke
 
@@ -491,21 +490,21 @@ def place_labels(
     ends = [(before, BEFORE, alone), (after, AFTER, tokens)]
     ends.sort(key=lambda end: -float(end[0].std()))  # the end that lies wider is easier to read
     wanted = []
-    for (place, color, names), needed in zip(ends, (True, False), strict=True):
+    for place, color, names in ends:
         near = np.round(place / (np.ptp(place) or 1), 4).tolist()  # equal but for rounding
         spots = {(names[i], *near[i]): i for i in reversed(named)}  # one name a spot
-        wanted += [(place[i], color, names[i], needed) for i in sorted(spots.values())]
+        wanted += [(place[i], color, names[i]) for i in sorted(spots.values())]
     taken: list[tuple[float, float, float, float]] = []
     labels = []
     pixel = figure.dpi / 72
-    for point, color, token, needed in wanted:
+    for point, color, token in wanted:
         text = axes.text(point[0], point[1], drawable([token])[0], color=color, zorder=4)
         _plain(text, 9)
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])
         box = text.get_window_extent(renderer)
         width, height = box.width + 2 * pixel, box.height + 1 * pixel
         x, y = to_pixels.transform(point)
-        best = _free_place(x, y, width, height, pixel, taken, points, area.bounds, needed)
+        best = _free_place(x, y, width, height, pixel, taken, points, area.bounds)
         if best is None:
             text.remove()
             continue
@@ -682,15 +681,13 @@ def _free_place(
     taken: Sequence[tuple[float, float, float, float]],
     points: Array,
     area: tuple[float, float, float, float],
-    needed: bool,
 ) -> tuple[float, float] | None:
-    """The lower left corner of the nearest free box round a point; None where none is near.
+    """The lower left corner of the nearest free box round a point; None where there is none.
 
-    A box must not touch a label. The nearest place that covers no point is taken; where a label is
-    needed it may go as far as it must.
+    A box must not touch a label, and near the point it must not cover a point either.
     """
     left, bottom, right, high = area[0], area[1], area[0] + area[2], area[1] + area[3]
-    for ring in range(40 if needed else 3):
+    for ring in range(100):
         radius = (5 + 4 * ring) * pixel
         for step in range(16):
             # right, left, above, below first: sixteenths of a turn in that order

@@ -297,7 +297,8 @@ def chart(
 def arrows(before: Array, after: Array, names: Sequence[str]) -> Part:
     """Points before (blue) and after (red), an arrow between each pair, labels that do not meet.
 
-    An empty name is not written; a name for which no room is left is not written at its second end.
+    An empty name is not written. A thin line leads to a name that stands far from its point;
+    of points in one spot a name is written once.
     """
     side, edge = 460.0, 60.0
     both = np.concatenate([before, after])
@@ -323,15 +324,21 @@ def arrows(before: Array, after: Array, names: Sequence[str]) -> Part:
             )
     points = np.concatenate([starts, ends])
     taken: list[tuple[float, float, float, float]] = []
-    ends_of = [(ends, ACCENT, True), (starts, BEFORE, False)]
-    for at, fill, needed in ends_of:
+    spots = set()
+    for at, fill in ((ends, ACCENT), (starts, BEFORE)):
         for name, (x, y) in zip(names, at.tolist(), strict=True):
-            if not name:
+            spot = name, fill, round(x), round(y)
+            if not name or spot in spots:
                 continue
+            spots.add(spot)
             room = (_width(name) + 4, _SIZE + 3.0)
-            box = _free_box((x, y), room, taken, points, side, needed)
+            box = _free_box((x, y), room, taken, points, side)
             if box is not None:
                 taken.append(box)
+                near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
+                if math.dist((x, y), near) > 14:
+                    line = f"M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}"
+                    marks.append(f'<path d="{line}" stroke="{fill}" stroke-width="0.5"/>')
                 elements.append(text(box[0] + 2, box[3] - 4, _cut(name), fill=fill))
     return Part([*marks, *elements], side, side)
 
@@ -411,12 +418,11 @@ def _free_box(
     taken: Sequence[tuple[float, float, float, float]],
     points: Array,
     side: float,
-    needed: bool,
 ) -> tuple[float, float, float, float] | None:
     """The nearest box round a point that meets no other; None if there is none near it."""
     x, y = point
     wide, high = size
-    for ring in range(60 if needed else 3):
+    for ring in range(100):
         reach = 6 + 5 * ring
         for step in (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13):
             along, up = math.cos(step * math.pi / 8), math.sin(step * math.pi / 8)

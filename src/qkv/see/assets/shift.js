@@ -86,25 +86,25 @@ VIEWS.shift = (box, payload, ui) => {
       );
     });
     const boxes = [];
-    const texts = [...shown].map((i) => [i, stage.points[i], named(i), true]);
+    const texts = [...shown].map((i) => [i, stage.points[i], named(i)]);
     const spots = new Set();
     for (const i of shown) {
       const spot = `${tokens[i]} ${Math.round(x(before[i]))} ${Math.round(y(before[i]))}`;
-      if (!spots.has(spot)) texts.push([i, before[i], cut(visible(tokens[i]), 18), false]);
+      if (!spots.has(spot)) texts.push([i, before[i], cut(visible(tokens[i]), 18)]);
       spots.add(spot);
     }
     const pen = canvas2d(el("canvas"), 1, 1);
     pen.font = `600 12px ${ui.color("--font")}`;
-    const labels = texts.map(([i, p, text, needed]) => {
+    const labels = texts.map(([i, p, text], k) => {
       const wide = pen.measureText(text).width + 6;
-      const spot = free(x(p), y(p), wide, 16, boxes, dots, [52, 6, width - 6, floor - 2], needed);
+      const spot = free(x(p), y(p), wide, 18, boxes, dots, [52, 6, width - 6, floor - 2]);
       if (!spot) return null;
       boxes.push(spot);
       const near = [Math.max(spot[0], Math.min(x(p), spot[2])), Math.max(spot[1], Math.min(y(p), spot[3]))];
       const far = Math.hypot(near[0] - x(p), near[1] - y(p)) > 14;
       return [
         far ? svg("line", { x1: x(p), y1: y(p), x2: near[0], y2: near[1], class: "shift-lead" }) : null,
-        svg("text", { x: spot[0] + 3, y: spot[3] - 4, class: `shift-label ${needed ? "after" : "alone"}`, style: { "--its": colour(of[i]) } }, text),
+        svg("text", { x: spot[0] + 3, y: spot[3] - 5, class: `shift-label ${k < shown.size ? "after" : "alone"}`, style: { "--its": colour(of[i]) } }, text),
       ];
     });
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -115,10 +115,12 @@ VIEWS.shift = (box, payload, ui) => {
   }
 
   /** The nearest free box [left, top, right, bottom] round a point; null where none is near. */
-  function free(x, y, wide, tall, boxes, dots, area, needed) {
-    for (let ring = 0; ring < (needed ? 60 : 4); ring++) {
+  function free(x, y, wide, tall, boxes, dots, area) {
+    const near = [0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13]; // sixteenths of a turn
+    const all = Array.from({ length: 128 }, (_, k) => k / 8);
+    for (let ring = 0; ring < 120; ring++) {
       const radius = 6 + 4 * ring;
-      for (const turn of [0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13]) {
+      for (const turn of ring < 12 ? near : all) {
         const [u, v] = [Math.cos((Math.PI * turn) / 8), -Math.sin((Math.PI * turn) / 8)];
         const left = x + radius * u + ((u - 1) / 2) * wide;
         const top = y + radius * v + ((v - 1) / 2) * tall;
