@@ -180,7 +180,9 @@ QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t re
       int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // of nearly equal height
       Range seen{columns_of(a, first.row, first.i + begin, block).begin,
                  columns_of(a, first.row, first.i + end - 1, block).end};
-      if (seen.begin < seen.end) compute(end - begin, TileOfBlock{t, begin, block, seen, plain});
+      if (seen.begin >= seen.end) continue;
+      compute(end - begin, TileOfBlock{t, begin, block, seen, plain});
+      worked((end - begin) * (seen.end - seen.begin) * (a.size + a.value_size));
     }
   }
 }
@@ -233,7 +235,9 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
     if (!a.lse && !a.weights) continue;
     double lse = rows.log_sum_exp(i);
     if (a.lse) static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = lse;
-    if (a.weights) weigh_row(a, p, lse, factor_of(a, plain));
+    if (!a.weights) continue;
+    weigh_row(a, p, lse, factor_of(a, plain));
+    worked(a.keys[p.row] * EXPONENTIAL);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "buffer.h"
 #include "cells.h"
+#include "threads.h"
 
 namespace qkv {
 namespace QKV_BODY {
@@ -34,6 +35,7 @@ class CarefulRow {
     const float* sinks = a.sinks + (p.head * a.group + p.group) * a.num_sinks;
     for (int64_t k = 0; k < a.num_sinks; ++k) top = sinks[k] > top ? sinks[k] : top;
     for (int64_t k = 0; k < count; ++k) {
+      worked(a.size);
       visible_[k] = mask_allows(a, p, range_.begin + k);
       if (!visible_[k]) continue;
       any_ = true;
@@ -61,6 +63,7 @@ class CarefulRow {
     for (int64_t c = 0; c < a.value_size; ++c) context_[c] = 0;
     for (int64_t j = range_.begin; any_ && j < range_.end; ++j) {
       if (!visible(j)) continue;
+      worked(a.value_size);
       int64_t value = cell(a.value, {p.row, p.head, p.group, j}, 0);
       for (int64_t c = 0; c < a.value_size; c += WIDTH) {
         Floats x = load_floats(a.value, value + c, a.value_size - c);

@@ -25,7 +25,7 @@ struct Chunk {
 template <class Ready>
 QKV_INLINE void wait_until(Ready ready) {
   for (int turns = 0; !ready(); ++turns) {
-    if (turns >= 1000) let_others_run();
+    if (turns >= 1000) go_on_waiting();
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -111,6 +111,7 @@ Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan
   for (int64_t block; (block = shared.next++) < blocks;) {
     pack_block<Product>(a, row, kv_head, head->first + block, keys.end, *head);
     shared.done.fetch_add(1, std::memory_order_release);
+    worked(BLOCK * (a.size + a.value_size));
   }
   wait_until([&] { return shared.done.load(std::memory_order_acquire) == blocks; });
   return head;
@@ -203,6 +204,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
         Packed* packed = packed_head<Product>(a, row, kv_head, plan, of, room);
         Chunk chunk{{row, kv_head, group, begin}, end - begin, group * each + which};
         compute(chunk, *packed, scratch);
+        worked(chunk.count * (a.size + a.value_size));
         if (--of.left == 0) {
           join(row, kv_head, *packed);
           room.give_back(packed);

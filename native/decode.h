@@ -231,6 +231,7 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
                      : count == 2 ? short_block<TYPE, 2>
                                   : short_block<TYPE, FOUR>;
       compute(a, head, r, count, block, columns, part, s);
+      worked(count * (columns.end - columns.begin) * (a.size + a.value_size));
     }
   }
 }
@@ -262,6 +263,7 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
         store(context + c,
               load(context + c) + load(parts[k].context + r * wide + c) * float(faded));
     }
+    worked(count * a.value_size);
     row.top[0] = top;
     row.total[0] = row.given[0] = total;
     if (p.i < a.query_length[p.row])

@@ -151,6 +151,7 @@ inline void prepare_head(Differentiation& d, Place p) {
       products += load_floats(d.g.above, above + c, a.value_size - c) *
                   load_floats(a.out, out + c, a.value_size - c);
     float delta = d.saved.delta[at] = sum(products);
+    worked(a.value_size);
     for (int64_t k = 0; k < a.num_sinks; ++k)
       sums[k] -= std::exp(double(sinks[k]) - lse) * double(delta);
   }
@@ -431,6 +432,7 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
       if (!last)
         wait_until([&] { return d.through[unit + 1].load(std::memory_order_acquire) > number; });
       sound &= add_queries(d, first, length, seen.end <= begin + count, s);
+      worked(length * count * (3 * a.size + 2 * a.value_size));
     }
     sound &= std::isfinite(slope_sum);
   }

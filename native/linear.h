@@ -297,6 +297,7 @@ void multiply_all(const Linear& p, int threads) {
             multiply_for<Step, Weight>(count)(x, block_step, w, units, sums);
           finish_tile(p, sums, first + at, count, panel);
         }
+        worked(rows * PANEL * p.in);
       }
     }
   });
@@ -317,7 +318,7 @@ void pack_all(const T* weight, int64_t in_step, int64_t out_step, int64_t in, in
   const int64_t units = units_of<T>(in), panels = panels_of(out);
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
-    for (int64_t panel; (panel = next++) < panels;) {
+    for (int64_t panel; (panel = next++) < panels; worked(in * PANEL)) {
       const int64_t column = panel * PANEL;
       const int64_t columns = out - column < PANEL ? out - column : PANEL;
       const T* from = weight + column * out_step;

@@ -5,6 +5,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "body.h"
+#include "threads.h"
 
 namespace {
 
@@ -33,11 +37,31 @@ void need(bool fits, const char* reason) {
   if (!fits) refuse(reason);
 }
 
-// Computing without the interpreter's lock, which is taken again however it ends.
-class Unlocked {
+// Whether Python handles signals on this thread.
+bool is_main_thread() {
+#if defined(__linux__)
+  return syscall(SYS_gettid) == getpid();
+#else
+  return true;  // to ask on another thread does nothing
+#endif
+}
+
+// Computing without the interpreter's lock, which is taken again however it ends. A signal that
+// comes meanwhile is handled; where its handler raises an error, the work ends.
+class Unlocked : qkv::Asked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() {
+  ~Unlocked() override { lock(); }
+
+ private:
+  bool ends() override {
+    if (!is_main_thread()) return false;
+    lock();
+    bool raised = PyErr_CheckSignals() != 0;
+    state_ = PyEval_SaveThread();
+    return raised;
+  }
+  void lock() {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {
@@ -46,9 +70,7 @@ class Unlocked {
       for (;;) pause();
     }
   }
-  Unlocked(const Unlocked&) = delete;
 
- private:
   PyThreadState* state_;
 };
 
@@ -341,6 +363,7 @@ PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, const Work& work) {
     }
     return work();
   } catch (const Raised&) {
+  } catch (const qkv::Stopped&) {  // by a signal's handler, whose error is set
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::invalid_argument& error) {

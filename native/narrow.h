@@ -15,7 +15,7 @@ inline void narrow(const float* x, int64_t count, void* y, int threads) {
   Bfloat16* to = static_cast<Bfloat16*>(y);
   std::atomic<int64_t> next{0};
   on_threads(count < 4 * PIECE ? 1 : threads, [&](int) {
-    for (int64_t k; (k = PIECE * next++) < count;)
+    for (int64_t k; (k = PIECE * next++) < count; worked(PIECE))
       for (const int64_t end = std::min(k + PIECE, count); k < end; k += WIDTH)
         put_some(to + k, take_some(x + k, end - k), end - k);
   });

@@ -55,7 +55,7 @@ inline void norm_rows(const Norm& p, int threads) {
   const int64_t pieces = (p.rows + rows - 1) / rows;
   std::atomic<int64_t> next{0};
   on_threads(pieces < 4 ? 1 : threads, [&](int) {
-    for (int64_t piece; (piece = next++) < pieces;)
+    for (int64_t piece; (piece = next++) < pieces; worked(rows * p.size))
       for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r)
         norm_row(p, static_cast<const T*>(p.x) + r * p.x_step,
                  static_cast<T*>(p.y) + r * p.y_step, p.scale + r);
@@ -106,7 +106,7 @@ inline void norm_grad(const NormGrad& p, int threads) {
   std::atomic<int64_t> next{0};
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
     for (int64_t piece; (piece = next++) < pieces;)
-      for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r)
+      for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r, worked(p.size))
         norm_grad_row(p, p.x + r * p.x_step, p.above + r * p.above_step, p.scale[r],
                       p.y + r * p.size, sums.data() + 2 * piece * p.size,
                       sums.data() + (2 * piece + 1) * p.size);

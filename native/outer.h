@@ -104,6 +104,7 @@ inline void outer(const Outer& p, int threads) {
             for (int64_t r = 0; r < rows; r += TILE)
               outer_tile(p, lefts.data() + r / TILE * left_step, rights.data() + c / PANEL * right_step,
                          depth, first + r, at_most(TILE, rows - r), column + c, block > 0);
+          worked(rows * columns * depth);
         }
       }
     }

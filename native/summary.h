@@ -44,6 +44,7 @@ inline void summarize_carefully(const Attention& a, const Place& p, CarefulRow& 
   Kept kept(a, p);
   for (int64_t j = row.range().begin; j < row.range().end; ++j) {
     if (!row.visible(j)) continue;
+    worked(kept.count);
     keep_largest(float(row.weight(j)), j, kept.count, kept.weights, kept.indices);
     received[j] += row.weight(j);
   }
@@ -105,6 +106,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
       hide_outside(row, columns.begin, columns.end, seen);
     weigh_columns(a, p, tile.block, columns, factor, row, s.careful_row);
     keep_columns(Kept(a, p), tile.block, columns, row);
+    worked((columns.end - columns.begin) * a.top_k);
   }
   double* received = head.received.data() + chunk.part * a.keys[chunk.first.row] +
                      tile.block * BLOCK;

@@ -19,7 +19,15 @@
 namespace qkv {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 constexpr auto PATIENCE = std::chrono::microseconds(60);  // waiting awake, before going to sleep
+#if defined(QKV_IMPATIENT)  // tests: asks whenever it may
+constexpr auto ASKING = std::chrono::milliseconds(0);
+constexpr int64_t SLICE = 0;
+#else
+constexpr auto ASKING = std::chrono::milliseconds(50);  // between two questions whether to end
+constexpr int64_t SLICE = 1 << 22;                      // multiply-adds between two looks
+#endif
 
 // The cores that a thread may run on: workers take over those of whoever called.
 struct Cores {
@@ -55,12 +63,56 @@ class UsualArithmetic {
 #endif
 };
 
+thread_local Asked* asked = nullptr;
+
+// What a thread works for, for as long as it does: nothing is asked, and no clock looked at, in what
+// is done within a slice.
+class Turn {
+ public:
+  Turn(std::atomic<bool>& stopped, Asked* asked);
+  ~Turn();
+  Turn(const Turn&) = delete;
+
+  void worked(int64_t operations) {
+    if ((left_ -= operations) > 0) return;
+    left_ = SLICE;
+    look();
+  }
+  void look() {
+    if (!stopped_ && asked_) {
+      auto now = Clock::now();
+      if (next_ == Clock::time_point()) next_ = now + ASKING;
+      if (now >= next_) {
+        if (asked_->ends()) stopped_ = true;
+        next_ = Clock::now() + ASKING;
+      }
+    }
+    if (stopped_) throw Stopped();
+  }
+
+ private:
+  std::atomic<bool>& stopped_;
+  Asked* asked_;  // nullptr on threads of the pool
+  int64_t left_ = SLICE;
+  Clock::time_point next_{};
+  Turn* before_;
+};
+
+thread_local Turn* turn = nullptr;
+
+Turn::Turn(std::atomic<bool>& stopped, Asked* asked)
+    : stopped_(stopped), asked_(asked), before_(turn) {
+  turn = this;
+}
+Turn::~Turn() { turn = before_; }
+
 struct Job {
   const std::function<void(int)>& work;
   int room;  // how many more may join
   const Cores cores{};
   int joined = 1;  // the caller is worker 0
   std::atomic<int> active{0};
+  std::atomic<bool> stopped{false};
   std::exception_ptr error{};
   Job* next = nullptr;
 };
@@ -68,7 +120,7 @@ struct Job {
 // True as soon as `ready` is; false if it is not for as long as it pays to stay awake.
 template <class Ready>
 bool soon(const Ready& ready) {
-  auto end = std::chrono::steady_clock::now() + PATIENCE;
+  auto end = Clock::now() + PATIENCE;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
@@ -76,7 +128,7 @@ bool soon(const Ready& ready) {
       _mm_pause();
 #endif
     }
-  } while (std::chrono::steady_clock::now() < end);
+  } while (Clock::now() < end);
   return ready();
 }
 
@@ -100,7 +152,14 @@ class Pool {
     }
     soon([&] { return job.active.load(std::memory_order_acquire) == 0; });
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return job.active.load() == 0; });
+    auto done = [&] { return job.active.load() == 0; };
+    while (asked && !job.stopped && !done_.wait_for(lock, ASKING, done)) {
+      lock.unlock();
+      bool ends = asked->ends();
+      lock.lock();
+      if (ends) fail(job, std::make_exception_ptr(Stopped()));
+    }
+    done_.wait(lock, done);
     lock.unlock();
     if (job.error) std::rethrow_exception(job.error);
   }
@@ -163,12 +222,18 @@ class Pool {
   void attempt(Job& job, int worker) {
     try {
       [[maybe_unused]] UsualArithmetic usual;
+      Turn turn(job.stopped, worker ? nullptr : asked);
       job.work(worker);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!job.error) job.error = std::current_exception();
-      close(job);
+      fail(job, std::current_exception());
     }
+  }
+
+  void fail(Job& job, std::exception_ptr error) {
+    if (!job.error) job.error = std::move(error);
+    job.stopped = true;
+    close(job);
   }
 };
 
@@ -192,9 +257,19 @@ Pool& pool() {
 void on_threads(int threads, const std::function<void(int worker)>& work) {
   if (threads > 1) return pool().run(threads, work);
   [[maybe_unused]] UsualArithmetic usual;
+  std::atomic<bool> stopped{false};
+  Turn turn(stopped, asked);
   work(0);
 }
 
-void let_others_run() { sched_yield(); }
+void worked(int64_t operations) { turn->worked(operations); }
+
+void go_on_waiting() {
+  turn->look();
+  sched_yield();
+}
+
+Asked::Asked() : before_(asked) { asked = this; }
+Asked::~Asked() { asked = before_; }
 
 }  // namespace qkv

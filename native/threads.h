@@ -1,6 +1,9 @@
-// The pool: threads made on first use, shared by all callers, made anew in a child process.
+// The pool: threads made on first use, shared by all callers, made anew in a child process; and how a
+// call that takes long is ended.
 #pragma once
 
+#include <cstdint>
+#include <exception>
 #include <functional>
 
 namespace qkv {
@@ -8,10 +11,33 @@ namespace qkv {
 // Call `work(worker)` on the calling thread (worker 0) and, as far as they are free, on up to
 // `threads - 1` threads of the pool (workers 1, 2, ...). `work` must take what there is to do from
 // a shared counter: any number of workers, down to the caller alone, must finish it. Returns when
-// every worker that began is done; the first exception is thrown again here.
+// every worker that began is done; after an exception the others stop too, and the first one is
+// thrown again here.
 void on_threads(int threads, const std::function<void(int worker)>& work);
 
-// For whoever waits for another thread and has done so for a while.
-void let_others_run();
+// Thrown by `worked` in every worker once the work is to end.
+struct Stopped : std::exception {};
+
+// To be called by workers between pieces of work, with the multiply-adds (roughly) since the last
+// call: no piece may take longer than some 10 ms. Every few million it looks whether to go on.
+void worked(int64_t operations);
+
+constexpr int64_t EXPONENTIAL = 16;  // multiply-adds that one takes, roughly
+
+// The same by whoever waits for another worker.
+void go_on_waiting();
+
+// Whom this thread asks, for as long as it lives, whether what it called is to end: about every 50
+// ms, on the calling thread.
+class Asked {
+ public:
+  Asked();
+  virtual ~Asked();
+  Asked(const Asked&) = delete;
+  virtual bool ends() = 0;
+
+ private:
+  Asked* before_;
+};
 
 }  // namespace qkv

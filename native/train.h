@@ -21,7 +21,7 @@ inline void over_stretches(int64_t count, int threads, const Work& work) {
   const int64_t pieces = (count + STRETCH - 1) / STRETCH;
   std::atomic<int64_t> next{0};
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
-    for (int64_t piece; (piece = next++) < pieces;) {
+    for (int64_t piece; (piece = next++) < pieces; worked(STRETCH * EXPONENTIAL)) {
       const int64_t first = piece * STRETCH;
       work(first, first + STRETCH < count ? first + STRETCH : count, piece);
     }
@@ -119,7 +119,7 @@ inline void cross_entropy(const CrossEntropy& p, int threads) {
   const int64_t pieces = (p.rows + rows - 1) / rows;
   std::atomic<int64_t> next{0};
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
-    for (int64_t piece; (piece = next++) < pieces;)
+    for (int64_t piece; (piece = next++) < pieces; worked(rows * p.size * EXPONENTIAL))
       for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r)
         cross_entropy_row(p.logits + r * p.step, p.size, p.targets[r],
                           p.weights ? p.weights[r] : 1.0f, p.losses + r, p.grad + r * p.size);

@@ -34,7 +34,7 @@ ARM = {
     "CMAKE_EXE_LINKER_FLAGS": "-static",
     "QKV_BODIES": "portable",
 }
-SANITIZED = "-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize="
+SANITIZED = "-O1 -g -fno-omit-frame-pointer -DQKV_IMPATIENT -fno-sanitize-recover=all -fsanitize="
 # How each driver is built, which tools that takes, and whether it is so slow that it runs a part.
 BUILDS: dict[str, tuple[dict[str, str], list[str], bool]] = {
     "as it ships": ({}, [], False),
@@ -94,6 +94,7 @@ def test_cases(build: str, cases: Callable[[bool], Path], tmp_path: Path) -> Non
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     print(result.stdout.splitlines()[-1] if result.stdout else "")
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[:6000]
+    assert ("runs ended early" in result.stdout) == ("QKV_IMPATIENT" in str(options))
 
 
 def test_a_wrong_answer_is_noticed(cases: Callable[[bool], Path], tmp_path: Path) -> None:
