@@ -57,12 +57,39 @@ def whole_number(value: Any, *, call: str, name: str, least: int, most: float = 
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{call}: {name} is {value!r}: give a whole number") from None
+        raise TypeError(f"{call}: {name} is {shown(value)}: give a whole number") from None
     if number < least:
-        raise ValueError(f"{call}: {name} is {number}: it must be {least} or more")
+        raise ValueError(f"{call}: {name} is {shown(number)}: it must be {least} or more")
     if number > most:
-        raise ValueError(f"{call}: {name} is {number!r:.40}: it must be at most {most:,}")
+        raise ValueError(f"{call}: {name} is {shown(number)}: it must be at most {most:,}")
     return number
+
+
+def real_number(value: Any, *, call: str, name: str) -> float:
+    """`value` as a float, NaN and infinity included."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
+    if not single or kind in "bcSUMm":
+        raise TypeError(f"{call}: {name} is {shown(value)}: write one number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{call}: {name} is {shown(value)}: that is beyond any float") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"{call}: {name} is {shown(value)}: write a number") from None
+
+
+def shown(value: Any) -> str:
+    """`value` as an error quotes it: in one line, and not at length.
+
+    >>> shown(0.5), shown("three"), shown(10**400)
+    ('0.5', "'three'", '1000000000000000000000000000...')
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of more digits than Python writes, somebody's own class
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 60 else text[:28] + "..."
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from qkv.attend.formula import formula
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
+from qkv.attend.visibility import check_flag
 from qkv.backend import one_blas_thread
 from qkv.trace import Trace
 
@@ -83,6 +84,9 @@ def attention(
     >>> (weights @ words == out).all()
     np.True_
     """
+    if not (type(return_weights) is type(return_lse) is bool):
+        check_flag("attention", "return_weights", return_weights)
+        check_flag("attention", "return_lse", return_lse)
     rules = (attn_mask, q_offset, window, bias, alibi_slopes, softcap, sinks)
     rest = (query_lengths, key_lengths, out)
     if not return_weights and all(x is None for x in rules + rest):

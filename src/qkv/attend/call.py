@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native
+from qkv.arrays import Array, as_array, compute_type, is_float, native, real_number
 from qkv.attend.heads import group_queries, ungroup_queries
 from qkv.attend.visibility import Visibility, check_lengths, check_offset, check_window
 
@@ -84,7 +84,7 @@ class Call:
         """`(*lead, Hkv, G, L, n)` with as many axes as came in: `(..., Hq, L, n)`, or 2-D."""
         array = ungroup_queries(array)
         array = array[(0,) * (array.ndim - self.axes)]
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return array if dtype is None else rounded(array, dtype)
 
 
 def check_call(
@@ -195,7 +195,7 @@ def check_softcap(call: str, softcap: Any) -> float | None:
     """`softcap` as a number."""
     if softcap is None:
         return None
-    number = _number(call, "softcap", softcap)
+    number = real_number(softcap, call=call, name="softcap")
     if not (math.isfinite(number) and number > 0):
         raise ValueError(
             f"{call}: softcap is {number}: it must be finite and above 0, or None for no cap"
@@ -207,7 +207,7 @@ def check_scale(call: str, scale: Any, size: int) -> float:
     """`scale` as a number, `1 / sqrt(size)` where it is None."""
     if scale is None:
         return 1 / math.sqrt(size)
-    number = _number(call, "scale", scale)
+    number = real_number(scale, call=call, name="scale")
     if not math.isfinite(number):
         raise ValueError(
             f"{call}: scale is {number}: it must be finite, or None for 1 / sqrt({size})"
@@ -250,6 +250,14 @@ def check_cells(call: str, name: str, given: Any, cells: tuple[int, ...]) -> Arr
             stacklevel=_levels_up(),
         )
     return array
+
+
+def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert; what `dtype` cannot hold becomes infinite, without a word."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
 
 
 def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -323,15 +331,6 @@ def _check_per_head(call: str, name: str, given: Any, heads: int) -> Array | Non
             f"{call}: {name} has shape {array.shape} and query has {heads} heads: write {shape}"
         )
     return array.reshape(heads, -1) if array.size else array.reshape(heads, 0)
-
-
-def _number(call: str, name: str, given: Any) -> float:
-    if isinstance(given, (bool, np.bool_)) or np.ndim(given):
-        raise TypeError(f"{call}: {name} is {given!r}: write one number")
-    try:
-        return float(given)
-    except (TypeError, ValueError):
-        raise TypeError(f"{call}: {name} is {type(given).__name__}: write a number") from None
 
 
 def _levels_up() -> int:

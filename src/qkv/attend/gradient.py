@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_float
+from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
-from qkv.attend.call import Call, check_call
+from qkv.attend.call import Call, check_call, rounded
 from qkv.attend.formula import weigh
 from qkv.attend.heads import group_queries, ungroup_queries
 from qkv.attend.options import RETURNS, check_options
@@ -87,8 +87,8 @@ def attention_grad(
         [solved] = solve([call], lse=True)
         out, lse, exact = solved.context, solved.lse, EXACT_WIDE
     else:
-        out = _grouped(_like(forward[0], "forward[0]", shape, call.dtype, name), call)
-        sums = _like(forward[1], "forward[1]", shape[:-1], call.kind, name)
+        given, sums = _saved(forward, shape, call, name)
+        out = _grouped(given, call)
         lse = _grouped(sums[..., None], call)[..., 0]
         exact = EXACT
     assert lse is not None
@@ -190,8 +190,7 @@ def varlen_attention_grad(
         assert found_lse is not None
         lse, exact = found_lse, EXACT_WIDE
     else:
-        out = _like(forward[0], "forward[0]", shape, whole.dtype, name)
-        lse = _like(forward[1], "forward[1]", shape[:-1], whole.kind, name)
+        out, lse = _saved(forward, shape, whole, name)
         exact = EXACT
 
     grads, sink_sums, slope_sums = _packed_gradients(packed, above, out, lse, exact)
@@ -339,7 +338,7 @@ def _heads(
     if not wrong.any():
         return []
     call = call.widened()
-    above, out, lse = (x.astype(call.kind, copy=False) for x in (above, out, lse))
+    above, out, lse = (rounded(x, call.kind) for x in (above, out, lse))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
         rows = tuple(slice(t, t + 1) for t in text)
@@ -466,6 +465,17 @@ def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else p for axis, p in enumerate(place))
     bias[at] += change.sum(repeated, keepdims=True)
+
+
+def _saved(forward: Any, shape: tuple[int, ...], call: Call, name: str) -> tuple[Array, Array]:
+    """`forward`, of the shape of the result of attention."""
+    if not isinstance(forward, (tuple, list)) or len(forward) != 2:
+        raise TypeError(
+            f"{name}: forward is {shown(forward)}: give (out, lse), "
+            "as attention gives them with return_lse=True"
+        )
+    out = _like(forward[0], "forward[0]", shape, call.dtype, name)
+    return out, _like(forward[1], "forward[1]", shape[:-1], call.kind, name)
 
 
 def _like(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str) -> Array:

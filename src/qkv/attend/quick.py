@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import native, tiled
+from qkv.attend.call import rounded
 from qkv.backend import body
 
 
@@ -46,4 +47,4 @@ def quick_attention(
             return None
         found = at_once
     out, sums = found
-    return out, None if sums is None else sums.astype(compute_type(out.dtype), copy=False)
+    return out, None if sums is None else rounded(sums, compute_type(out.dtype))

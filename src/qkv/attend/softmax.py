@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native
+from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
 
 
 def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
@@ -32,8 +32,11 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     wide = array.astype(compute_type(array.dtype), copy=False)
     try:
         np.empty_like(wide, shape=[1] * wide.ndim).sum(axis=axis)
-    except (TypeError, ValueError) as error:  # NumPy's own words for an axis that is not there
-        raise ValueError(f"softmax: x has shape {array.shape} and {error}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"softmax: x has shape {array.shape} and axis is {shown(axis)}: "
+            "give one of its axes, several, or None for all"
+        ) from None
     with np.errstate(all="ignore"):
         top = wide.max(axis=axis, keepdims=True, initial=-np.inf)
         exps = np.exp(wide - np.where(np.isneginf(top), 0, top))

@@ -60,7 +60,7 @@ def summarize_attention(
     """
     name = "summarize_attention"
     check_options(options, call=name, without=RETURNS)
-    kept = whole_number(top_k, call=name, name="top_k", least=1)
+    kept = whole_number(top_k, call=name, name="top_k", least=1, most=2**31 - 1)
     return summarize_call(check_call(query, key, value, attn_mask, call=name, **options), kept)
 
 

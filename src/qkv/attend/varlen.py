@@ -11,9 +11,9 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.attend import native
-from qkv.attend.call import Call, check_call, check_heads, check_types
+from qkv.attend.call import Call, check_call, check_heads, check_types, rounded
 from qkv.attend.solve import solve
-from qkv.attend.visibility import check_offset, check_per_row, check_window
+from qkv.attend.visibility import check_flag, check_offset, check_per_row, check_window
 from qkv.backend import body
 
 
@@ -59,6 +59,7 @@ def varlen_attention(
     >>> varlen_attention(x, x, x, [0, 2, 3], [0, 2, 3]).ravel().round(2)
     array([1.73, 1.88, 5.  ])
     """
+    check_flag("varlen_attention", "return_lse", return_lse)
     packed = check_packed(
         query,
         key,
@@ -75,8 +76,8 @@ def varlen_attention(
         call="varlen_attention",
     )
     out, lse = attend_rows(packed, lse=return_lse)
-    out = out.astype(packed.whole.dtype, copy=False)
-    return out if lse is None else (out, lse.astype(packed.whole.kind, copy=False))
+    out = rounded(out, packed.whole.dtype)
+    return out if lse is None else (out, rounded(lse, packed.whole.kind))
 
 
 @dataclass(frozen=True)

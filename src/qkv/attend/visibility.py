@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, as_array, shown
 
 FAR = 2**60  # further than any key: offsets and windows are kept within it
 
@@ -92,19 +92,24 @@ def _front(per_row: Array) -> Array:
 
 def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """The two sides of `window`, its right one closed at 0 where `is_causal` says so."""
-    if not isinstance(is_causal, bool | np.bool_):
-        raise TypeError(f"{call}: is_causal is {is_causal!r:.40}: write True or False")
+    check_flag(call, "is_causal", is_causal)
     left = right = None
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise ValueError(
-                f"{call}: window is {window!r}: write (left, right), each a number or None; "
+                f"{call}: window is {shown(window)}: write (left, right), each a number or None; "
                 "a sliding window of W keys up to the query's own is (W - 1, 0)"
             )
         left, right = (_side(call, side) for side in window)
     if is_causal:
         right = 0 if right is None else min(right, 0)
     return left, right
+
+
+def check_flag(call: str, name: str, given: Any) -> None:
+    """An error unless `given` is True or False."""
+    if not isinstance(given, bool | np.bool_):
+        raise TypeError(f"{call}: {name} is {shown(given)}: write True or False")
 
 
 def _side(call: str, side: Any) -> int | None:
@@ -119,7 +124,9 @@ def _side(call: str, side: Any) -> int | None:
             f"{call}: a side of window is {type(side).__name__}: write a whole number or None"
         ) from None
     if keys < 0:
-        raise ValueError(f"{call}: a side of window is {keys}: it must be 0 or more, or None")
+        raise ValueError(
+            f"{call}: a side of window is {shown(keys)}: it must be 0 or more, or None"
+        )
     return min(keys, FAR)
 
 
@@ -137,7 +144,9 @@ def check_offset(
         q_offset = 0
     if isinstance(q_offset, str):
         if q_offset not in ("start", "end"):
-            raise ValueError(f'{call}: q_offset is {q_offset!r}: write "start", "end" or a number')
+            raise ValueError(
+                f'{call}: q_offset is {shown(q_offset)}: write "start", "end" or a number'
+            )
         q_offset = 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
         return np.full(lead, max(-FAR, min(FAR, q_offset)), np.int64)
