@@ -13,7 +13,20 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.backend import BACKENDS, BODIES, activate, body, kernel, linear, run_all, set_num_threads
+from qkv.backend import (
+    BACKENDS,
+    BODIES,
+    activate,
+    body,
+    get_num_threads,
+    go_on,
+    kernel,
+    linear,
+    multiply,
+    one_blas_thread,
+    run_all,
+    set_num_threads,
+)
 
 XS = np.concatenate([np.linspace(-8, 8, 40001), [0.0, -0.0, 1e-30, -1e-4, 30.0, -30.0, 200.0]])
 
@@ -117,6 +130,111 @@ def test_two_threads_work_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=20)
     set_num_threads(2)
     run_all(lambda: both.wait(), [(), ()])  # would time out on one thread
+
+
+def test_a_long_case_ends_where_another_one_fails() -> None:
+    begun = threading.Event()
+
+    def task(fails: bool) -> None:
+        if fails:
+            assert begun.wait(20)
+            raise ZeroDivisionError
+        begun.set()
+        while True:  # for good, if nothing says that another one has failed
+            go_on()
+            time.sleep(0.001)
+
+    set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        run_all(task, [(True,), (False,)])
+    go_on()  # outside of all cases there is nothing to stop
+
+
+def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Shapes of which NumPy's BLAS gives other bits on one thread and on two.
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    monkeypatch.setenv("QKV_BACKEND", "numpy")
+    rng = np.random.default_rng(0)
+    for rows, depth, width in [(500, 2000, 300), (12, 1000, 1000), (33, 4000, 33), (1, 900, 5000)]:
+        x, weight = rng.standard_normal((rows, depth)), rng.standard_normal((depth, width))
+        found = []
+        for blas, threads in [(2, 1), (2, 2), (1, 3)]:
+            set_num_threads(threads)
+            with threadpoolctl.threadpool_limits(blas):
+                found.append(linear(x, weight))
+                with one_blas_thread():  # as attention on another thread has it
+                    found.append(linear(x, weight))
+        assert all((each == found[0]).all() for each in found)
+        np.testing.assert_allclose(found[0], np.einsum("ij,jk->ik", x, weight), atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 0, 3), (4,), (2, 3)])
+@pytest.mark.parametrize("width", [0, 5])
+def test_products_of_every_shape(shape: tuple[int, ...], width: int) -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal(shape), rng.standard_normal((shape[-1], width))
+    found = multiply(left, right)
+    assert found.shape == (left @ right).shape
+    np.testing.assert_allclose(found, left @ right, rtol=1e-13)
+
+
+ENDED = """
+import atexit, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np, qkv
+from qkv.backend import linear
+
+qkv.set_num_threads(3)
+x = np.random.default_rng(0).standard_normal((1, 3, 600, 16))
+weight = np.ones((600, 4000))
+
+def compute():
+    return qkv.attention(x, x, x), qkv.attention_grad(x, x, x, x).key, linear(x[0, :, :, 0], weight)
+
+def compare(where):
+    print(where, all((a == b).all() for a, b in zip(compute(), expected)), flush=True)
+
+def later():
+    threading.main_thread().join()
+    global expected
+    expected = compute()  # the first call of all, after the main thread has ended
+    compare("thread")
+
+class Last:
+    def __del__(self):
+        compare("del")
+
+last = Last()
+atexit.register(compare, "atexit")
+threading.Thread(target=later).start()
+"""
+
+
+def test_calls_after_the_main_thread_has_ended(chosen: str) -> None:
+    assert _run(ENDED, QKV_BACKEND=chosen) == "thread True\natexit True\ndel True\n"
+
+
+def test_where_no_thread_can_be_had_the_caller_computes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sys.modules["qkv.backend"], "_helpers", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    set_num_threads(3)
+    run_all(done.append, [(i,) for i in range(9)])
+    assert done == list(range(9))
+
+
+@pytest.mark.parametrize("wanted", ["0", "1025", "9" * 5000, "1.5", "-1"])
+def test_a_number_of_threads_that_cannot_be_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("QKV_NUM_THREADS", wanted)
+    with pytest.raises(ValueError, match=r"^QKV_NUM_THREADS=.{1,80}: write 1 to 1024$"):
+        get_num_threads()
 
 
 # What runs

@@ -299,8 +299,6 @@ def test_adamw_of_any_size(size: int, each: bool) -> None:
 
 
 def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
-    if backend == "numpy":
-        pytest.skip("NumPy's products follow OPENBLAS_NUM_THREADS")
     x, weight, grad = numbers(900, 210), numbers(210, 300, seed=1), numbers(900, 300, seed=2)
     turned = np.ascontiguousarray(weight.T).T
     scale, targets = numbers(900, 1, seed=3) ** 2 + 1, np.arange(900) % 300

@@ -331,8 +331,6 @@ def test_nothing_is_read_or_written_beside_the_arrays(dtype: str, body: int) -> 
 def test_the_same_bits_on_any_number_of_threads(
     rows: int, depth: int, width: int, dtype: Any, backend: str
 ) -> None:
-    if backend == "numpy":
-        pytest.skip("NumPy's products follow OPENBLAS_NUM_THREADS")
     x, weight = numbers(rows, depth, dtype=dtype), numbers(depth, width, seed=1, dtype=dtype)
     set_num_threads(1)
     expected = linear(x, weight, activation="gelu")

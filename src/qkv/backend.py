@@ -9,15 +9,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from qkv.activations import activate, check_activation
 from qkv.arrays import Array, compute_type, is_float, is_frozen, native, whole_number
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
 
 try:
     from qkv import _kernel
@@ -30,10 +28,13 @@ BODIES = (
 )
 BACKENDS = (*BODIES, "numpy")  # those that this machine can run, the best first
 
+MOST_THREADS = 1024  # native/module.cpp
+
 _threads: int | None = None
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_pool_size = 0
+_lock = threading.RLock()
+_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
+_helpers: list[threading.Thread] = []
+_here = threading.local()  # what a thread of `run_all` works for
 
 
 def backend() -> str:
@@ -63,43 +64,52 @@ def body() -> int | None:
 def get_num_threads() -> int:
     """How many threads may compute: what was set, else `QKV_NUM_THREADS`, else the cores.
 
-    The cores are those that this process may run on. Attention gives the same bits on any number,
-    and so do the linear layers in the native kernel. In NumPy those are its own products, which
-    follow `OPENBLAS_NUM_THREADS` instead.
+    The cores are those that this process may run on. Attention and linear layers give the same bits
+    on any number.
     """
     if _threads is not None:
         return _threads
     wanted = os.environ.get("QKV_NUM_THREADS", "")
     if not wanted:
-        return _cores()
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise ValueError(f"QKV_NUM_THREADS={wanted} is not a number of threads: write 1 or more")
+        return min(_cores(), MOST_THREADS)
+    if not (wanted.isdecimal() and len(wanted) < 9 and 1 <= int(wanted) <= MOST_THREADS):
+        raise ValueError(
+            f"QKV_NUM_THREADS={wanted:.40} is not a number of threads: write 1 to {MOST_THREADS}"
+        )
     return int(wanted)
 
 
 def set_num_threads(n: int) -> None:
-    """Let attention and linear layers use `n` threads (at least 1) in this process.
+    """Let attention and linear layers use `n` threads (from 1 to 1024) in this process.
 
     >>> set_num_threads(2)
     >>> get_num_threads()
     2
     """
     global _threads
-    _threads = whole_number(n, call="set_num_threads", name="n", least=1)
+    _threads = whole_number(n, call="set_num_threads", name="n", least=1, most=MOST_THREADS)
 
 
 def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
     """Call `task(*case)` for every case, on as many threads as may be used.
 
     The cases must be independent of each other; how they were cut must not depend on the number of
-    threads. After an error no further case begins, and it is raised once all that had begun are
-    done.
+    threads. After an error, an interrupt included, no further case begins, and it is raised once
+    all that had begun are done; long ones ask `go_on` in between.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
+    if threads == 1:
+        with one_blas_thread():
+            for case in cases:
+                task(*case)
+        return
     remaining = iter(cases)  # next() on it is atomic: each case is taken once
     errors: list[BaseException] = []
+    changed = threading.Condition()
+    open_, active = True, 0
 
     def work() -> None:
+        before, _here.errors = getattr(_here, "errors", None), errors
         try:
             for case in remaining:
                 task(*case)
@@ -107,15 +117,59 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
             errors.append(error)
             for _ in remaining:
                 pass
+        _here.errors = before
+
+    def join() -> None:
+        nonlocal active
+        with changed:
+            if not open_:
+                return
+            active += 1
+        work()
+        with changed:
+            active -= 1
+            changed.notify()
 
     with one_blas_thread():
-        helpers = [_workers(threads - 1).submit(work) for _ in range(threads - 1)]
+        _ask_for_help(threads - 1, join)
         work()
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+        while open_ or active:
+            try:
+                with changed:
+                    open_ = False
+                    changed.wait_for(lambda: not active)
+            except BaseException as error:  # an interrupt: whoever helps still writes results
+                errors.append(error)
     if errors:
         raise errors[0]
+
+
+class _Stopped(Exception):
+    """Another case has failed."""
+
+
+def go_on() -> None:
+    """Between the pieces of a case of `run_all`: ends it where another one has failed."""
+    if getattr(_here, "errors", None):
+        raise _Stopped
+
+
+def _ask_for_help(count: int, join: Callable[[], None]) -> None:
+    """Have `join` called on up to `count` other threads, as far as there are any to be had."""
+    try:
+        while len(_helpers) < count:
+            helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
+            helper.start()
+            _helpers.append(helper)
+    except RuntimeError:  # too many, or the process is about to end
+        count = len(_helpers)
+    for _ in range(count):
+        _jobs.put(join)
+
+
+def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        jobs.get()()
 
 
 def linear(
@@ -160,7 +214,7 @@ def linear(
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
-    y: Array = x @ weight  # (..., out)
+    y = x @ weight if kind is None else multiply(x, weight)  # (..., out)
     if bias is not None:
         y += bias
     if activation is not None:
@@ -170,6 +224,40 @@ def linear(
     if residual is not None:
         y += residual
     return y if kind is None or wide else y.astype(kind, copy=False)
+
+
+def multiply(left: Array, right: Array) -> Array:
+    """`left (..., in) @ right (in, out)` of floats by NumPy, cut into pieces by shapes alone.
+
+    The same bits on any number of threads, whatever else the process does.
+    """
+    if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
+        return np.asarray(left @ right)  # NumPy has an error for it
+    depth, columns = right.shape
+    flat = left.reshape(-1, depth) if left.size else np.empty((0, depth), left.dtype)
+    rows = math.prod(left.shape[:-1])
+    y = np.zeros((rows, columns), np.result_type(left, right))
+    high, wide = _piece(rows, columns, depth)
+    cases = [
+        (flat[i : i + high], right[:, j : j + wide], y[i : i + high, j : j + wide])
+        for i in range(0, len(flat), high)
+        for j in range(0, columns, wide)
+    ]
+    run_all(np.matmul, cases)
+    return y.reshape(*left.shape[:-1], columns)
+
+
+def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
+    """How large the pieces of a product are: enough to share, each worth a thread's while."""
+    work = (rows + 8) * columns * depth  # reading `right` takes as long as to multiply a few rows
+    pieces = max(min(32, work >> 22), work >> 31)
+    high, wide = max(rows, 1), max(columns, 1)
+    while high * wide * pieces > rows * columns and max(high, wide) > 128:
+        if high > wide:
+            high = -(-high // 2)
+        else:
+            wide = -(-wide // 2)
+    return high, wide
 
 
 @functools.cache
@@ -442,35 +530,37 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _workers(size: int) -> ThreadPoolExecutor:
-    """The pool, made on first use and made anew when more threads are wanted."""
-    global _pool, _pool_size
-    if _pool is None or _pool_size < size:
-        from concurrent.futures import ThreadPoolExecutor
-
-        _pool, _pool_size = ThreadPoolExecutor(size, thread_name_prefix="qkv"), size
-    return _pool
+_one_blas_thread = 0  # how many callers are in `one_blas_thread`
+_blas_threads: dict[int, int] = {}  # what was set before the first came, by place in `_blas()`
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Keep NumPy's products on the thread that asks for them, for one caller at a time.
+    """Keep NumPy's products on the thread that asks for them.
 
     Cut over several threads they round differently; and several threads of ours, each with several
     of BLAS's, would fight for the same cores (up to ten times slower on a busy machine). The
-    setting belongs to the whole process, hence the lock.
+    setting belongs to the whole process: the first caller makes it, the last one takes it back.
     """
-    with _lock:
-        before = [(library.num_threads, set_threads) for library, set_threads in _blas()]
-        for threads, set_threads in before:
-            if threads != 1:
-                set_threads(1)
-        try:
-            yield
-        finally:
-            for threads, set_threads in before:
-                if threads != 1:
-                    set_threads(threads)
+    global _one_blas_thread
+    libraries, inside = _blas(), 0
+    try:
+        with _lock:
+            for which, (library, set_threads) in enumerate(libraries):
+                if (threads := library.num_threads) != 1:
+                    _blas_threads[which] = threads
+                    set_threads(1)
+            _one_blas_thread += 1
+            inside = 1
+        yield
+    finally:
+        with _lock:
+            _one_blas_thread -= inside
+            if not _one_blas_thread:
+                for which, (_, set_threads) in enumerate(libraries):
+                    if which in _blas_threads:
+                        set_threads(_blas_threads[which])
+                        del _blas_threads[which]
 
 
 @functools.cache
@@ -478,7 +568,7 @@ def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """The libraries that multiply for NumPy, and what sets the threads of each.
 
     threadpoolctl 3.7 on obeys only the first Python thread that sets them, as long as that one
-    lives; here the lock keeps the peace, so what it wraps is called.
+    lives; here callers are counted, so what it wraps is called.
     """
     from threadpoolctl import ThreadpoolController
 
@@ -488,8 +578,9 @@ def _blas() -> list[tuple[Any, Callable[[int], None]]]:
 
 def _forget_threads() -> None:
     """A child process has none of its parent's threads, nor its locks."""
-    global _pool, _lock, _shelf_lock
-    _pool, _lock, _shelf_lock = None, threading.Lock(), threading.Lock()
+    global _helpers, _jobs, _lock, _shelf_lock, _one_blas_thread
+    _helpers, _jobs, _one_blas_thread = [], SimpleQueue(), 0
+    _lock, _shelf_lock = threading.RLock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,7 +10,7 @@ import numpy as np
 from qkv import activations
 from qkv.activations import check_activation, erf
 from qkv.arrays import Array, compute_type
-from qkv.backend import ACTIVATION_CODES, body, get_num_threads, kernel, packed_once
+from qkv.backend import ACTIVATION_CODES, body, get_num_threads, kernel, multiply, packed_once
 
 
 def linear_grad(
@@ -42,8 +42,8 @@ def linear_grad(
     turned = weight.flags.f_contiguous and not weight.flags.c_contiguous
     here = _kernel_for(x) if x.size and grad.size else None
     if here is None:
-        grad_weight = (above.T @ rows).T if turned else rows.T @ above
-        grad_x = above @ weight.T
+        grad_weight = multiply(above.T, rows).T if turned else multiply(rows.T, above)
+        grad_x = multiply(above, weight.T)
         return grad_x.reshape(x.shape), grad_weight, above.sum(0) if bias else None
     rows, above = _whole_rows(rows), _whole_rows(above)
     grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()

@@ -18,7 +18,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.call import Call, narrow
 from qkv.attend.formula import weigh
-from qkv.backend import one_blas_thread
+from qkv.backend import go_on, one_blas_thread
 
 QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
 KEYS = 512  # columns of a block
@@ -126,6 +126,7 @@ def key_blocks(call: Call, part: Part, keys: int = KEYS) -> Iterator[slice]:
     """The blocks of keys that some query of the part may see."""
     start, stop = call.visibility.key_range(part.rows, part.queries)
     for j in range(start, stop, keys):
+        go_on()
         yield slice(j, min(stop, j + keys))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.activations import activate
 from qkv.arrays import Array, frozen
-from qkv.backend import linear
+from qkv.backend import linear, multiply
 from qkv.models.files.config import Config
 from qkv.models.files.find import (
     CONFIG,
@@ -44,7 +44,7 @@ def _mean_sqrt(rows: Array) -> Array:
 def _weighted_mean(rows: Array, first: int) -> Array:
     """The mean, weighted by the place of a token in its text: 1 for the first one, then 2."""
     weights = np.arange(first + 1, first + len(rows) + 1, dtype=rows.dtype)
-    pooled: Array = weights @ rows / weights.sum()
+    pooled: Array = multiply(weights, rows) / weights.sum()
     return pooled
 
 
