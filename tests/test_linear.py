@@ -421,6 +421,35 @@ def test_what_is_kept_goes_with_its_weight() -> None:
     assert len(module._kept) == before
 
 
+@native
+def test_a_small_weight_does_not_hold_the_room_of_those_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SHELF", 1 << 20)
+    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))
+    gc.collect()
+    small, before = [], _shelves()
+    for turn in range(12):
+        others = [sealed(np.ones((200, 300), np.float32)) for _ in range(16)]  # more than a shelf
+        small.append(sealed(numbers(8, 9, seed=turn)))
+        for weight in (*others, small[-1]):
+            linear(np.ones((1, len(weight)), np.float32), weight)
+        if turn >= 6:  # until the end; the first ones go at once
+            small += others
+    del weight, others
+    small = [weight for weight in small if weight.size == 72]
+    assert len(_shelves() - before) <= 2
+    for _ in range(2):
+        for weight in small:
+            check(numbers(3, 8), weight)
+        assert len(_shelves() - before) <= 2
+
+
+def _shelves() -> set[int]:
+    """What kept weights hold in memory."""
+    return {id(packed.base) for _, packed in module._kept.values()}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
 def test_kept_weights_share_room_but_no_number(dtype: Any) -> None:
     rng = np.random.default_rng(0)

@@ -465,7 +465,7 @@ def _packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Arra
     frozen = is_frozen(weight)
     if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
-    _kept.pop(key, None)  # it was thawed
+    _forget(key)  # it was thawed
     if not frozen:
         return packed_once(weight, here, threads, kind)
     packed = _lasting_room(_packed_size(weight, here, kind))
@@ -495,15 +495,23 @@ def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], thr
 def _keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
     """Keep a packed weight for as long as the weight lives."""
     key = (id(weight), here, kind)
-    _kept[key] = weakref.ref(weight, lambda _: _kept.pop(key, None)), packed
+    _forget(key)
+    _kept[key] = weakref.ref(weight, lambda _: _forget(key)), packed
+    _count(packed.base, packed.nbytes)
+
+
+def _forget(key: tuple[int, int, np.dtype[Any]]) -> None:
+    if (found := _kept.pop(key, None)) is not None:
+        _count(found[1].base, -found[1].nbytes)
 
 
 # Weights that are kept stand together: NumPy asks for large pages (2 MB) only for large arrays, and
 # out of small pages a weight that is read once per token comes at half the machine's rate.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # bytes of an array that several weights share
-_shelf = np.empty(0, np.float32)
-_shelf_lock = threading.Lock()
+_shelf = np.empty(0, np.float32)  # what is left of the last one
+_shelf_lock = threading.RLock()
+_taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights that live, by its id
 
 
 def _lasting_room(count: int) -> Array:
@@ -513,10 +521,31 @@ def _lasting_room(count: int) -> Array:
     if size * 4 > _SHELF // 4:
         return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
     with _shelf_lock:
+        full = _shelf.base
         if size > len(_shelf):
             _shelf = _aligned(np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32), _LARGE_PAGE)
+            _count(full, 0)
         room, _shelf = _shelf[:count], _shelf[size:]
     return room
+
+
+def _count(shelf: Any, size: int) -> None:
+    """Count `size` more bytes of a shelf as taken. One that becomes nearly empty is let go.
+
+    The few weights that still stand there are laid out once more when they are needed.
+    """
+    if shelf is None:  # there was none yet
+        return
+    with _shelf_lock:
+        taken = _taken.get(id(shelf), 0) + size
+        if size > 0 or shelf is _shelf.base or taken * 4 >= shelf.nbytes:
+            _taken[id(shelf)] = taken
+            return
+        _taken.pop(id(shelf), None)
+        if taken:
+            for key, (_, packed) in list(_kept.items()):
+                if packed.base is shelf:
+                    _kept.pop(key, None)
 
 
 def _aligned(room: Array, to: int) -> Array:
@@ -580,7 +609,7 @@ def _forget_threads() -> None:
     """A child process has none of its parent's threads, nor its locks."""
     global _helpers, _jobs, _lock, _shelf_lock, _one_blas_thread
     _helpers, _jobs, _one_blas_thread = [], SimpleQueue(), 0
-    _lock, _shelf_lock = threading.RLock(), threading.Lock()
+    _lock, _shelf_lock = threading.RLock(), threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
