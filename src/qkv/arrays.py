@@ -168,15 +168,43 @@ def check_out(
         )
     if not out.flags.writeable:
         raise ValueError(f"{call}: out cannot be written to: give an array that can")
-    steps = zip(out.strides, out.shape, strict=True)
-    if out.size and any(step == 0 and size > 1 for step, size in steps):
+    if _overlaps_itself(out):
         raise ValueError(f"{call}: several places of out share memory: give an array of its own")
     for given in inputs:
         if given is None or isinstance(given, (str, int)):
             continue
         array = as_array(given, call=call, name="an input")
-        if np.may_share_memory(out, array) and np.shares_memory(out, array):
+        if _overlap(out, array):
             raise ValueError(f"{call}: out shares memory with an input: give an array of its own")
+
+
+def _overlap(one: Array, other: Array) -> bool:
+    """Whether two arrays share memory, or that is too hard to say."""
+    try:
+        return np.may_share_memory(one, other) and np.shares_memory(one, other, 100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether two places of `array` share memory, or that is too hard to say."""
+    axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
+    reach = array.itemsize  # of the axes so far, in bytes
+    for step, size in axes:
+        if size > 1 and step < reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False  # each step leads over all that smaller steps reach
+    for axis in range(array.ndim):
+        # places that differ along this axis are in different halves, or so in one of the halves,
+        # which are alike
+        part = np.moveaxis(array, axis, 0)
+        while (half := (len(part) + 1) // 2) < len(part):
+            if _overlap(part[:half], part[half:]):
+                return True
+            part = part[:half]
+    return False
 
 
 def _is_torch_bfloat16(x: Any) -> bool:

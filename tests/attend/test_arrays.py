@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import qkv
 
@@ -304,6 +305,41 @@ def test_out_must_be_writable() -> None:
     out = _read_only(np.full((2, 2, 5, 3), 7, np.float32))
     with pytest.raises(ValueError, match=r"attention.*out"):
         qkv.attention(*qkv_arrays(), out=out)
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        (0, 0, 0, 4),  # one place for many
+        (120, 60, 12, 2),  # numbers that overlap by half
+        (120, 60, 8, 4),  # rows that do
+        (120, 60, 4, 12),
+        (60, 60, 12, 4),
+        (120, 60, -8, 4),
+        (80, 40, 20, 40),
+    ],
+)
+def test_out_must_not_share_memory_with_itself(strides: tuple[int, ...]) -> None:
+    room = np.full(800, 7, np.float32)
+    out = as_strided(room[400:], (2, 2, 5, 3), strides)
+    with pytest.raises(ValueError, match=r"^attention: several places of out share memory"):
+        qkv.attention(*qkv_arrays(), out=out)
+    assert (room == 7).all()
+
+
+def test_out_may_stand_in_any_steps_that_meet_nowhere() -> None:
+    room = np.full(800, 7, np.float32)
+    expected = qkv.attention(*qkv_arrays())
+    for strides in [(8, 4, 16 * 3, 16), (-120, 60, -12, 4), (600, 300, 8, 12 * 4)]:
+        places = [
+            sum(i * step for i, step in zip(index, strides, strict=True))
+            for index in np.ndindex(2, 2, 5, 3)
+        ]
+        distinct = len(set(places)) == len(places)
+        assert distinct
+        out = as_strided(room[400:], (2, 2, 5, 3), strides)
+        assert qkv.attention(*qkv_arrays(), out=out) is out
+        assert (out == expected).all()
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
