@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "attention_grad grad_out": lambda x: qkv.attention_grad(Q, K, V, x),
     "attention_grad forward": lambda x: qkv.attention_grad(Q, K, V, V, forward=x),
     "attention_grad forward[0]": lambda x: qkv.attention_grad(Q, K, V, V, forward=(x, x)),
-    "varlen_attention_grad forward": lambda x: qkv.varlen_attention_grad(
+    "varlen_attention_grad forward": lambda x: qkv.attend.varlen_attention_grad(
         *ROWS, ROWS[0], AT, AT, forward=x
     ),
     "varlen_attention cu": lambda x: qkv.varlen_attention(*ROWS, x, AT),
@@ -65,7 +65,7 @@ for option in PLAIN:
     CALLS[f"varlen_attention {option}"] = lambda x, o=option: qkv.varlen_attention(
         *ROWS, AT, AT, **{o: x}
     )
-    CALLS[f"varlen_attention_grad {option}"] = lambda x, o=option: qkv.varlen_attention_grad(
+    CALLS[f"varlen_attention_grad {option}"] = lambda x, o=option: qkv.attend.varlen_attention_grad(
         *ROWS, ROWS[0], AT, AT, **{o: x}
     )
 
