@@ -9,9 +9,9 @@ import pytest
 
 from qkv.attend import KVCache
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, SelfAttention
+from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.network.transformer import Embedding
 
 STEP = 1e-5
 CU = np.array([0, 3, 3, 7, 8])

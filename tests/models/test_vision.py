@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.cli import main
 from qkv.models import ModelError, load
-from qkv.models.vision import VisionModel, grid_of, patch_names, unfolded
+from qkv.models.network.embedding import unfolded
+from qkv.models.vision import VisionModel, grid_of, patch_names
 
 from .small_models import arrays_of
 

@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING
 
 import qkv
 from qkv.models import ModelError
-from qkv.models.families import FAMILIES
+from qkv.models.families import PUBLISHED
 from qkv.models.files.config import HARMLESS, NEUTRAL, Config
 from qkv.models.files.names import Names
 
@@ -322,7 +322,7 @@ def near(found: Any, expected: Any) -> bool:
     return bool(np.abs(found - expected).max() <= allowed)
 
 
-KINDS = [(name, kind) for name in FAMILIES if name in SMALL for kind in SMALL[name][1]]
+KINDS = [(name, kind) for name in PUBLISHED if name in SMALL for kind in SMALL[name][1]]
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
@@ -353,7 +353,7 @@ def test_each_field_is_computed_with_or_refused_or_changes_nothing(
     assert unproved == []
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in SMALL])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name in SMALL])
 def test_a_key_of_another_family_is_refused_or_changes_nothing(tmp_path: Path, name: str) -> None:
     """A warning names it; that is enough only where transformers passes it over as well."""
     small = Small(name, SMALL[name][1][0], tmp_path)
@@ -396,10 +396,10 @@ def changing(small: Small, keys: dict[str, Any]) -> list[tuple[str, Any]]:
     return changing(small, dict(items[:half])) + changing(small, dict(items[half:]))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in SMALL])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name in SMALL])
 def test_each_field_is_known(name: str) -> None:
     """And one that is left out has the value that transformers gives it."""
-    family = FAMILIES[name]
+    family = PUBLISHED[name]
     for kind in ("", *SMALL[name][1]):
         heads = {"architectures": [kind], "model_type": name}
         every = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict() | heads))
@@ -419,7 +419,7 @@ def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, 
 
     def read(values: dict[str, Any]) -> frozenset[str]:
         config = Config({"model_type": name, "architectures": [kind], **values}, "config.json")
-        family = FAMILIES[name]
+        family = PUBLISHED[name]
         family.design(config)
         Names.of(family, config)
         config.finish(family.harmless)
@@ -436,4 +436,4 @@ def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, 
 
 
 def test_every_family_is_walked() -> None:
-    assert set(SMALL) == set(FAMILIES)
+    assert set(SMALL) == set(PUBLISHED)

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.families import FAMILIES as PUBLISHED
-from qkv.models.families.attention_only import ATTENTION_ONLY
-from qkv.models.families.lessons import LESSON, random_model
+from qkv.models.families import FAMILIES
 from qkv.models.files.config import Config
 from qkv.models.files.find import (
     CONFIG,
@@ -30,16 +28,15 @@ from qkv.models.files.find import (
     read_json,
 )
 from qkv.models.files.names import Family, Names, read_weights
+from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.sentence import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
-from qkv.models.network.design import Design
-from qkv.models.seq2seq import Seq2SeqDesign, Seq2SeqModel
-from qkv.models.vision import Pixels, VisionDesign, VisionModel
+from qkv.models.network.design import Design, Seq2SeqDesign, VisionDesign
+from qkv.models.seq2seq import Seq2SeqModel
+from qkv.models.untrained import random_model
+from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer, Tokenizer
-
-OWN = (LESSON, ATTENTION_ONLY)  # families of no other library
-FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in OWN}}
 
 
 def load(

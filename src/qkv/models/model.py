@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, frozen, whole_number
 from qkv.files import named_folder, replacing
 from qkv.models.files.find import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
-from qkv.models.files.names import AnyDesign, Names, Weights
+from qkv.models.files.names import Names, Weights
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
-from qkv.models.network.transformer import Embedding, Layer, Transformer
+from qkv.models.network.design import AnyDesign
+from qkv.models.network.embedding import Embedding
+from qkv.models.network.transformer import Layer, Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.ablation import hidden_words, left_out_heads, masks
 from qkv.models.tasks.encode import Encoder

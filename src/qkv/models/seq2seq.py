@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
-from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.models.files.find import ModelError
 from qkv.models.model import Model, ModelOutput, outer
-from qkv.models.network.decoder import CrossAttention, Decoder, DecoderLayer, EncoderDecoder
-from qkv.models.network.design import Design, Shape, under
-from qkv.models.network.head import Head
+from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.tasks.generate import Generated, Row, new_token
-from qkv.models.tasks.seq2seq_trace import SIDES, Seq2SeqTrace
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.tasks.trace import wanted
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Trace
@@ -27,84 +23,6 @@ _NO_WORDS = (
     *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
     *("cross_attn.hook_k", "cross_attn.hook_v"),
 )
-
-
-@dataclass(frozen=True)
-class Seq2SeqDesign:
-    """An encoder, a decoder that looks at it in each layer, and one token table for both.
-
-    Attributes:
-        encoder: the sizes and options of the one; its head is not used.
-        decoder: those of the other, whose norms stand before each part and leave the mean where
-            it is. Its attention to the encoder has the same heads, no biases, and a norm of its
-            own.
-        start: the id of the token that the decoder begins with.
-        head: from the decoder's last vectors to logits.
-    """
-
-    encoder: Design
-    decoder: Design
-    start: int
-    head: Head | None = None
-
-    @property
-    def max_length(self) -> int | None:
-        """The most tokens of a text that is read."""
-        return self.encoder.max_length
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name and its shape; lazily, since a config can name any size."""
-        for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
-            for name, shape in design.shapes():
-                if name != "embed.weight":
-                    yield f"{side}.{name}", shape
-                elif side == "encoder":
-                    yield name, shape
-        dim = self.decoder.dim
-        for number, layer in enumerate(self.decoder.layers):
-            here, wide = f"decoder.blocks.{number}.", layer.num_heads * layer.head_size
-            for name in ("q_proj", "k_proj", "v_proj"):
-                yield f"{here}cross_attn.{name}.weight", (dim, wide)
-            yield f"{here}cross_attn.out_proj.weight", (wide, dim)
-            yield f"{here}norm_cross.weight", (dim,)
-        if self.head is not None:
-            yield from self.head.shapes(dim)
-
-    def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
-        """Both with these parameters, used where they stand."""
-        table = {"embed.weight": parameters["embed.weight"]}
-        encoder, plain = (
-            design.build(
-                {n: a for n, a in under(parameters, f"{side}.").items() if "cross" not in n} | table
-            )
-            for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
-        )
-        layers = []
-        for number, block in enumerate(plain.layers):
-            assert isinstance(block, Block)
-            own = under(parameters, f"decoder.blocks.{number}.")
-            options = self.decoder.layers[number].options
-            cross = CrossAttention(
-                MultiHeadAttention.from_parameters(
-                    under(own, "cross_attn."), num_heads=self.decoder.layers[number].num_heads
-                ),
-                {name: value for name, value in options.items() if name == "scale"},
-            )
-            norm = RMSNorm.from_parameters(under(own, "norm_cross."), eps=self.decoder.eps)
-            layers.append(DecoderLayer(block, cross, norm))
-        decoder = Decoder(
-            plain.embedding,
-            layers,
-            options=plain.options,
-            bias=plain.bias,
-            final_norm=plain.final_norm,
-            head=None if self.head is None else self.head.build(parameters, norm=_norm),
-        )
-        return EncoderDecoder(encoder, decoder, self.start)
-
-
-def _norm(parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
-    return RMSNorm.from_parameters(under(parameters, f"{name}."))
 
 
 class Written(Generated):

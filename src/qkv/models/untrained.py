@@ -1,21 +1,25 @@
-"""A model before any training: the sizes of a config, and random weights."""
+"""Models with random weights: of the sizes of a config, or as small as lessons need."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.embed import TokenEmbedding
+from qkv.layers import SelfAttention
+from qkv.models.families import FAMILIES
+from qkv.models.families.lessons import LESSON, MAX_LENGTH
 from qkv.models.files.config import Config
 from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family, Names, Weights
-from qkv.models.loading import FAMILIES
+from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
 from qkv.models.network.design import Design
-from qkv.text import Tokenizer
+from qkv.text import Tokenizer, WordTokenizer
 
 SPREAD = 0.02  # the standard deviation of the first weights, as BERT and GPT-2 have it
 _INTO_THE_STREAM = ("attn.out_proj.weight", "mlp.down_proj.weight")
@@ -98,3 +102,70 @@ def _place(names: Names, design: Design, name: str) -> str:
     theirs = family.instead.get(theirs, theirs)
     inside = design.head is not None and theirs.startswith(family.body)
     return f"{family.prefix}{theirs}" if inside else theirs
+
+
+LESSONS = (
+    "The cat sat on the mat.",
+    "I love you today.",
+    "I sat on the bank of the river.",
+    "The bank raised its interest rates.",
+)
+
+
+def random_model(
+    texts: str | Iterable[str] = LESSONS,
+    *,
+    dim: int = 8,
+    heads: int = 2,
+    causal: bool = False,
+    positions: bool = True,
+    seed: int = 0,
+    dtype: Any = np.float32,
+) -> Model:
+    """A model of one attention layer over random word vectors, the same for the same seed.
+
+    Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
+    A word that is not in `texts` becomes `[UNK]`. Nothing is learned: what it computes means
+    nothing, but each step can be followed.
+
+    Args:
+        texts: where the vocabulary comes from.
+        dim: D, the size of the word vectors.
+        heads: how many heads share it.
+        causal: whether a word sees only itself and those before it.
+        positions: whether sinusoidal positions are added.
+        seed: of the word vectors; the layer's is the next one.
+        dtype: float32 or float64.
+
+    Raises:
+        ValueError: `heads` does not divide `dim`, or there is no word in `texts`.
+
+    >>> model = random_model("The cat sat on the mat")
+    >>> trace = model.trace("The cat sat on the mat")
+    >>> trace.tokens, trace["embed"].shape, trace["pattern", 0].shape
+    (['the', 'cat', 'sat', 'on', 'the', 'mat'], (1, 6, 8), (1, 2, 6, 6))
+    """
+    tokenizer = WordTokenizer(texts)
+    embedding = TokenEmbedding(tokenizer, dim, seed=seed, dtype=dtype)
+    attn = SelfAttention(dim, heads, seed=seed + 1, dtype=dtype)
+    parameters = {"embed.weight": embedding.weight.copy()}
+    parameters |= {f"blocks.0.attn.{name}": array for name, array in attn.parameters.items()}
+    config = {
+        "model_type": LESSON.model_type,
+        "vocab_size": len(tokenizer),
+        "hidden_size": dim,
+        "num_attention_heads": heads,
+        "causal": bool(causal),
+        "positions": bool(positions),
+        "seed": seed,
+    }
+    values = Config(config, "random_model")
+    return Model(
+        name="random",
+        names=Names.of(LESSON, values),
+        config=config,
+        design=LESSON.design(values),
+        weights=Weights(parameters),
+        tokenizer=tokenizer,
+        sentence=Sentence(max_length=MAX_LENGTH),
+    )

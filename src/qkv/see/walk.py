@@ -24,7 +24,8 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
-from qkv.models.network.transformer import Embedding, Layer
+from qkv.models.network.embedding import Embedding
+from qkv.models.network.transformer import Layer
 from qkv.see import choice
 from qkv.see.measures import pack_numbers
 from qkv.see.source import KNOWN, Source

@@ -5,7 +5,7 @@ import pytest
 
 import qkv
 from qkv.models import load, random_model
-from qkv.models.families.lessons import LESSONS
+from qkv.models.untrained import LESSONS
 
 TEXT = "the cat sat on the mat"
 

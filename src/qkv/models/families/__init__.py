@@ -1,5 +1,6 @@
 """The families of models that can be loaded, one short file for each."""
 
+from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
@@ -7,6 +8,7 @@ from qkv.models.families.gemma2 import GEMMA2
 from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.gpt_oss import GPT_OSS
+from qkv.models.families.lessons import LESSON
 from qkv.models.families.llama import LLAMA
 from qkv.models.families.mistral import MISTRAL
 from qkv.models.families.modernbert import MODERNBERT
@@ -18,7 +20,7 @@ from qkv.models.families.t5 import MT5, T5
 from qkv.models.families.vit import VIT
 from qkv.models.files.names import Family
 
-_ALL = (
+_PUBLISHED = (
     BERT,
     BLOOM,
     CAMEMBERT,
@@ -40,6 +42,8 @@ _ALL = (
     T5,
     VIT,
 )
-FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
+_OWN = (LESSON, ATTENTION_ONLY)  # of no other library
+PUBLISHED: dict[str, Family] = {family.model_type: family for family in _PUBLISHED}
+FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in _OWN}}
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "PUBLISHED"]

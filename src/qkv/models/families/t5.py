@@ -7,10 +7,9 @@ from typing import Any
 
 from qkv.models.files.config import ACTIVATIONS, Config
 from qkv.models.files.names import Family
-from qkv.models.network.design import Attention, Design
+from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.seq2seq import Seq2SeqDesign
 
 # Whether the MLP has a gate, and its activation.
 FEEDS = {

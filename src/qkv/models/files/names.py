@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,26 +13,10 @@ from qkv.arrays import Array
 from qkv.models.files.config import Config
 from qkv.models.files.find import ModelError
 from qkv.models.files.tensors import FLOATS, Tensors
+from qkv.models.network.design import AnyDesign, Shape
 from qkv.models.network.head import Head
-from qkv.models.network.transformer import Transformer
-
-Shape = tuple[int, ...]
 
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
-
-
-class AnyDesign(Protocol):
-    """A model before it has parameters: the sizes that its config gives."""
-
-    @property
-    def max_length(self) -> int | None:
-        """The most tokens of a text."""
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name, with its shape; lazily, since a config can name any size."""
-
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
-        """The model with these parameters."""
 
 
 @dataclass(frozen=True)

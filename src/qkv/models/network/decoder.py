@@ -15,6 +15,7 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.packed import keep, padded
 from qkv.layers.parameters import handed, project, quiet
+from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import (
     BLOCK_HOOKS,
@@ -22,11 +23,11 @@ from qkv.models.network.transformer import (
     LAST_HOOKS,
     SUMMARY_HOOKS,
     Bias,
-    Embedding,
     Transformer,
 )
 from qkv.trace import Recorder
 
+SIDES = ("encoder", "decoder")
 _SUMMARY = tuple(name.removeprefix("attn.") for name in SUMMARY_HOOKS)
 _HOOKS = (
     *(name for name in BLOCK_HOOKS if "rot_" not in name and "normalized" not in name),

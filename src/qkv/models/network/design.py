@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from qkv.models.network.decoder import SIDES, CrossAttention, Decoder, DecoderLayer, EncoderDecoder
+from qkv.models.network.embedding import Embedding, PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.network.transformer import BLOCK_HOOKS, Embedding, Transformer
+from qkv.models.network.transformer import BLOCK_HOOKS, Transformer
 
 Shape = tuple[int, ...]
 
@@ -274,3 +276,144 @@ def _linear(name: str, size: int, out: int, bias: bool) -> Iterator[tuple[str, S
     yield f"{name}.weight", (size, out)
     if bias:
         yield f"{name}.bias", (out,)
+
+
+@dataclass(frozen=True)
+class Seq2SeqDesign:
+    """An encoder, a decoder that looks at it in each layer, and one token table for both.
+
+    Attributes:
+        encoder: the sizes and options of the one; its head is not used.
+        decoder: those of the other, whose norms stand before each part and leave the mean where
+            it is. Its attention to the encoder has the same heads, no biases, and a norm of its
+            own.
+        start: the id of the token that the decoder begins with.
+        head: from the decoder's last vectors to logits.
+    """
+
+    encoder: Design
+    decoder: Design
+    start: int
+    head: Head | None = None
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text that is read."""
+        return self.encoder.max_length
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Each parameter by our name and its shape; lazily, since a config can name any size."""
+        for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
+            for name, shape in design.shapes():
+                if name != "embed.weight":
+                    yield f"{side}.{name}", shape
+                elif side == "encoder":
+                    yield name, shape
+        dim = self.decoder.dim
+        for number, layer in enumerate(self.decoder.layers):
+            here, wide = f"decoder.blocks.{number}.", layer.num_heads * layer.head_size
+            for name in ("q_proj", "k_proj", "v_proj"):
+                yield f"{here}cross_attn.{name}.weight", (dim, wide)
+            yield f"{here}cross_attn.out_proj.weight", (wide, dim)
+            yield f"{here}norm_cross.weight", (dim,)
+        if self.head is not None:
+            yield from self.head.shapes(dim)
+
+    def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
+        """Both with these parameters, used where they stand."""
+        table = {"embed.weight": parameters["embed.weight"]}
+        encoder, plain = (
+            design.build(
+                {n: a for n, a in under(parameters, f"{side}.").items() if "cross" not in n} | table
+            )
+            for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
+        )
+        layers = []
+        for number, block in enumerate(plain.layers):
+            assert isinstance(block, Block)
+            own = under(parameters, f"decoder.blocks.{number}.")
+            options = self.decoder.layers[number].options
+            cross = CrossAttention(
+                MultiHeadAttention.from_parameters(
+                    under(own, "cross_attn."), num_heads=self.decoder.layers[number].num_heads
+                ),
+                {name: value for name, value in options.items() if name == "scale"},
+            )
+            norm = RMSNorm.from_parameters(under(own, "norm_cross."), eps=self.decoder.eps)
+            layers.append(DecoderLayer(block, cross, norm))
+        decoder = Decoder(
+            plain.embedding,
+            layers,
+            options=plain.options,
+            bias=plain.bias,
+            final_norm=plain.final_norm,
+            head=None if self.head is None else self.head.build(parameters, norm=_norm),
+        )
+        return EncoderDecoder(encoder, decoder, self.start)
+
+
+@dataclass(frozen=True)
+class VisionDesign:
+    """Images, cut into patches, through blocks to vectors.
+
+    Attributes:
+        inner: the sizes and options of what follows the patches. Its vocabulary is one token, which
+            stands before them.
+        channels: C.
+        image: the height and width of an image.
+        patch: those of a patch; what is left of the image at the lower and right edge is not seen.
+    """
+
+    inner: Design
+    channels: int
+    image: tuple[int, int]
+    patch: tuple[int, int]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many patches there are below each other, and side by side."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+    @property
+    def max_length(self) -> None:
+        """There is no limit but the size of the image."""
+        return None
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Each parameter by our name and its shape; lazily, since a config can name any size."""
+        rows, columns = self.grid
+        yield "embed.weight", (1, 1, self.inner.dim)
+        yield "patch_embed.weight", (self.inner.dim, self.channels, *self.patch)
+        yield "patch_embed.bias", (self.inner.dim,)
+        yield "pos_embed.weight", (1, rows * columns + 1, self.inner.dim)
+        yield from (part for part in self.inner.shapes() if part[0] != "embed.weight")
+
+    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+        """The model with these parameters, used where they stand."""
+        first = parameters["embed.weight"][0]
+        body = self.inner.build({**parameters, "embed.weight": first})
+        body.embedding = PatchEmbedding(
+            first,
+            parameters["patch_embed.weight"],
+            parameters["patch_embed.bias"],
+            positions=parameters["pos_embed.weight"][0],
+        )
+        return body
+
+
+class AnyDesign(Protocol):
+    """A model before it has parameters: the sizes that its config gives."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text."""
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Each parameter by our name, with its shape; lazily, since a config can name any size."""
+
+    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+        """The model with these parameters."""
+
+
+def _norm(parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
+    return RMSNorm.from_parameters(under(parameters, f"{name}."))

@@ -18,6 +18,7 @@ from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
+from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
@@ -92,15 +93,6 @@ class Predict(Protocol):
 
 
 @dataclass(frozen=True)
-class EmbeddingSaved:
-    """What the backward pass of an embedding needs."""
-
-    rows: Array  # what its vectors were made of: ids (...), or patches of images
-    places: Array
-    norm: NormSaved | None = None
-
-
-@dataclass(frozen=True)
 class TransformerSaved:
     """What the backward pass of a transformer needs."""
 
@@ -108,92 +100,6 @@ class TransformerSaved:
     layers: list[Any]
     final_norm: NormSaved | None
     longest: int  # the length of the longest text
-
-
-class Embedding:
-    """Token ids and their places to vectors.
-
-    Args:
-        table: (V, D), a row for each token.
-        positions: (rows, D), a row for each place in a text.
-        token_types: (segments, D), of which row 0 is used.
-        norm: over their sum.
-        scale: what the rows of the token table are multiplied by.
-        first_position: the row of place 0.
-        padding: the id of the padding token, where positions count the other tokens alone.
-    """
-
-    def __init__(
-        self,
-        table: Array,
-        *,
-        positions: Array | None = None,
-        token_types: Array | None = None,
-        norm: LayerNorm | RMSNorm | None = None,
-        scale: float = 1.0,
-        first_position: int = 0,
-        padding: int | None = None,
-    ) -> None:
-        self.table, self.positions, self.token_types = table, positions, token_types
-        self.norm, self.scale, self.first_position = norm, scale, first_position
-        self.padding = padding
-
-    def __call__(
-        self,
-        ids: Array,
-        places: Array,
-        cu_lengths: Array | None = None,
-        record: Recorder | None = None,
-    ) -> tuple[Array, EmbeddingSaved]:
-        """Vectors (..., D) of ids (...) at these places, and what `backward` needs.
-
-        They are float32 where the table is in half precision.
-        """
-        x = self.table[ids]
-        keep(record, "hook_embed", x, cu_lengths)
-        x = x.astype(compute_type(x.dtype), copy=False)
-        if self.scale != 1:
-            x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
-        if self.token_types is not None:
-            kinds = np.broadcast_to(self.token_types[0], x.shape)
-            keep(record, "hook_token_type_embed", kinds, cu_lengths)
-            x += kinds
-        if self.positions is not None:
-            where = self.positions[places + self.first_position]
-            keep(record, "hook_pos_embed", where, cu_lengths)
-            x += where
-        norm = None
-        if self.norm is not None:
-            x, norm = self.norm.run(x)
-        keep(record, "hook_full_embed", x, cu_lengths)
-        return x, EmbeddingSaved(ids, places, norm)
-
-    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
-        """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
-
-        They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
-        """
-        found: dict[str, Array] = {}
-        if self.norm is not None and saved.norm is not None:
-            back = self.norm.backward(grad, saved.norm)
-            grad = back.x
-            found |= {f"embed_norm.{name}": array for name, array in back.parameters.items()}
-        rows = grad.reshape(-1, grad.shape[-1])
-        if self.positions is not None:
-            where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
-            found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
-        if self.token_types is not None:
-            kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
-            kinds[0] = rows.sum(0)
-        table = rows_back(rows, saved.rows.ravel(), self.table.shape)
-        if self.scale != 1:
-            table *= table.dtype.type(self.scale)
-        return found | {"embed.weight": table}
-
-    @property
-    def room(self) -> int | None:
-        """How many places there are; None for any number."""
-        return None if self.positions is None else len(self.positions) - self.first_position
 
 
 class Transformer:
@@ -417,16 +323,3 @@ class Transformer:
         x, saved = self.final_norm.run(x)
         keep(record, LAST_HOOKS[0], x, cu_lengths)
         return x, saved
-
-
-def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
-    """From the gradient (n, D) of chosen rows of a table to that of the table.
-
-    A row that was chosen several times gets their sum, in their order.
-    """
-    found = np.zeros(shape, grad.dtype)
-    order = np.argsort(rows, kind="stable")
-    chosen, starts = np.unique(rows[order], return_index=True)
-    if chosen.size:
-        found[chosen] = np.add.reduceat(grad[order], starts)
-    return found

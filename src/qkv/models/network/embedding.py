@@ -1,0 +1,193 @@
+"""Token ids or images to the vectors that the first layer takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type
+from qkv.backend import linear
+from qkv.backward import linear_grad
+from qkv.layers import LayerNorm, RMSNorm
+from qkv.layers.norm import NormSaved
+from qkv.layers.packed import keep
+from qkv.trace import Recorder
+
+
+@dataclass(frozen=True)
+class EmbeddingSaved:
+    """What the backward pass of an embedding needs."""
+
+    rows: Array  # what its vectors were made of: ids (...), or patches of images
+    places: Array
+    norm: NormSaved | None = None
+
+
+class Embedding:
+    """Token ids and their places to vectors.
+
+    Args:
+        table: (V, D), a row for each token.
+        positions: (rows, D), a row for each place in a text.
+        token_types: (segments, D), of which row 0 is used.
+        norm: over their sum.
+        scale: what the rows of the token table are multiplied by.
+        first_position: the row of place 0.
+        padding: the id of the padding token, where positions count the other tokens alone.
+    """
+
+    def __init__(
+        self,
+        table: Array,
+        *,
+        positions: Array | None = None,
+        token_types: Array | None = None,
+        norm: LayerNorm | RMSNorm | None = None,
+        scale: float = 1.0,
+        first_position: int = 0,
+        padding: int | None = None,
+    ) -> None:
+        self.table, self.positions, self.token_types = table, positions, token_types
+        self.norm, self.scale, self.first_position = norm, scale, first_position
+        self.padding = padding
+
+    def __call__(
+        self,
+        ids: Array,
+        places: Array,
+        cu_lengths: Array | None = None,
+        record: Recorder | None = None,
+    ) -> tuple[Array, EmbeddingSaved]:
+        """Vectors (..., D) of ids (...) at these places, and what `backward` needs.
+
+        They are float32 where the table is in half precision.
+        """
+        x = self.table[ids]
+        keep(record, "hook_embed", x, cu_lengths)
+        x = x.astype(compute_type(x.dtype), copy=False)
+        if self.scale != 1:
+            x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
+        if self.token_types is not None:
+            kinds = np.broadcast_to(self.token_types[0], x.shape)
+            keep(record, "hook_token_type_embed", kinds, cu_lengths)
+            x += kinds
+        if self.positions is not None:
+            where = self.positions[places + self.first_position]
+            keep(record, "hook_pos_embed", where, cu_lengths)
+            x += where
+        norm = None
+        if self.norm is not None:
+            x, norm = self.norm.run(x)
+        keep(record, "hook_full_embed", x, cu_lengths)
+        return x, EmbeddingSaved(ids, places, norm)
+
+    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+        """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
+
+        They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
+        """
+        found: dict[str, Array] = {}
+        if self.norm is not None and saved.norm is not None:
+            back = self.norm.backward(grad, saved.norm)
+            grad = back.x
+            found |= {f"embed_norm.{name}": array for name, array in back.parameters.items()}
+        rows = grad.reshape(-1, grad.shape[-1])
+        if self.positions is not None:
+            where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
+            found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
+        if self.token_types is not None:
+            kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
+            kinds[0] = rows.sum(0)
+        table = rows_back(rows, saved.rows.ravel(), self.table.shape)
+        if self.scale != 1:
+            table *= table.dtype.type(self.scale)
+        return found | {"embed.weight": table}
+
+    @property
+    def room(self) -> int | None:
+        """How many places there are; None for any number."""
+        return None if self.positions is None else len(self.positions) - self.first_position
+
+
+class PatchEmbedding(Embedding):
+    """Images to vectors: those of their patches behind that of a first token, each with its place.
+
+    Args:
+        first: (1, D), the first token.
+        weight: (D, C, h, w), from a patch to its vector.
+        bias: (D,)
+        positions: (N + 1, D), for the first token and each patch, row by row.
+    """
+
+    def __init__(self, first: Array, weight: Array, bias: Array, *, positions: Array) -> None:
+        super().__init__(first, positions=positions)
+        self.patch = weight.shape[-2:]
+        self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
+
+    def __call__(
+        self,
+        ids: Array,
+        places: Array,
+        cu_lengths: Array | None = None,
+        record: Recorder | None = None,
+    ) -> tuple[Array, EmbeddingSaved]:
+        """Vectors (B * (N + 1), D) of images (B, C, H, W), and what `backward` needs."""
+        patches = unfolded(ids, self.patch)  # (B, N, C * h * w)
+        patches = patches.astype(compute_type(self.table.dtype))
+        rows = linear(patches, self.weight, self.bias)
+        first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
+        x = np.concatenate([first.astype(rows.dtype), rows], axis=1)  # (B, N + 1, D)
+        x = x.reshape(-1, x.shape[-1])
+        keep(record, "hook_embed", x, cu_lengths)
+        assert self.positions is not None
+        where = self.positions[places]
+        keep(record, "hook_pos_embed", where, cu_lengths)
+        x = x + where
+        keep(record, "hook_full_embed", x, cu_lengths)
+        return x, EmbeddingSaved(patches, places)
+
+    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+        """The backward pass, to the first token, the weight of the patches and the places."""
+        assert self.positions is not None
+        patches = saved.rows
+        where = rows_back(grad, saved.places, self.positions.shape)
+        rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
+        _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
+        assert bias is not None
+        channels = patches.shape[-1] // math.prod(self.patch)
+        return {
+            "embed.weight": rows[:, 0].sum(0)[None, None],
+            "patch_embed.weight": weight.T.reshape(-1, channels, *self.patch),
+            "patch_embed.bias": bias,
+            "pos_embed.weight": where[None],
+        }
+
+
+def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
+    """Images (B, C, H, W) as their patches, (B, N, C * h * w), row by row.
+
+    >>> unfolded(np.arange(16).reshape(1, 1, 4, 4), (2, 2)).tolist()
+    [[[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]]
+    """
+    high, wide = patch
+    batch, channels, height, width = images.shape
+    rows, columns = height // high, width // wide
+    cut = images[..., : rows * high, : columns * wide]
+    split = cut.reshape(batch, channels, rows, high, columns, wide)
+    turned = np.moveaxis(split, (2, 4), (1, 2))  # (B, rows, columns, C, h, w)
+    return turned.reshape(batch, rows * columns, channels * high * wide)
+
+
+def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
+    """From the gradient (n, D) of chosen rows of a table to that of the table.
+
+    A row that was chosen several times gets their sum, in their order.
+    """
+    found = np.zeros(shape, grad.dtype)
+    order = np.argsort(rows, kind="stable")
+    chosen, starts = np.unique(rows[order], return_index=True)
+    if chosen.size:
+        found[chosen] = np.add.reduceat(grad[order], starts)
+    return found
