@@ -2,7 +2,8 @@
 
 from qkv.models.files.find import ModelError, places
 from qkv.models.loading import load, load_for
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import Model
+from qkv.models.tasks.forward import ModelOutput
 from qkv.models.untrained import random_model
 
 __all__ = ["Model", "ModelError", "ModelOutput", "load", "load_for", "places", "random_model"]

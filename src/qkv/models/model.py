@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, frozen, whole_number
-from qkv.files import named_folder, replacing
-from qkv.models.files.find import CONFIG, GENERATION, TOKENIZER, WEIGHTS, ModelError
+from qkv.arrays import Array, frozen, whole_number
+from qkv.models.files.find import TOKENIZER
 from qkv.models.files.names import Names, Weights
-from qkv.models.files.sentence import BESIDE, TOP, Sentence
+from qkv.models.files.saving import save_model
+from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer, Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.ablation import hidden_words, left_out_heads, masks
 from qkv.models.tasks.encode import Encoder
+from qkv.models.tasks.forward import ModelOutput, checked_ids, run_masked, unpacked
 from qkv.models.tasks.generate import (
     Choice,
     Row,
@@ -33,29 +33,13 @@ from qkv.models.tasks.generate import (
     run,
     spelled,
 )
+from qkv.models.tasks.inputs import check_tokenizer, ids_given
 from qkv.models.tasks.trace import wanted
 from qkv.models.tasks.truncation import MOST, Cutter
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder, Trace
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """What calling a model gives.
-
-    Attributes:
-        last_hidden_state: (B, T, D), 0 where the attention mask hides.
-        logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
-            (B, classes) for a classifier.
-        encoder_last_hidden_state: (B, S, D) where there is an encoder beside the decoder, to
-            which the other two belong.
-    """
-
-    last_hidden_state: Array
-    logits: Array | None = None
-    encoder_last_hidden_state: Array | None = None
 
 
 class Model:
@@ -105,7 +89,7 @@ class Model:
         ]
         self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
-            _check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
+            check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
 
     def __repr__(self) -> str:
         kind = self.config.get("model_type")
@@ -535,48 +519,13 @@ class Model:
         >>> qkv.load("random")([[0, 1, 2]], [[1, 1, 0]]).last_hidden_state.shape
         (1, 3, 8)
         """
-        ids, mask = self._ids_and_mask(input_ids, attention_mask)
-        out = np.zeros((*ids.shape, self.dim), self._body.dtype)
-        packed, cu_lengths = out[mask], np.zeros(len(ids) + 1, np.int64)
-        if mask.any():
-            packed, cu_lengths = self._packed(ids, mask)
-        out[mask] = packed
+        ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
+        rows, cu_lengths = run_masked(self._body, ids, mask)
+        out = unpacked(rows, mask, self._body.dtype)
         if self._body.head is None:
             return ModelOutput(out)
-        found = self._body.head(packed, cu_lengths)
-        if self._body.head.pools:
-            return ModelOutput(out, found)
-        logits = np.zeros((*ids.shape, found.shape[-1]), found.dtype)
-        logits[mask] = found
-        return ModelOutput(out, logits)
-
-    def _ids_and_mask(
-        self,
-        input_ids: ArrayLike,
-        attention_mask: ArrayLike | None,
-        names: tuple[str, str] = ("input_ids", "attention_mask"),
-    ) -> tuple[Array, Array]:
-        """Ids (B, T) and which of them are tokens, or an error that calls them by `names`."""
-        name = names[0]
-        ids = as_array(input_ids, call="model", name=name)
-        if ids.ndim != 2:
-            raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T)")
-        if ids.dtype.kind not in "iu" and ids.size:
-            raise TypeError(f"model: {name} are {ids.dtype}: give integers")
-        mask = _checked_mask(attention_mask, ids.shape, names)
-        room = self._body.embedding.room
-        if room is not None and ids.shape[1] > room:
-            raise ValueError(
-                f"model: {name} have {ids.shape[1]} columns and the model {room} positions: "
-                "cut them"
-            )
-        visible, rows = ids[mask], len(self._body.embedding.table)
-        outside = visible[(visible < 0) | (visible >= rows)]
-        if outside.size:
-            raise ValueError(
-                f"model: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
-            )
-        return ids, mask
+        found = self._body.head(rows, cu_lengths)
+        return ModelOutput(out, found if self._body.head.pools else unpacked(found, mask))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
@@ -589,42 +538,15 @@ class Model:
             ValueError: the name of the folder is empty.
             OSError: it cannot be written.
         """
-        from safetensors.numpy import save
-
-        home = named_folder(folder, "save")
-        if home.exists() and not home.is_dir():
-            raise NotADirectoryError(f"save: {home} is a file: name a folder")
-        inner = home / self._sentence.home
-        inner.mkdir(parents=True, exist_ok=True)
-        arrays = {
-            name: np.ascontiguousarray(array)
-            for name, array in self._weights.to_files(self._names).items()
-        }
-        kind = next(iter(self._weights.parameters.values())).dtype.name
-        config = {key: value for key, value in self.config.items() if key != "torch_dtype"}
-        with replacing(inner / WEIGHTS) as file:
-            file.write(save(arrays, {"format": "pt"}))
-        files = self._sentence.to_files()
-        for name, content in files.items():
-            (home / name).parent.mkdir(parents=True, exist_ok=True)
-            with replacing(home / name) as file:
-                file.write(content)
-        if self.tokenizer is not None:
-            self.tokenizer.save(inner / TOKENIZER)
-        if self._generation:
-            with replacing(inner / GENERATION) as file:
-                file.write(json.dumps(self._generation, indent=2).encode())
-        with replacing(inner / CONFIG) as file:  # last: without it a new folder is not a model
-            file.write(json.dumps({**config, "dtype": kind}, indent=2).encode())
-        written = {home / name for name in files}
-        stale = {home / name for name in TOP} | {inner / name for name in BESIDE}
-        if self.tokenizer is None:
-            stale.add(inner / TOKENIZER)
-        if not self._generation:
-            stale.add(inner / GENERATION)
-        for path in stale - written:  # of another model, which would be read with this one
-            if path.is_file():
-                path.unlink()
+        save_model(
+            folder,
+            config=self.config,
+            names=self._names,
+            weights=self._weights,
+            sentence=self._sentence,
+            tokenizer=self.tokenizer,
+            generation=self._generation,
+        )
 
     def _run(
         self,
@@ -639,7 +561,10 @@ class Model:
         cu_lengths = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate([text.ids for text in batch])
         places = np.concatenate(
-            [self._places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch]
+            [
+                self._body.embedding.places(text.ids[None], np.ones((1, len(text)), bool))
+                for text in batch
+            ]
         )
         rows = self._body(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
         return rows, cu_lengths
@@ -648,11 +573,10 @@ class Model:
         self, prompt: Any, most: int | None
     ) -> tuple[bool, Sequence[str | None], list[Tokenized], list[int]]:
         """Whether it is one prompt, each one's text unless ids were given, tokens and room."""
-        given = _ids_given(prompt, "generate")
+        given = self._ids_given(prompt, "generate")
         if given is not None:
             single, batch = given
             texts: Sequence[str | None] = [None] * len(batch)
-            self._check_ids(batch, "generate")
         else:
             single = isinstance(prompt, str)
             if not isinstance(prompt, Iterable):
@@ -675,61 +599,15 @@ class Model:
             rooms.append(room(which, len(text), most, self._design.max_length, self.name))
         return single, texts, batch, rooms
 
-    def _packed(self, ids: Array, mask: Array) -> tuple[Array, Array]:
-        """The vectors (total, D) of the tokens that are seen, and where each text begins.
-
-        What is hidden between two tokens keeps them apart, but for ALiBi, which counts what is
-        seen.
-        """
-        text = mask
-        if not any("alibi_slopes" in options for options in self._body.options):
-            text = outer(mask)
-        lengths = text.sum(1)
-        holes = None
-        if (text != mask).any():
-            seen = np.zeros((len(ids), lengths.max()), bool)
-            seen[np.arange(lengths.max()) < lengths[:, None]] = mask[text]
-            holes = dict.fromkeys(range(self.num_layers), seen[:, None, None])  # (B, 1, 1, T)
-        rows = self._body(
-            np.where(mask, ids, 0)[text].astype(np.int64),
-            self._places(ids, text),
-            np.concatenate([[0], np.cumsum(lengths)]),
-            masks=holes,
-        )
-        return rows[mask[text]], np.concatenate([[0], np.cumsum(mask.sum(1))])
-
-    def _check_ids(self, batch: Sequence[Tokenized], call: str) -> None:
-        """An error unless each id has a row, and each text some and not too many."""
+    def _ids_given(self, texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
+        """What `ids_given` finds, within the token table and the limit."""
         rows = len(self._body.embedding.table)
-        for number, text in enumerate(batch):
-            if not 0 < len(text) <= (self.max_length or len(text)):
-                raise ValueError(
-                    f"{call}: text {number} has {len(text)} ids: give 1 to "
-                    f"{self.max_length or 'any number'}"
-                )
-            outside = text.ids[(text.ids < 0) | (text.ids >= rows)]
-            if outside.size:
-                raise ValueError(
-                    f"{call}: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
-                )
-
-    def _places(self, ids: Array, mask: Array) -> Array:
-        """Where each visible token of ids (B, T) stands, (total,).
-
-        That is its column, or for some families how many tokens before it are not padding.
-        """
-        padding = self._body.embedding.padding
-        if padding is None:
-            return np.nonzero(mask)[1]
-        real = ids != padding
-        return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
+        return ids_given(texts, rows=rows, limit=self.max_length, call=call)
 
     def _texts(self, texts: Any) -> tuple[bool, list[Tokenized]]:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
-        given = _ids_given(texts, "trace")
-        if given is not None:
-            self._check_ids(given[1], "trace")
-        else:
+        given = self._ids_given(texts, "trace")
+        if given is None:
             given = isinstance(texts, str), self._cut_tokens(texts, call="trace")
         if not given[1]:
             raise ValueError("trace: there is no text: give at least one")
@@ -783,81 +661,3 @@ class Model:
                 "call model(input_ids)"
             )
         return self.tokenizer
-
-
-def outer(mask: Array) -> Array:
-    """A mask (B, T) with no holes: from the first visible token of each row to the last."""
-    text: Array = np.logical_or.accumulate(mask, axis=1)
-    text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
-    return text
-
-
-def _ids_given(texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
-    """Whether it is one text, and each text's tokens, where ids are given in the place of texts."""
-    if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
-        return None
-    first = texts[0]
-    single = isinstance(first, int | np.integer)
-    if not single and not isinstance(first, np.ndarray | list | tuple):
-        return None
-    rows = [np.asarray(row) for row in ([texts] if single else texts)]
-    for number, row in enumerate(rows):
-        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise TypeError(
-                f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
-            )
-    return single, [
-        Tokenized(
-            ids=row.astype(np.int64),
-            tokens=[str(token) for token in row],
-            offsets=[(0, 0)] * len(row),
-            special=[False] * len(row),
-        )
-        for row in rows
-    ]
-
-
-def _check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    if len(tokenizer) > rows:
-        raise ModelError(
-            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
-            f"{rows} rows: they do not belong together"
-        )
-    added = tokenizer.tokenize("")
-    around = len(added)
-    if len(added.ids) != around:
-        raise ModelError(
-            f"load: the tokenizer of {name} adds {around} tokens with {len(added.ids)} ids to a "
-            "text: they do not fit each other"
-        )
-    if added.ids.max(initial=0) >= rows:
-        raise ModelError(
-            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text and its "
-            f"token table has {rows} rows: they do not belong together"
-        )
-    if limit is not None and limit <= around:
-        raise ModelError(
-            f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "
-            "no room is left for words"
-        )
-
-
-def _checked_mask(
-    given: Any, shape: tuple[int, ...], names: tuple[str, str] = ("input_ids", "attention_mask")
-) -> Array:
-    if given is None:
-        return np.ones(shape, bool)
-    mask = as_array(given, call="model", name=names[1])
-    if mask.shape != shape:
-        raise ValueError(
-            f"model: {names[1]} has shape {mask.shape} and {names[0]} {shape}: "
-            "they must be the same"
-        )
-    if mask.dtype.kind not in "biu" and mask.size:
-        raise TypeError(
-            f"model: {names[1]} is {mask.dtype}: write True or 1 where there is a token, "
-            "False or 0 where there is padding"
-        )
-    if not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"model: {names[1]} holds other numbers than 0 and 1")
-    return mask.astype(bool)

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.models.files.find import ModelError
-from qkv.models.model import Model, ModelOutput, outer
+from qkv.models.model import Model
 from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.tasks.forward import ModelOutput, checked_ids, outer, run_masked, unpacked
 from qkv.models.tasks.generate import Generated, Row, new_token
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.tasks.trace import wanted
@@ -119,8 +120,9 @@ class Seq2SeqModel(Model):
                 f"model: decoder_input_ids are missing: begin with [[{body.first}]], or call "
                 "encode() or trace() for the encoder alone"
             )
-        ids, mask = self._ids_and_mask(input_ids, attention_mask)
-        written, shown = self._ids_and_mask(
+        ids, mask = checked_ids(body.embedding, input_ids, attention_mask)
+        written, shown = checked_ids(
+            body.embedding,
             decoder_input_ids,
             decoder_attention_mask,
             ("decoder_input_ids", "decoder_attention_mask"),
@@ -130,11 +132,8 @@ class Seq2SeqModel(Model):
                 f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
                 "there must be one of each for a text"
             )
-        encoded = np.zeros((*ids.shape, self.dim), self._body.dtype)
-        rows, cu_lengths = encoded[mask], np.zeros(len(ids) + 1, np.int64)
-        if mask.any():
-            rows, cu_lengths = self._packed(ids, mask)
-        encoded[mask] = rows
+        rows, cu_lengths = run_masked(body, ids, mask)
+        encoded = unpacked(rows, mask, body.dtype)
         between = outer(shown)  # what is hidden between two tokens keeps them apart
         packed = body.decoder(
             np.where(shown, written, 0)[between].astype(np.int64),
@@ -143,14 +142,11 @@ class Seq2SeqModel(Model):
             cu_lengths,
             mask=shown[between],
         )[shown[between]]
-        out = np.zeros((*written.shape, self.dim), self._body.dtype)
-        out[shown] = packed
+        out = unpacked(packed, shown, body.dtype)
         if body.decoder.head is None:
             return ModelOutput(out, encoder_last_hidden_state=encoded)
         found = body.decoder.head(packed, np.concatenate([[0], np.cumsum(shown.sum(1))]))
-        logits = np.zeros((*written.shape, found.shape[-1]), found.dtype)
-        logits[shown] = found
-        return ModelOutput(out, logits, encoded)
+        return ModelOutput(out, unpacked(found, shown), encoded)
 
     @overload
     def trace(

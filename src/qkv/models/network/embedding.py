@@ -105,6 +105,16 @@ class Embedding:
             table *= table.dtype.type(self.scale)
         return found | {"embed.weight": table}
 
+    def places(self, ids: Array, mask: Array) -> Array:
+        """Where each visible token of ids (B, T) stands, (total,).
+
+        That is its column, or for some families how many tokens before it are not padding.
+        """
+        if self.padding is None:
+            return np.nonzero(mask)[1]
+        real = ids != self.padding
+        return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
+
     @property
     def room(self) -> int | None:
         """How many places there are; None for any number."""

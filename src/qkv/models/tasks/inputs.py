@@ -1,0 +1,84 @@
+"""What a caller gives as texts: token ids in their place, and whether a tokenizer fits a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.files.find import ModelError
+from qkv.text import Tokenized, Tokenizer
+
+
+def ids_given(
+    texts: Any, *, rows: int, limit: int | None, call: str
+) -> tuple[bool, list[Tokenized]] | None:
+    """Whether it is one text, and each text's tokens, where ids are given in the place of texts.
+
+    Raises:
+        TypeError: a text is not of integers in one row.
+        ValueError: it has none, or more than `limit`, or one has no row of the token table.
+    """
+    if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
+        return None
+    first = texts[0]
+    single = isinstance(first, int | np.integer)
+    if not single and not isinstance(first, np.ndarray | list | tuple):
+        return None
+    found = [np.asarray(row) for row in ([texts] if single else texts)]
+    for number, row in enumerate(found):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise TypeError(
+                f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
+            )
+    for number, row in enumerate(found):
+        if not 0 < len(row) <= (limit or len(row)):
+            raise ValueError(
+                f"{call}: text {number} has {len(row)} ids: give 1 to {limit or 'any number'}"
+            )
+        check_ids(row, rows, call)
+    return single, [
+        Tokenized(
+            ids=row.astype(np.int64),
+            tokens=[str(token) for token in row],
+            offsets=[(0, 0)] * len(row),
+            special=[False] * len(row),
+        )
+        for row in found
+    ]
+
+
+def check_ids(ids: Array, rows: int, call: str) -> None:
+    """An error unless each id has a row of the token table."""
+    outside = ids[(ids < 0) | (ids >= rows)]
+    if outside.size:
+        raise ValueError(
+            f"{call}: there is no token {outside[0]}: the ids run from 0 to {rows - 1}"
+        )
+
+
+def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
+    """An error unless all ids have a row, and a text has room beside what is added to it."""
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
+            f"{rows} rows: they do not belong together"
+        )
+    added = tokenizer.tokenize("")
+    around = len(added)
+    if len(added.ids) != around:
+        raise ModelError(
+            f"load: the tokenizer of {name} adds {around} tokens with {len(added.ids)} ids to a "
+            "text: they do not fit each other"
+        )
+    if added.ids.max(initial=0) >= rows:
+        raise ModelError(
+            f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text and its "
+            f"token table has {rows} rows: they do not belong together"
+        )
+    if limit is not None and limit <= around:
+        raise ModelError(
+            f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "
+            "no room is left for words"
+        )
