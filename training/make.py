@@ -28,7 +28,7 @@ from qkv.learn import (
 )
 from qkv.learn.checkpoints import CHECKPOINTS
 from qkv.learn.on_text import encoder_config
-from qkv.models.files.find import TOKENIZER
+from qkv.models.files.read import TOKENIZER
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.objectives import Senses, entries, pieces_of, sentences

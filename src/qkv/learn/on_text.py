@@ -27,7 +27,7 @@ from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.schedule import Schedule
 from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
-from qkv.models.files.find import TOKENIZER
+from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 

@@ -1,6 +1,7 @@
 """Models: found, read, checked; texts in, traces and vectors out."""
 
-from qkv.models.files.find import ModelError, places
+from qkv.models.files.find import places
+from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import Model
 from qkv.models.tasks.forward import ModelOutput

@@ -14,21 +14,20 @@ import numpy as np
 
 from qkv.models.families import FAMILIES
 from qkv.models.files.config import Config
-from qkv.models.files.find import (
+from qkv.models.files.find import DEFAULT, find_model
+from qkv.models.files.names import Family, Names, read_weights
+from qkv.models.files.preprocessor import Pixels
+from qkv.models.files.read import (
     CONFIG,
-    DEFAULT,
     GENERATION,
     MOST_TOKENIZER,
     TOKENIZER,
     ModelError,
-    find_model,
     first_line,
     need_file,
     plain,
     read_json,
 )
-from qkv.models.files.names import Family, Names, read_weights
-from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.sentence import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
-from qkv.models.files.find import TOKENIZER
 from qkv.models.files.names import Names, Weights
+from qkv.models.files.read import TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
-from qkv.models.files.find import ModelError
+from qkv.models.files.read import ModelError
 from qkv.models.model import Model
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.tasks.forward import ModelOutput, checked_ids, outer, run_masked, unpacked

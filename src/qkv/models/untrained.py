@@ -14,8 +14,8 @@ from qkv.layers import SelfAttention
 from qkv.models.families import FAMILIES
 from qkv.models.families.lessons import LESSON, MAX_LENGTH
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family, Names, Weights
+from qkv.models.files.read import ModelError
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
 from qkv.models.network.design import Design

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float
 from qkv.files import named_folder, replacing
-from qkv.models.files.find import PREPROCESSOR
 from qkv.models.files.preprocessor import Pixels
+from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model
 from qkv.models.network.design import VisionDesign
 from qkv.models.tasks.forward import ModelOutput

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model, load
-from qkv.models.files.find import CONFIG
+from qkv.models.files.read import CONFIG
 from qkv.models.tasks.progress import progress
 from qkv.see import findings
 from qkv.see.given import texts_of

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from qkv.arrays import is_frozen
 from qkv.models import ModelError, load
-from qkv.models.files.find import plain, read_json
+from qkv.models.files.read import plain, read_json
 from qkv.models.files.tensors import Tensors
 
 from ..support import CONFIG, bert_tensors

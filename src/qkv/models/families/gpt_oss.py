@@ -9,8 +9,8 @@ from qkv.layers import Rotary
 from qkv.models.families import llama
 from qkv.models.families.rope import Dynamic, read_rotary
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family
+from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design, Mixture
 
 YARN = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from qkv.models.families.rope import Dynamic, read_rotary
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family, Fused
+from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from qkv.models.families.llama import BODY, UNUSED, decoder, names
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family
+from qkv.models.files.read import ModelError
 from qkv.models.network.design import Design
 
 SIZES = {  # of `Qwen2Config` in transformers

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from qkv.models.families import bert
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family
+from qkv.models.files.read import ModelError
 from qkv.models.network.design import Design
 
 

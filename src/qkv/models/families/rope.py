@@ -13,7 +13,7 @@ from qkv.arrays import Array
 from qkv.layers import Rotary
 from qkv.layers.attention import Scaling
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
+from qkv.models.files.read import ModelError
 
 # All that follows is computed in float64. Most libraries round the speeds, the angles and their
 # cosines to float32 one after the other; what is published is the formula, and float64 stays within

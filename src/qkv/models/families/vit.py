@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
 from qkv.models.files.names import Family
+from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design, VisionDesign
 from qkv.models.network.head import Head
 

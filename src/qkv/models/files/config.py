@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qkv.models.files.find import ModelError, plain
+from qkv.models.files.read import ModelError, plain
 
 Choice = TypeVar("Choice")
 

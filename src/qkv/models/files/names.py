@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files.config import Config
-from qkv.models.files.find import ModelError
+from qkv.models.files.read import ModelError
 from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.design import AnyDesign, Shape
 from qkv.models.network.head import Head

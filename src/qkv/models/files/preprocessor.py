@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.extras import need
 from qkv.models.files.config import Config
-from qkv.models.files.find import PREPROCESSOR, ModelError, read_json
+from qkv.models.files.read import PREPROCESSOR, ModelError, read_json
 from qkv.models.network.design import VisionDesign
 
 _MOST = 1e30  # of a mean or a deviation, which are float32

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from qkv.files import named_folder, replacing
-from qkv.models.files.find import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from qkv.models.files.names import Names, Weights
+from qkv.models.files.read import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
 from qkv.text import Tokenizer
 

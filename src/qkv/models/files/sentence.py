@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from qkv.activations import activate
 from qkv.arrays import Array, frozen
-from qkv.backend import linear, multiply
 from qkv.models.files.config import Config
-from qkv.models.files.find import (
+from qkv.models.files.read import (
     CONFIG,
     MODULES,
     MOST_JSON,
@@ -25,39 +23,13 @@ from qkv.models.files.find import (
     read_json,
 )
 from qkv.models.files.tensors import FLOATS, Tensors
+from qkv.models.network.pooling import POOLING, Dense
 
 # Where a model's limit may stand: the first of them that is there.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 
 
-def _mean(rows: Array) -> Array:
-    pooled: Array = rows.mean(0)
-    return pooled
-
-
-def _mean_sqrt(rows: Array) -> Array:
-    pooled: Array = rows.sum(0) / np.sqrt(rows.dtype.type(len(rows)))
-    return pooled
-
-
-def _weighted_mean(rows: Array, first: int) -> Array:
-    """The mean, weighted by the place of a token in its text: 1 for the first one, then 2."""
-    weights = np.arange(first + 1, first + len(rows) + 1, dtype=rows.dtype)
-    pooled: Array = multiply(weights, rows) / weights.sum()
-    return pooled
-
-
-# They are given a text's vectors, and how many at its beginning belong to a prompt and are not to
-# be read. In the order in which sentence-transformers joins them, where there are several.
-POOLING: Mapping[str, Callable[[Array, int], Array]] = {
-    "cls": lambda rows, unread: rows[0],
-    "max": lambda rows, unread: rows[unread:].max(0),
-    "mean": lambda rows, unread: _mean(rows[unread:]),
-    "mean_sqrt_len_tokens": lambda rows, unread: _mean_sqrt(rows[unread:]),
-    "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
-    "lasttoken": lambda rows, unread: rows[-1],
-}
 _KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -81,46 +53,6 @@ _NO_PROMPTS = {"query": "", "document": ""}
 # Others that are kept beside config.json, and those at the top of the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (PROMPTS, MODULES)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer over pooled vectors, and its activation.
-
-    Attributes:
-        home: the folder of its files inside the model's folder.
-        weight: (in, out).
-        bias: (out,), where there is one.
-        activation: "tanh", "sigmoid" or what `MLP` knows; None for none.
-    """
-
-    home: str
-    weight: Array
-    bias: Array | None
-    activation: str | None
-
-    def __call__(self, x: Array) -> Array:
-        """From (n, in) to (n, out), in the type of `x`."""
-        y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
-        if self.activation == "tanh":
-            return np.tanh(y)
-        if self.activation == "sigmoid":
-            return 1 / (1 + np.exp(-y))
-        return y if self.activation is None else activate(y, self.activation)
-
-    @property
-    def outputs(self) -> int:
-        """How many numbers come out."""
-        return int(self.weight.shape[1])
-
-    def to_file(self) -> bytes:
-        """Its numbers as safetensors."""
-        from safetensors.numpy import save
-
-        arrays = {"linear.weight": np.ascontiguousarray(self.weight.T)}
-        if self.bias is not None:
-            arrays["linear.bias"] = self.bias
-        return save(arrays)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files.find import (
+from qkv.models.files.read import (
     CONFIG,
     INDEX,
     WEIGHTS,

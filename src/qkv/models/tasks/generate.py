@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.models.files.find import ModelError
+from qkv.models.files.read import ModelError
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Trace
 

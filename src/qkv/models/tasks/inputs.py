@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files.find import ModelError
+from qkv.models.files.read import ModelError
 from qkv.text import Tokenized, Tokenizer
 
 

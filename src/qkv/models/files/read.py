@@ -1,0 +1,117 @@
+"""Reading a model's files: their names, what is wrong with one, JSON and the list of shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
+PREPROCESSOR = "preprocessor_config.json"
+MODULES = "modules.json"
+SENTENCE = "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
+MOST_TOKENIZER = 512 * 2**20
+
+
+class ModelError(ValueError):
+    """A model's files are broken, do not fit each other, or hold what qkv does not support."""
+
+
+def shards(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says; each is a plain name of a file beside it.
+
+    Raises:
+        ModelError: it is not an index, or a name or a link leads out of the folder.
+    """
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise ModelError(f"{index}: it has no weight_map from tensors to files")
+    for file in set(names.values()):
+        beside = PurePosixPath(file).name == file == PureWindowsPath(file).name
+        odd = not file.isprintable() or len(file.encode()) > 255
+        if not beside or file in ("", ".", "..") or odd:
+            raise ModelError(f"{index}: the shard {file!r:.80} is not the name of a file beside it")
+        if not _stays(index.parent / file):
+            raise ModelError(
+                f"{index}: the shard {file} is a link that leads out of the folder: "
+                "put the file itself there"
+            )
+    return names
+
+
+def _stays(path: Path) -> bool:
+    """Whether a file lies where it seems to, or where the Hugging Face cache puts its files."""
+    real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    roots = [home]
+    for above in home.parents:
+        if above.name == "snapshots":  # its repository's files, and those that several share
+            roots += [above.parent / "blobs", above.parent.parent / "blobs"]
+    return any(real.is_relative_to(root) for root in roots)
+
+
+def need_file(path: Path, most: int) -> None:
+    """Raise unless this is an ordinary file of at most so many bytes.
+
+    Raises:
+        ModelError: there is no such file, it is something else or too large.
+    """
+    try:
+        about = path.stat()
+    except (OSError, ValueError):
+        raise ModelError(f"{path}: there is no such file") from None
+    if not stat.S_ISREG(about.st_mode):
+        raise ModelError(f"{path}: is not a file")
+    if about.st_size > most:
+        raise ModelError(
+            f"{path}: is {about.st_size} bytes long: a file of this kind has at most {most}"
+        )
+
+
+def read_json(path: Path, kind: type[Any] = dict) -> Any:
+    """What a JSON file holds, an object or a list.
+
+    Raises:
+        ModelError: there is no such file, or it holds something else.
+    """
+    need_file(path, MOST_JSON)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not JSON that can be read: {first_line(error)}") from error
+    if not isinstance(values, kind):
+        found, needed = type(values).__name__, kind.__name__
+        raise ModelError(f"{path}: holds a JSON {found} where a {needed} is needed")
+    return values
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return plain(" ".join(str(error).split()), 200) or type(error).__name__
+
+
+def plain(text: str, most: int) -> str:
+    r"""Text that a file had a say in, as it can be shown: printable, on one line, not too long.
+
+    >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
+    a\nb\x1b[31...
+    """
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+
+
+def weight_files(folder: Path) -> Iterator[Path]:
+    """The safetensors files of a folder that has no index."""
+    if (folder / WEIGHTS).is_file():
+        yield folder / WEIGHTS
+    else:
+        yield from sorted(folder.glob("*.safetensors"))
