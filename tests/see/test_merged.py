@@ -127,7 +127,7 @@ def test_each_output_says_what_pieces_are(make: Callable[[Trace], View]) -> None
     view = make(load("wordnet").trace(FISH))
     start = "A: " if isinstance(view, CompareView) else ""
     said = f"{start}fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word"
-    care = f"{start}Take it with care: 2 of 7 tokens are pieces of words, or unknown to it."
+    care = f"{start}Take what it shows with care: 2 of 7 tokens are pieces of words, or unknown."
     assert [note.startswith(said) for note in view.notes] == [True, False]
     assert view.notes[1] == care
     assert view.to_dict()["notes"] == view.notes == payload_in(view._repr_html_())["notes"]

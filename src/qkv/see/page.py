@@ -34,7 +34,8 @@
 #   "left_out": [sentences that say what this page does not hold] }
 # Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 holds for all.
 #
-# COMPARE = {"what": "word", "word": str, "sentence": str, "places": [[places in A], [in B]],
+# COMPARE = {"what": "word", "word": str, "why": why it is this one, "sentence": str,
+#            "places": [[places in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
 #            "strongest": [[{"key", "name", "layer", "head", "weight"}, ...], the same of B]}
 #        or {"what": "runs", "sentence": str, "of": str,

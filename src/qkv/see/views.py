@@ -315,6 +315,7 @@ class CompareView(View):
             compare={
                 "what": "word",
                 "word": self.word,
+                "why": self._reasons[0],
                 "sentence": self.sentence,
                 "places": [side.positions for side in self.sides],
                 "similarity": self.similarity,

@@ -128,7 +128,7 @@ def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") ->
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
      '[UNK] is what the model has no token for, whichever word it was.',
-     'Take it with care: 3 of 5 tokens are pieces of words, or unknown to it.']
+     'Take what it shows with care: 3 of 5 tokens are pieces of words, or unknown.']
     """
     spans = word_spans(tokens, special) or []
     cut = [span for span in spans if span[1] - span[0] > 1]
@@ -146,7 +146,7 @@ def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") ->
     size = len(tokens) - sum(special)
     if 5 * odd > size:
         found.append(
-            f"Take it with care: {odd} of {size} tokens are pieces of words, or unknown to it."
+            f"Take what it shows with care: {odd} of {size} tokens are pieces of words, or unknown."
         )
     return [f"{name}: {line}" for line in found] if name else found
 

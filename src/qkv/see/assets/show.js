@@ -827,6 +827,7 @@ function look(box, data, ui) {
     box.append(
       title,
       el("p", { class: "lead" }, compare.sentence),
+      ...(compare.why ? [el("p", { class: "note" }, compare.why)] : []),
       el("div", { class: "panels" }, parts),
       bar,
       why,

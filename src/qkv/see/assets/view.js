@@ -653,7 +653,8 @@ function mount(host, data, styles) {
   root.append(el("style", {}, styles), box, live);
   try {
     VIEWS[data.kind](box, data, ui);
-    box.append(...(data.notes || []).map((line) => el("p", { class: "note" }, line)));
+    const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
+    box.querySelector(":scope > .sentence, :scope > .lead").after(...notes);
   } catch (error) {
     fill(root, el("slot")); // the static picture is better than half a view
     throw error;
