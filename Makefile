@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
-INSTALL := sh .ci/install
+INSTALL := $(PYTHON) .ci/install.py
 
 .PHONY: help demo test attack check browser native parity bench docs model clean
 .DEFAULT_GOAL := help

@@ -1,9 +1,10 @@
-"""`.ci/install` says what pip is at, and what went wrong with it."""
+"""`.ci/install.py` says what pip is at, and what went wrong with it."""
 
 import subprocess
+import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "install"
+SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "install.py"
 
 
 def install(tmp_path: Path, *lines: str, status: int) -> subprocess.CompletedProcess[str]:
@@ -13,7 +14,10 @@ def install(tmp_path: Path, *lines: str, status: int) -> subprocess.CompletedPro
     python.write_text(f'#!/bin/sh\necho "asked for $*" >&2\n{said}\nexit {status}\n')
     python.chmod(0o755)
     return subprocess.run(
-        ["sh", SCRIPT, python, "--no-deps", "thing==1"], capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPT, python, "--no-deps", "thing==1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 

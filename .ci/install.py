@@ -1,0 +1,72 @@
+"""`pip install`, in words: says what pip is at, and every ten seconds that it is alive.
+
+    python .ci/install.py PYTHON ARGUMENT...
+
+What pip prints is kept back, and shown whole where it fails.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from queue import Empty, Queue
+
+PIP = "-m pip install --disable-pip-version-check --no-input --progress-bar off".split()
+SAID = {
+    "  Installing build dependencies: started": "fetching what builds it",
+    "  Preparing editable metadata (pyproject.toml): started": (
+        "building it: with a compiler about a minute on two cores"
+    ),
+}
+
+
+def in_words(line: str) -> str | None:
+    """What a line of pip's means for somebody who waits, if it means anything."""
+    if line.startswith("Collecting "):
+        return "fetching " + line.removeprefix("Collecting ").partition(" (from")[0]
+    if line.startswith("Installing collected packages: "):
+        return "installing " + line.partition(": ")[2]
+    return SAID.get(line)
+
+
+def main(python: str, *arguments: str) -> int:
+    """Run pip; its exit status."""
+    pip = subprocess.Popen(
+        [python, *PIP, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    lines: Queue[str | None] = Queue()
+
+    def read() -> None:
+        for line in pip.stdout or ():
+            lines.put(line.rstrip("\n"))
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    kept, begin = [], time.monotonic()
+    while True:
+        try:
+            line = lines.get(timeout=10)
+        except Empty:
+            print(f"  ... {time.monotonic() - begin:.0f} s", flush=True)
+            continue
+        if line is None:
+            break
+        kept.append(line)
+        if words := in_words(line):
+            print(f"  {words}", flush=True)
+    if pip.wait():
+        print(*kept, sep="\n", file=sys.stderr)
+    return pip.returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
