@@ -12,7 +12,7 @@ import threading
 import time
 from queue import Empty, Queue
 
-PIP = "-m pip install --disable-pip-version-check --no-input --progress-bar off".split()
+PIP = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
 SAID = {
     "  Installing build dependencies: started": "fetching what builds it",
     "  Preparing editable metadata (pyproject.toml): started": (
