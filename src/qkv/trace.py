@@ -70,6 +70,7 @@ class Trace:
         ids: for each text the ids of its tokens.
         offsets: for each text the span of characters of each token, (0, 0) for special tokens.
         special: for each text which tokens are special ([CLS], [SEP] and their like).
+        texts: for each text what was given.
         settings: for each layer the options its attention ran with, as `qkv.attention` takes them.
         single: whether it was made from one string, so that `tokens` is that text's own list.
         model: the name of the model.
@@ -91,6 +92,7 @@ class Trace:
         ids: Sequence[Sequence[int]] = (),
         offsets: Sequence[Sequence[tuple[int, int]]] = (),
         special: Sequence[Sequence[bool]] = (),
+        texts: Sequence[str] = (),
         settings: Mapping[int, Mapping[str, Any]] | None = None,
         single: bool = True,
         model: str = "",
@@ -105,6 +107,7 @@ class Trace:
         self._offsets = [[(int(a), int(b)) for a, b in text] for text in spans]
         flags = special or [[False] * len(text) for text in tokens]
         self._special = [[bool(flag) for flag in text] for text in flags]
+        self._texts = [str(text) for text in texts or [""] * len(tokens)]
         self._settings = {layer: dict(options) for layer, options in (settings or {}).items()}
         self._single = single
         self.model = model
@@ -156,6 +159,11 @@ class Trace:
     def tokens(self) -> list[Any]:
         """The tokens, a list of strings for one text and a list of such lists for several."""
         return self._tokens[0] if self._one else self._tokens
+
+    @property
+    def text(self) -> Any:
+        """What was given: a string for one text, a list for several; "" where it is not known."""
+        return self._texts[0] if self._one else self._texts
 
     @property
     def ids(self) -> list[Any]:
@@ -282,6 +290,7 @@ class Trace:
             "ids": self._ids,
             "offsets": self._offsets,
             "special": self._special,
+            "texts": self._texts,
             "settings": options,
             "single": self._single,
             "model": self.model,
@@ -325,6 +334,7 @@ class Trace:
             ids=about["ids"],
             offsets=about["offsets"],
             special=about["special"],
+            texts=about.get("texts", ()),
             settings=settings,
             single=about["single"],
             model=about["model"],
@@ -378,6 +388,7 @@ class Trace:
             ids=self._ids[index : index + 1],
             offsets=self._offsets[index : index + 1],
             special=self._special[index : index + 1],
+            texts=self._texts[index : index + 1],
             settings={
                 layer: _one_row(options, index, len(self), length)
                 for layer, options in self._settings.items()

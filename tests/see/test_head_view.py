@@ -55,7 +55,8 @@ def test_attention_of_one_text(lesson: Model) -> None:
 def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
     trace = lesson.trace([CAT, BANK])[1]
     view, same = head_view(trace), head_view(trace.attentions, trace[0].tokens)
-    assert payload_in(view.data) == payload_in(same.data)
+    title = {"title": "I sat on the bank of the river."}  # which the weights do not know
+    assert payload_in(view.data) == payload_in(same.data) | title
     assert view.to_dict()["tokens"] == trace[0].tokens
     named = head_view(trace, [f"w{i}" for i in range(9)])
     assert named.to_dict()["tokens"][7] == "w7"

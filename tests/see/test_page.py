@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from qkv.models import Model, random_model
-from qkv.see import View, compare, head_view, page, plot_shift, show, walk
+from qkv.see import View, compare, head_view, page, plot_shift, replay, show, walk
 from qkv.see.heads import heads_from, heads_of
 from qkv.see.measures import measures_of
 from qkv.trace import Trace
@@ -136,9 +136,25 @@ def test_a_page_is_complete(tmp_path: Path) -> None:
     assert "width=device-width, initial-scale=1" in found.attribute("meta", "content")
     assert "dark" in found.attribute("meta", "content")
     assert {"title", "main", "h1", "svg"} <= set(found.tags)
-    assert "the cat sat on the mat" in found.words
+    assert CAT in found.words
     assert "tokens: the cat sat on the mat" in found.words
     assert (tmp_path / "view.html").read_bytes().startswith(b"<!doctype html>")
+
+
+def test_a_title_quotes_the_text(tmp_path: Path) -> None:
+    model, text = random_model(["It's a cat, isn't it?", CAT]), "It's a  cat, isn't it?"
+    trace = model.trace(text)
+    trace.save(tmp_path / "trace")
+    views = [
+        show(text, model=model), show(Trace.load(tmp_path / "trace")), walk(text, model=model),
+        compare(trace, model.trace(text, hide=["cat"])), plot_shift(trace), replay({0: trace}),
+        head_view(model.trace([CAT, text])[1]),
+    ]  # fmt: skip
+    for view in views:
+        assert payload_in(view._repr_html_())["title"] == "It's a cat, isn't it?"
+    weights = np.full((1, 1, 3, 3), 1 / 3)
+    spelled = show(weights, tokens=["[CLS]", "walk", "##ing"])
+    assert payload_in(spelled._repr_html_())["title"] == "walking"
 
 
 def test_one_view_is_one_text_and_two_are_two() -> None:

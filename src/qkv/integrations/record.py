@@ -242,6 +242,7 @@ class Recording(Trace):
 
         self._tokens = texts
         self._ids: list[list[int]] = [[] for _ in texts]
+        self._texts = [""] * len(texts)
         self._offsets = [[(0, 0)] * len(text) for text in texts]
         self._special = [[is_special(token) for token in text] for text in texts]
 

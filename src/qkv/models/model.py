@@ -308,6 +308,7 @@ class Model:
             ids=[text.ids.tolist() for text in batch],
             offsets=[text.offsets for text in batch],
             special=[text.special for text in batch],
+            texts=[text.text for text in batch],
             settings=settings,
             single=single,
             model=self.name,
@@ -627,7 +628,10 @@ class Model:
                 where = "the text" if isinstance(texts, str) else f"text {number}"
                 raise ValueError(f"{call}: {where} is empty: there is no word in it")
         cutter.warn()
-        return batch
+        return [
+            replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
+            for tokens, text in zip(batch, given, strict=True)
+        ]
 
     def _prepared(self, text: str) -> str:
         return text.lower() if self._sentence.lowercase else text

@@ -271,6 +271,7 @@ class Seq2SeqModel(Model):
             tokens=[known or str(first), *text.tokens[:count]],
             offsets=[(0, 0), *text.offsets[:count]],
             special=[True, *text.special[:count]],
+            text=text.text,
         )
 
     def _row(self, *parts: Any) -> Row:

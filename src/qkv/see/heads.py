@@ -70,6 +70,7 @@ class Heads:
         scale: layer to what its raw scores were multiplied by, where that is known.
         norms: for each layer `(H, S)`, the length of what each key hands over; or empty.
         name: what this text is called beside others.
+        text: the text as it was given, where that is known.
         split: where the second of two sentences begins.
         shown: tokens as they are to be read; as they are if left out.
         shown_keys: the same of other keys.
@@ -89,6 +90,7 @@ class Heads:
     scale: Mapping[int, float] = field(default_factory=dict)
     norms: list[Array] = field(default_factory=list)
     name: str = ""
+    text: str = ""
     split: int | None = None
     shown: list[str] | None = None
     shown_keys: list[str] | None = None
@@ -361,6 +363,7 @@ def heads_of(
         scale=scale,
         norms=_norms(trace, numbers or short, parameters or {}),
         name=name,
+        text=trace.text,
         others=trace.other_layers,
     )
 

@@ -11,6 +11,7 @@ from qkv.see import svg
 from qkv.see.choice import Head
 from qkv.see.heads import Heads
 from qkv.see.page import payload_of, start_at, text_payload
+from qkv.see.words import quoted
 
 
 def link_in_words(heads: Heads, head: Head) -> str:
@@ -41,7 +42,7 @@ def show_payload(
     heads = parts[at]
     return payload_of(
         "show",
-        " ".join(heads.query_names[:12]),
+        quoted(heads.text, heads.query_names, heads.special),
         [text_payload(part, head.layer) for part in parts],
         model=model,
         theme=theme,

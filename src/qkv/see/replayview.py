@@ -31,6 +31,7 @@ from qkv.see.training import (
     thinned,
 )
 from qkv.see.view import View
+from qkv.see.words import quoted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,11 +141,12 @@ class ReplayView(View):
         return [(self.tokens, self.replay.first.special, "")]
 
     def _payload(self) -> dict[str, Any]:
+        first = self.replay.first
         return payload_of(
             "replay",
-            " ".join(self.tokens[:12]),
+            quoted(first.text, first.tokens, first.special),
             [],
-            model=self.replay.first.model,
+            model=first.model,
             theme=self.theme,
             stretch=self.stretch,
             start=start_at(

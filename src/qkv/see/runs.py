@@ -17,6 +17,7 @@ from qkv.see.lines import heading, note_lines, title
 from qkv.see.page import payload_of, start_at, text_payload
 from qkv.see.terminal import Screen, bar, prose, strongest
 from qkv.see.view import View
+from qkv.see.words import quoted
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class RunsView(View):
         layer, head = self.head.layer, self.head.head
         return payload_of(
             "compare",
-            " ".join(self.tokens[:12]),
+            quoted(self.traces[0].text, self.tokens, self.traces[0].special),
             [text_payload(heads, layer) for heads in self.heads],
             model=self.traces[0].model,
             theme=self.theme,

@@ -20,7 +20,7 @@ from qkv.arrays import Array
 from qkv.see import findings
 from qkv.see.figures import named_points
 from qkv.see.plane import fit_plane
-from qkv.see.words import is_punctuation
+from qkv.see.words import is_punctuation, quoted
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 
@@ -122,7 +122,9 @@ def shift_of_traces(traces: Trace | Sequence[Trace]) -> Shift:
         (name, np.concatenate([part[place][1] for part in parts]))
         for place, name in enumerate(names[0])
     )
-    return _shift([_sentence(trace) for trace in several], tokens, of, before, stages)
+    return _shift(
+        [quoted(t.text, t.tokens, t.special) for t in several], tokens, of, before, stages
+    )
 
 
 def shift_of_arrays(original: Any, contextual: Any, tokens: Sequence[str]) -> Shift:
@@ -212,17 +214,6 @@ def _states(trace: Trace) -> list[tuple[str, Array]]:
                 found.append((f"after layer {layer}", trace[name, layer]))
                 break
     return found
-
-
-def _sentence(trace: Trace) -> str:
-    """A text as its tokens spell it, pieces joined."""
-    words: list[str] = []
-    for token, special in zip(trace.tokens, trace.special, strict=True):
-        if is_piece(token) and words:
-            words[-1] += token[2:]
-        elif not special:
-            words.append(token)
-    return " ".join(words)
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from qkv.see.runs import RunsView, compare_runs
 from qkv.see.terminal import Screen, bar, grid, numbers, prose, strongest_block
 from qkv.see.view import View
 from qkv.see.walk import Step, Walk, walk_head, walk_layer, walk_payload
+from qkv.see.words import quoted
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -473,7 +474,7 @@ class WalkView(View):
         walk = self.walk
         return payload_of(
             "walk",
-            " ".join(walk.tokens[:12]),
+            quoted(walk.trace.text, walk.tokens, walk.trace.special),
             [],
             model=walk.trace.model,
             theme=self.theme,

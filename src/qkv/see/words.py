@@ -16,6 +16,7 @@ Span = tuple[int, int, str]
 
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
+_BEFORE_MARK = re.compile(r" (?=[.,;:!?)\]}%](?: |$))")
 UNKNOWN = ("[unk]", "<unk>")
 # English words that join others, and what tokenizers leave of them around an apostrophe.
 _FUNCTION = """
@@ -43,6 +44,24 @@ s t d m ll re ve don didn doesn isn wasn aren weren won wouldn couldn shouldn ha
 _FUNCTION_WORDS = frozenset(_FUNCTION.split())
 _LEFT_OVER = frozenset(_FUNCTION_PIECES.split())
 _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
+
+
+def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int = 90) -> str:
+    """The beginning of a text, as it was given; where that is not known, as its tokens spell it.
+
+    >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
+    'its me!'
+    >>> quoted("It's  me!", [], []), quoted("Here we are again", [], [], 12)
+    ("It's me!", 'Here we are…')
+    """
+    if not text:
+        spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
+        words = [word for first, _, word in spans if not special[first]] or list(tokens)
+        text = _BEFORE_MARK.sub("", " ".join(words))
+    text = " ".join(text.split())
+    if len(text) <= most:
+        return text
+    return (text[: most + 1].rpartition(" ")[0] or text[: most - 1]) + "…"
 
 
 def is_punctuation(token: str) -> bool:

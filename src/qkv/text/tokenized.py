@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,14 @@ class Tokenized:
             `(0, 0)` for special tokens.
         special: True for a token that the tokenizer put in, such as `[CLS]` and `[SEP]`.
             An unknown word is not special.
+        text: what was given, as far as these tokens reach; empty where that is not known.
     """
 
     ids: NDArray[np.int64]
     tokens: list[str]
     offsets: list[tuple[int, int]]
     special: list[bool]
+    text: str = field(default="", kw_only=True)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -279,6 +279,7 @@ class Row:
             offsets=self.given.offsets + spans,
             special=self.given.special
             + [tokenizer is not None and tokenizer.is_special(token) for token in self.ids],
+            text=self.prompt + self.speech.text,
         )
 
     def result(self, trace: Trace | None) -> Generated:
