@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,11 +18,10 @@ from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
-from qkv.models.network.transformer import Layer, Transformer
+from qkv.models.network.transformer import Layer, Transformer, unpacked
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.ablation import hidden_words, left_out_heads, masks
 from qkv.models.tasks.encode import Encoder
-from qkv.models.tasks.forward import ModelOutput, checked_ids, run_masked, unpacked
 from qkv.models.tasks.generate import (
     Choice,
     Row,
@@ -33,13 +32,30 @@ from qkv.models.tasks.generate import (
     run,
     spelled,
 )
-from qkv.models.tasks.inputs import check_tokenizer, ids_given
+from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given
 from qkv.models.tasks.trace import wanted
 from qkv.models.tasks.truncation import MOST, Cutter
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder, Trace
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What calling a model gives.
+
+    Attributes:
+        last_hidden_state: (B, T, D), 0 where the attention mask hides.
+        logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
+            (B, classes) for a classifier.
+        encoder_last_hidden_state: (B, S, D) where there is an encoder beside the decoder, to
+            which the other two belong.
+    """
+
+    last_hidden_state: Array
+    logits: Array | None = None
+    encoder_last_hidden_state: Array | None = None
 
 
 class Model:
@@ -521,7 +537,7 @@ class Model:
         (1, 3, 8)
         """
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
-        rows, cu_lengths = run_masked(self._body, ids, mask)
+        rows, cu_lengths = self._body.masked(ids, mask)
         out = unpacked(rows, mask, self._body.dtype)
         if self._body.head is None:
             return ModelOutput(out)

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.models.files.read import ModelError
-from qkv.models.model import Model
+from qkv.models.model import Model, ModelOutput
 from qkv.models.network.decoder import EncoderDecoder
-from qkv.models.tasks.forward import ModelOutput, checked_ids, outer, run_masked, unpacked
+from qkv.models.network.transformer import outer, unpacked
 from qkv.models.tasks.generate import Generated, Row, new_token
+from qkv.models.tasks.inputs import checked_ids
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.tasks.trace import wanted
 from qkv.text import Tokenized, Tokenizer
@@ -132,7 +133,7 @@ class Seq2SeqModel(Model):
                 f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
                 "there must be one of each for a text"
             )
-        rows, cu_lengths = run_masked(body, ids, mask)
+        rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
         between = outer(shown)  # what is hidden between two tokens keeps them apart
         packed = body.decoder(

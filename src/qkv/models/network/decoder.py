@@ -17,12 +17,12 @@ from qkv.layers.packed import keep, padded
 from qkv.layers.parameters import handed, project, quiet
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
+from qkv.models.network.relative_bias import RelativeBias
 from qkv.models.network.transformer import (
     BLOCK_HOOKS,
     EMBED_HOOKS,
     LAST_HOOKS,
     SUMMARY_HOOKS,
-    Bias,
     Transformer,
 )
 from qkv.trace import Recorder
@@ -214,7 +214,7 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         *,
         options: Sequence[Mapping[str, Any]],
-        bias: Bias | None,
+        bias: RelativeBias | None,
         final_norm: LayerNorm | RMSNorm | None,
         head: BuiltHead | None,
     ) -> None:

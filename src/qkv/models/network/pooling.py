@@ -12,11 +12,6 @@ from qkv.arrays import Array
 from qkv.backend import linear, multiply
 
 
-def _mean(rows: Array) -> Array:
-    pooled: Array = rows.mean(0)
-    return pooled
-
-
 def _mean_sqrt(rows: Array) -> Array:
     pooled: Array = rows.sum(0) / np.sqrt(rows.dtype.type(len(rows)))
     return pooled
@@ -34,7 +29,7 @@ def _weighted_mean(rows: Array, first: int) -> Array:
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[0],
     "max": lambda rows, unread: rows[unread:].max(0),
-    "mean": lambda rows, unread: _mean(rows[unread:]),
+    "mean": lambda rows, unread: rows[unread:].mean(0),
     "mean_sqrt_len_tokens": lambda rows, unread: _mean_sqrt(rows[unread:]),
     "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
     "lasttoken": lambda rows, unread: rows[-1],

@@ -19,6 +19,8 @@ from qkv.layers.packed import keep
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
+from qkv.models.network.head import BuiltHead
+from qkv.models.network.relative_bias import RelativeBias
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
@@ -61,37 +63,6 @@ class Layer(Protocol):
         """The backward pass."""
 
 
-class Bias(Protocol):
-    """A bias of scores that depends on where query and key stand."""
-
-    def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """For queries from place `q_offset` on and keys from 0 on, (1, Hq, L, S)."""
-
-    def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
-        """The backward pass, to its table."""
-
-
-class Predict(Protocol):
-    """What a model has on top."""
-
-    @property
-    def pools(self) -> bool:
-        """Whether it gives one row for each text, not for each token."""
-
-    @property
-    def predicts(self) -> bool:
-        """Whether its logits are over words, for each token."""
-
-    def __call__(self, rows: Array, cu_lengths: Array) -> Array:
-        """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
-
-    def training_forward(self, rows: Array, cu_lengths: Array) -> tuple[Array, Any]:
-        """The logits, and what `backward` needs."""
-
-    def backward(self, grad: Array, saved: Any) -> Gradient:
-        """The backward pass."""
-
-
 @dataclass(frozen=True)
 class TransformerSaved:
     """What the backward pass of a transformer needs."""
@@ -121,9 +92,9 @@ class Transformer:
         layers: Sequence[Layer],
         *,
         options: Sequence[Mapping[str, Any]] | None = None,
-        bias: Bias | None = None,
+        bias: RelativeBias | None = None,
         final_norm: LayerNorm | RMSNorm | None = None,
-        head: Predict | None = None,
+        head: BuiltHead | None = None,
         hooks: Sequence[str] = BLOCK_HOOKS,
     ) -> None:
         self.embedding = embedding
@@ -186,6 +157,31 @@ class Transformer:
             (total, D)
         """
         return self._run(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)[0]
+
+    def masked(self, ids: Array, mask: Array) -> tuple[Array, Array]:
+        """The vectors (total, D) of the tokens that are seen, and where each text begins.
+
+        What is hidden between two tokens keeps them apart, but for ALiBi, which counts what is
+        seen.
+        """
+        if not mask.any():
+            return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
+        text = mask
+        if not any("alibi_slopes" in options for options in self.options):
+            text = outer(mask)
+        lengths = text.sum(1)
+        holes = None
+        if (text != mask).any():
+            seen = np.zeros((len(ids), lengths.max()), bool)
+            seen[np.arange(lengths.max()) < lengths[:, None]] = mask[text]
+            holes = dict.fromkeys(range(len(self.layers)), seen[:, None, None])  # (B, 1, 1, T)
+        rows = self(
+            np.where(mask, ids, 0)[text].astype(np.int64),
+            self.embedding.places(ids, text),
+            np.concatenate([[0], np.cumsum(lengths)]),
+            masks=holes,
+        )
+        return rows[mask[text]], np.concatenate([[0], np.cumsum(mask.sum(1))])
 
     def training_forward(
         self, ids: Array, places: Array, cu_lengths: Array
@@ -323,3 +319,17 @@ class Transformer:
         x, saved = self.final_norm.run(x)
         keep(record, LAST_HOOKS[0], x, cu_lengths)
         return x, saved
+
+
+def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
+    """Rows (total, n) where the mask (B, T) shows a token, and 0 elsewhere: (B, T, n)."""
+    out = np.zeros((*mask.shape, rows.shape[-1]), dtype or rows.dtype)
+    out[mask] = rows
+    return out
+
+
+def outer(mask: Array) -> Array:
+    """A mask (B, T) with no holes: from the first visible token of each row to the last."""
+    text: Array = np.logical_or.accumulate(mask, axis=1)
+    text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+    return text

@@ -7,12 +7,13 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.models.files.read import ModelError
+from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Trace
 
@@ -23,23 +24,6 @@ _BROKEN = "\ufffd"  # what bytes that are no character, or not yet one, are show
 # What is read without blanks between words: Thai to Khmer, and Chinese, Japanese and their like.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
-
-
-class Steppable(Protocol):
-    """What generation asks of a model's body: a `Transformer`, or a pair of them."""
-
-    @property
-    def generates(self) -> bool:
-        """Whether it gives logits for the token behind each one, from those up to it."""
-
-    def begin(self, texts: Sequence[Array]) -> tuple[Any, Array, Array]:
-        """Empty caches for texts, and the first ids (B, n) to `step` through, lengths (B,)."""
-
-    def step(self, ids: Array, caches: Any, lengths: Array | None = None) -> Array:
-        """From the ids (B, n) that follow, the first `lengths` real, to vectors (B, n, D)."""
-
-    def logits(self, rows: Array) -> Array:
-        """From vectors (B, D) to logits (B, V)."""
 
 
 class Generated(str):
@@ -294,7 +278,7 @@ class Row:
 
 
 def run(
-    body: Steppable,
+    body: Transformer,
     rows: Sequence[Row],
     *,
     choice: Choice,

@@ -1,13 +1,15 @@
-"""What a caller gives as texts: token ids in their place, and whether a tokenizer fits a model."""
+"""What a caller gives, checked: token ids with their mask or in the place of texts, a tokenizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, as_array
 from qkv.models.files.read import ModelError
+from qkv.models.network.embedding import Embedding
 from qkv.text import Tokenized, Tokenizer
 
 
@@ -47,6 +49,50 @@ def ids_given(
         )
         for row in found
     ]
+
+
+def checked_ids(
+    embedding: Embedding,
+    input_ids: ArrayLike,
+    attention_mask: ArrayLike | None,
+    names: tuple[str, str] = ("input_ids", "attention_mask"),
+) -> tuple[Array, Array]:
+    """Ids (B, T) and which of them are tokens, or an error that calls them by `names`."""
+    name = names[0]
+    ids = as_array(input_ids, call="model", name=name)
+    if ids.ndim != 2:
+        raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T)")
+    if ids.dtype.kind not in "iu" and ids.size:
+        raise TypeError(f"model: {name} are {ids.dtype}: give integers")
+    mask = _checked_mask(attention_mask, ids.shape, names)
+    room = embedding.room
+    if room is not None and ids.shape[1] > room:
+        raise ValueError(
+            f"model: {name} have {ids.shape[1]} columns and the model {room} positions: cut them"
+        )
+    check_ids(ids[mask], len(embedding.table), "model")
+    return ids, mask
+
+
+def _checked_mask(
+    given: Any, shape: tuple[int, ...], names: tuple[str, str] = ("input_ids", "attention_mask")
+) -> Array:
+    if given is None:
+        return np.ones(shape, bool)
+    mask = as_array(given, call="model", name=names[1])
+    if mask.shape != shape:
+        raise ValueError(
+            f"model: {names[1]} has shape {mask.shape} and {names[0]} {shape}: "
+            "they must be the same"
+        )
+    if mask.dtype.kind not in "biu" and mask.size:
+        raise TypeError(
+            f"model: {names[1]} is {mask.dtype}: write True or 1 where there is a token, "
+            "False or 0 where there is padding"
+        )
+    if not np.isin(mask, (0, 1)).all():
+        raise ValueError(f"model: {names[1]} holds other numbers than 0 and 1")
+    return mask.astype(bool)
 
 
 def check_ids(ids: Array, rows: int, call: str) -> None:
