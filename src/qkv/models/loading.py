@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.families import FAMILIES
+from qkv.models.families import family_of
 from qkv.models.files.config import Config
 from qkv.models.files.find import DEFAULT, find_model
-from qkv.models.files.names import Family, Names, read_weights
+from qkv.models.files.names import Names, read_weights
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import (
     CONFIG,
@@ -86,7 +86,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     sentence = read_sentence(folder)
     home = folder / sentence.home
     values = read_json(home / CONFIG)
-    family = _family(values.get("model_type"), home / CONFIG)
+    family = family_of(values.get("model_type"), home / CONFIG)
     config = Config(values, str(home / CONFIG))
     design = family.design(config)
     names = Names.of(family, config)
@@ -134,17 +134,6 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
     return load(name)
-
-
-def _family(model_type: Any, path: Path) -> Family:
-    if model_type is None:
-        raise ModelError(f"{path}: it has no model_type: qkv knows {', '.join(FAMILIES)}")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(
-            f"{path}: model_type is {model_type!r:.80}, a family that qkv does not know: "
-            f"it knows {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[model_type]
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:

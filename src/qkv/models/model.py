@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
 from qkv.models.files.names import Names, Weights
-from qkv.models.files.read import TOKENIZER
+from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign
@@ -100,9 +100,7 @@ class Model:
         self._sentence = sentence or Sentence()
         self._sentence.check(self.dim)
         self._ends = end_tokens(config, self._generation, name)
-        limits = [
-            limit for limit in (design.max_length, self._sentence.max_length) if limit is not None
-        ]
+        limits = filter(None, (design.max_length, self._sentence.max_length))
         self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
             check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
@@ -562,8 +560,12 @@ class Model:
             weights=self._weights,
             sentence=self._sentence,
             tokenizer=self.tokenizer,
-            generation=self._generation,
+            others=self._json_files(),
         )
+
+    def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
+        """What stands beside config.json, by the names of the files; None for no file."""
+        return {GENERATION: self._generation or None}
 
     def _run(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
-from qkv.models.families import FAMILIES
+from qkv.models.families import family_of
 from qkv.models.families.lessons import LESSON, MAX_LENGTH
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Names, Weights
@@ -56,12 +56,7 @@ def fresh_model(
     >>> fresh_model({**config, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32})
     <Model fresh: gpt2, 2 layers, 4 heads, vectors of 16>
     """
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None:
-        raise ModelError(
-            f"fresh_model: model_type is {config.get('model_type')!r:.80}, a family that qkv does "
-            f"not know: it knows {', '.join(FAMILIES)}"
-        )
+    family = family_of(config.get("model_type"), "fresh_model")
     values = Config(config, "fresh_model")
     design = family.design(values)
     if not isinstance(design, Design):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float
-from qkv.files import named_folder, replacing
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput
@@ -178,16 +176,9 @@ class VisionModel(Model):
             texts, layers=layers, names=names, top_k=top_k, ablate=ablate, hide=hide
         )
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model to a folder that `qkv.load` reads, and transformers too."""
-        home = named_folder(folder, "save")
-        if self._pixels is not None and not home.is_file():
-            home.mkdir(parents=True, exist_ok=True)
-            with replacing(home / PREPROCESSOR) as file:
-                file.write(json.dumps(self._pixels.values, indent=2).encode())
-        super().save(home)
-        if self._pixels is None and (home / PREPROCESSOR).is_file():
-            (home / PREPROCESSOR).unlink()  # that of another model
+    def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
+        found = None if self._pixels is None else self._pixels.values
+        return {**super()._json_files(), PREPROCESSOR: found}
 
     @property
     def _wants(self) -> str:

@@ -1,5 +1,8 @@
 """The families of models that can be loaded, one short file for each."""
 
+from pathlib import Path
+from typing import Any
+
 from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
@@ -19,6 +22,7 @@ from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.families.t5 import MT5, T5
 from qkv.models.families.vit import VIT
 from qkv.models.files.names import Family
+from qkv.models.files.read import ModelError
 
 _PUBLISHED = (
     BERT,
@@ -46,4 +50,16 @@ _OWN = (LESSON, ATTENTION_ONLY)  # of no other library
 PUBLISHED: dict[str, Family] = {family.model_type: family for family in _PUBLISHED}
 FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in _OWN}}
 
-__all__ = ["FAMILIES", "PUBLISHED"]
+__all__ = ["FAMILIES", "PUBLISHED", "family_of"]
+
+
+def family_of(model_type: Any, source: str | Path) -> Family:
+    """The family of a config, or an error that begins with where the config is from."""
+    if model_type is None:
+        raise ModelError(f"{source}: it has no model_type: qkv knows {', '.join(FAMILIES)}")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(
+            f"{source}: model_type is {model_type!r:.80}, a family that qkv does not know: "
+            f"it knows {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[model_type]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.attend import KVCache
 from qkv.embed import sinusoidal_positions
 from qkv.layers import SelfAttention
 from qkv.layers.attention.forward import AttentionSaved
@@ -36,30 +35,12 @@ class AttentionOnly:
         self.attn = attn
 
     def run(
-        self,
-        x: Array,
-        *,
-        cu: Array | None = None,
-        cache: KVCache | None = None,
-        lengths: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        save: bool = False,
-        **options: Any,
+        self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, AttentionSaved | None]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
         inside = None if record is None else record.under("attn.")
         keep(record, "hook_resid_pre", x, cu)
-        out, saved = self.attn.run(
-            x,
-            cu=cu,
-            cache=cache,
-            lengths=lengths,
-            record=inside,
-            top_k=top_k,
-            save=save,
-            **options,
-        )
+        out, saved = self.attn.run(x, cu=cu, record=inside, **options)
         keep(record, "hook_attn_out", out, cu)
         keep(record, "hook_resid_post", out, cu)
         return out, saved

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.files import named_folder, replacing
 from qkv.models.files.names import Names, Weights
-from qkv.models.files.read import CONFIG, GENERATION, TOKENIZER, WEIGHTS
+from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
 from qkv.text import Tokenizer
 
@@ -24,9 +24,12 @@ def save_model(
     weights: Weights,
     sentence: Sentence,
     tokenizer: Tokenizer | None,
-    generation: Mapping[str, Any],
+    others: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
-    """Write all files of a model, config.json last; see `Model.save`."""
+    """Write all files of a model, config.json last; see `Model.save`.
+
+    `others` are JSON files beside config.json, by name; None for one that there is not.
+    """
     from safetensors.numpy import save
 
     home = named_folder(folder, "save")
@@ -46,17 +49,17 @@ def save_model(
             file.write(content)
     if tokenizer is not None:
         tokenizer.save(inner / TOKENIZER)
-    if generation:
-        with replacing(inner / GENERATION) as file:
-            file.write(json.dumps(generation, indent=2).encode())
+    for name, values in others.items():
+        if values is not None:
+            with replacing(inner / name) as file:
+                file.write(json.dumps(values, indent=2).encode())
     with replacing(inner / CONFIG) as file:  # last: without it a new folder is not a model
         file.write(json.dumps({**config, "dtype": kind}, indent=2).encode())
     written = {home / name for name in files}
     stale = {home / name for name in TOP} | {inner / name for name in BESIDE}
+    stale |= {inner / name for name, values in others.items() if values is None}
     if tokenizer is None:
         stale.add(inner / TOKENIZER)
-    if not generation:
-        stale.add(inner / GENERATION)
     for path in stale - written:  # of another model, which would be read with this one
         if path.is_file():
             path.unlink()

@@ -20,10 +20,10 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
 from qkv.models.network.transformer import (
     BLOCK_HOOKS,
-    EMBED_HOOKS,
     LAST_HOOKS,
     SUMMARY_HOOKS,
     Transformer,
+    hook_names,
 )
 from qkv.trace import Recorder
 
@@ -225,10 +225,7 @@ class Decoder:
     @property
     def hook_names(self) -> list[str]:
         """Every name that a trace of it may hold, the summaries of `top_k` included."""
-        blocks = [
-            f"blocks.{number}.{hook}" for number in range(len(self.layers)) for hook in _HOOKS
-        ]
-        return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
+        return hook_names(len(self.layers), _HOOKS)
 
     def __call__(
         self,
@@ -361,16 +358,9 @@ class EncoderDecoder(Transformer):
         lengths = np.ones(len(texts), np.int64)
         return self.decoder.start(rows, cu_lengths), np.full((len(texts), 1), self.first), lengths
 
-    def step(
-        self,
-        ids: Array,
-        caches: Sequence[KVCache],
-        lengths: Array | None = None,
-        *,
-        record: Recorder | None = None,
-    ) -> Array:
+    def step(self, *args: Any, **options: Any) -> Array:
         """The decoder's vectors (B, n, D) of the ids that follow; see `Decoder.step`."""
-        return self.decoder.step(ids, caches, lengths, record=record)
+        return self.decoder.step(*args, **options)
 
     def logits(self, rows: Array) -> Array:
         """From the decoder's vectors (B, D), one of each text, to logits (B, V)."""

@@ -117,15 +117,7 @@ class Transformer:
     @property
     def hook_names(self) -> list[str]:
         """Every name that a trace may hold, the summaries of `top_k` included."""
-        return [
-            *EMBED_HOOKS,
-            *(
-                f"blocks.{number}.{hook}"
-                for number in range(len(self.layers))
-                for hook in (*self.hooks, *SUMMARY_HOOKS)
-            ),
-            *LAST_HOOKS,
-        ]
+        return hook_names(len(self.layers), (*self.hooks, *SUMMARY_HOOKS))
 
     def settings(self, longest: int) -> dict[int, dict[str, Any]]:
         """The options each layer runs with on texts of up to `longest` tokens, for a trace."""
@@ -319,6 +311,12 @@ class Transformer:
         x, saved = self.final_norm.run(x)
         keep(record, LAST_HOOKS[0], x, cu_lengths)
         return x, saved
+
+
+def hook_names(layers: int, hooks: Sequence[str]) -> list[str]:
+    """What so many layers may leave in a trace, each these, with what is before and behind."""
+    blocks = [f"blocks.{number}.{hook}" for number in range(layers) for hook in hooks]
+    return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:

@@ -74,9 +74,7 @@ def checked_ids(
     return ids, mask
 
 
-def _checked_mask(
-    given: Any, shape: tuple[int, ...], names: tuple[str, str] = ("input_ids", "attention_mask")
-) -> Array:
+def _checked_mask(given: Any, shape: tuple[int, ...], names: tuple[str, str]) -> Array:
     if given is None:
         return np.ones(shape, bool)
     mask = as_array(given, call="model", name=names[1])
