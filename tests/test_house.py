@@ -27,6 +27,20 @@ ONLY = {
     "marking": {"arrays", "attend", "extras", "files"},
     "measure": {"arrays", "attend", "backend"},
 }
+# Rooms whose files have an order too: one may import those of lower steps, and of its own step.
+STEPS = {
+    "models": [
+        {"network"},
+        {"files"},
+        {"families"},
+        {"tasks"},
+        {"parameters", "model"},
+        {"seq2seq", "vision"},
+        {"untrained"},
+        {"loading"},
+        {""},  # its `__init__.py`
+    ],
+}
 # The commands are declared with decorators; nothing imports them but the `qkv` script.
 AT_THE_TOP = {"cli": {"click"}}
 
@@ -161,6 +175,62 @@ def test_a_broken_rule_is_seen(module: str, source: str, complaint: str) -> None
 )
 def test_what_is_allowed_passes(module: str, source: str) -> None:
     assert not broken_rules(module, source, is_package=module == "qkv")
+
+
+def files_imported(source: str) -> set[str]:
+    """The files of the package that a file imports, for types alone too."""
+    known, found = modules(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{name.name}" for name in node.names}
+            found |= whole if whole <= known.keys() else {node.module, *whole}
+    return found & known.keys()
+
+
+def wrong_steps(module: str, imported: set[str]) -> list[str]:
+    """What a file imports from a higher step of its room."""
+    room = room_of(module)
+
+    def step(name: str) -> int:
+        part = name.removeprefix(f"qkv.{room}").lstrip(".").partition(".")[0]
+        return next(number for number, parts in enumerate(STEPS[room]) if part in parts)
+
+    return [
+        f"{module} imports {target}: imports go downward inside {room} too"
+        for target in sorted(imported)
+        if room in STEPS and room_of(target) == room and step(target) > step(module)
+    ]
+
+
+def circles(graph: dict[str, set[str]]) -> set[str]:
+    """The files in circles, and on a way from one circle to another; none where there is none."""
+    left = {name: set(others) for name, others in graph.items()}
+    while ends := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in ends}
+    while starts := left.keys() - set().union(*left.values()):
+        left = {name: others for name, others in left.items() if name not in starts}
+    return set(left)
+
+
+@pytest.mark.parametrize("room", STEPS)
+def test_imports_inside_a_room_go_one_way_and_in_no_circle(room: str) -> None:
+    graph = {
+        module: files_imported(path.read_text(encoding="utf-8"))
+        for module, path in modules().items()
+        if room_of(module) == room
+    }
+    assert not [line for module in graph for line in wrong_steps(module, graph[module])]
+    assert not circles(graph)
+
+
+def test_a_wrong_step_and_a_circle_inside_a_room_are_seen() -> None:
+    source = "if TYPE_CHECKING:\n    from qkv.models.tasks import encode"
+    found = files_imported(source)
+    assert found == {"qkv.models.tasks.encode"}
+    assert len(wrong_steps("qkv.models.files.find", found)) == 1
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
 
 
 def test_a_room_without_a_floor_is_seen() -> None:

@@ -199,7 +199,7 @@ def test_files_that_contributing_names_exist() -> None:
         "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
         "src/qkv/models/files/names.py": ("Family", "Fused", "harmless"),
         "src/qkv/models/network/head.py": ("Head",),
-        "src/qkv/models/families/__init__.py": ("FAMILIES",),
+        "src/qkv/models/families/__init__.py": ("PUBLISHED",),
         "tests/attend/support.py": ("agree",),
         "tests/attend/test_combinations.py": ("ARGUMENTS",),
         "tests/layers/test_attention.py": ("test_every_option_of_the_formula_reaches_it",),
