@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import mmap
 import operator
 import sys
@@ -50,8 +49,8 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
     return array
 
 
-def whole_number(value: Any, *, call: str, name: str, least: int, most: float = math.inf) -> int:
-    """`value` as an int from `least` to `most`."""
+def whole_number(value: Any, *, call: str, name: str, least: int, most: float = sys.maxsize) -> int:
+    """`value` as an int from `least` to `most`: no array has more, but a seed may be larger."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -70,13 +69,13 @@ def real_number(value: Any, *, call: str, name: str) -> float:
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
     if not single or kind in "bcSUMm":
-        raise TypeError(f"{call}: {name} is {shown(value)}: write one number")
+        raise TypeError(f"{call}: {name} is {shown(value)}: give one number")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"{call}: {name} is {shown(value)}: that is beyond any float") from None
     except (TypeError, ValueError):
-        raise TypeError(f"{call}: {name} is {shown(value)}: write a number") from None
+        raise TypeError(f"{call}: {name} is {shown(value)}: give a number") from None
 
 
 def shown(value: Any) -> str:

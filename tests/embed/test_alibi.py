@@ -47,6 +47,7 @@ def test_other_numbers_of_heads(heads: int) -> None:
         (-4, ValueError, "num_heads is -4"),
         (8.0, TypeError, "num_heads is 8.0: give a whole number"),
         (True, TypeError, "num_heads is True"),
+        (2**64, ValueError, "num_heads is 18446744073709551616: it must be at most"),
         (None, TypeError, "num_heads is None"),
     ],
 )

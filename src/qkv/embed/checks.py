@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_float, native
+from qkv.arrays import Array, as_array, is_float, native, real_number
 
 
 def positive_number(value: Any, *, call: str, name: str) -> float:
     """`value` as a float that is finite and greater than 0."""
-    try:
-        if isinstance(value, bool | np.bool_ | str):
-            raise TypeError
-        number = float(value)
-    except TypeError:
-        raise TypeError(f"{call}: {name} is {value!r}: give a number") from None
+    number = real_number(value, call=call, name=name)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{call}: {name} is {number}: it must be finite and greater than 0")
     return number

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native, whole_number
+from qkv.arrays import Array, as_array, compute_type, is_float, native, shown, whole_number
 from qkv.embed.checks import positive_number
 
 
@@ -142,7 +142,8 @@ def _rotated_size(dims: int | None, size: int) -> int:
     dims = whole_number(dims, call=call, name="dims", least=2)
     if dims % 2 or dims > size:
         raise ValueError(
-            f"{call}: dims is {dims} and x has rows of {size}: give an even dims up to {size}"
+            f"{call}: dims is {shown(dims)} and x has rows of {size}: "
+            f"give an even dims up to {size}"
         )
     return dims
 

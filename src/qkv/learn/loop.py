@@ -122,7 +122,7 @@ def train(
         checkpoint_steps = whole_number(
             checkpoint_steps, call="train", name="checkpoint_steps", least=1
         )
-    seed = whole_number(seed, call="train", name="seed", least=0)
+    seed = whole_number(seed, call="train", name="seed", least=0, most=math.inf)
     if optimizer is not None and optimizer.network is not network:
         raise ValueError("train: the optimizer is of another network: make it with AdamW(network)")
     if not isinstance(schedule, Schedule):

@@ -78,7 +78,7 @@ class TextRun:
             raise ValueError(f"train: objective is {self.objective!r}: choose masked or causal")
         for name, (least, most) in _RANGES.items():
             whole_number(getattr(self, name), call="train", name=name, least=least, most=most)
-        whole_number(self.seed, call="train", name="seed", least=0)
+        whole_number(self.seed, call="train", name="seed", least=0, most=math.inf)
         if self.dim % self.heads:
             raise ValueError(
                 f"train: dim is {self.dim} and heads is {self.heads}: "

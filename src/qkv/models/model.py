@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -470,7 +471,7 @@ class Model:
         if most is not None:
             most = whole_number(most, call="generate", name="max_new_tokens", least=1)
         if seed is not None:
-            seed = whole_number(seed, call="generate", name="seed", least=0)
+            seed = whole_number(seed, call="generate", name="seed", least=0, most=math.inf)
         strings = check_stop(stop)
         if stream and trace:
             raise ValueError("generate: stream and trace do not go together: choose one of them")

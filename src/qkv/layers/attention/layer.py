@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, whole_number
+from qkv.arrays import Array, as_array, check_out, shown, whole_number
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
@@ -198,7 +198,7 @@ class MultiHeadAttention:
         cls, weights: tuple[Any, ...], num_heads: int, layout: str, *, call: str
     ) -> Self:
         if layout not in ("in_out", "out_in"):
-            raise ValueError(f'{call}: layout is {layout!r}: write "in_out" or "out_in"')
+            raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
         arrays = checked({name: w for name, w in named if w is not None}, call=call)
         if layout == "out_in":
