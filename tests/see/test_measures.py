@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import Model
-from qkv.see import measures
+from qkv.see import heads, measures, packing
 from qkv.see.heads import Heads, Summary, heads_of
 
 from .support import BANK
@@ -86,14 +86,14 @@ def test_of_a_summary_what_was_received_is_known() -> None:
 def test_value_norms_of_shared_values() -> None:
     v = np.array([[[1.0, 2.0]], [[0.0, 1.0]]])  # two keys, one key head of size 2
     out_proj = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 0.0]])  # two query heads
-    norms = measures.value_norms(v, out_proj)
+    norms = heads.value_norms(v, out_proj)
     np.testing.assert_allclose(norms, [[np.sqrt(5), 1.0], [6.0, 3.0]])
 
 
 def test_value_norms_of_heads_that_share_by_twos() -> None:
     v = np.array([[[1.0], [10.0]]])  # one key, two key heads of size 1
     out_proj = np.array([[1.0], [2.0], [3.0], [4.0]])  # four query heads
-    assert measures.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
+    assert heads.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
 
 
 def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
@@ -133,8 +133,8 @@ def test_a_summary_keeps_the_largest_with_ties_to_the_lower_key() -> None:
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_packed_numbers_are_those_of_float32(kind: type) -> None:
     values = np.array([[0.28652, -np.inf, np.nan], [1e-7, 1.0005, 6e4]]).astype(kind)
-    np.testing.assert_array_equal(unpack(measures.pack_numbers(values)), np.float32(values))
-    assert np.isinf(unpack(measures.pack_numbers(np.array([1e300])))).all()
+    np.testing.assert_array_equal(unpack(packing.pack_numbers(values)), np.float32(values))
+    assert np.isinf(unpack(packing.pack_numbers(np.array([1e300])))).all()
 
 
 def test_packed_shares_show_as_the_weights_do() -> None:
@@ -142,7 +142,7 @@ def test_packed_shares_show_as_the_weights_do() -> None:
     ties = np.arange(2001, dtype=np.float32) / 2000  # among them an eighth, in two digits
     near = [np.abs(np.nextafter(ties, np.float32(side))) for side in (-1, 2)]
     weights = np.concatenate([ties, *near, rng.random(2000) ** 5]).astype(np.float32).clip(0, 1)
-    packed = measures.pack_shares(weights)
+    packed = packing.pack_shares(weights)
     found = unpack(packed) / packed["per"]
     for digits in (1, 2, 3, 4):
         shown = [[f"{x:.{digits}f}" for x in part.tolist()] for part in (found, weights)]
@@ -151,11 +151,11 @@ def test_packed_shares_show_as_the_weights_do() -> None:
 
 def test_bits_and_indices() -> None:
     flags = np.random.default_rng(0).random((2, 3, 5)) < 0.4
-    packed = measures.pack_bits(flags)
+    packed = packing.pack_bits(flags)
     data = np.frombuffer(base64.b64decode(packed["b64"]), np.uint8)
     assert (np.unpackbits(data)[: flags.size].reshape(packed["shape"]) == flags).all()
     assert packed["bits"] == 8
-    short = measures.pack_indices(np.array([0, 65534, -1]), 65535)
+    short = packing.pack_indices(np.array([0, 65534, -1]), 65535)
     assert (short["bits"], unpack(short).tolist()) == (16, [0, 65534, 65535])
-    wide = measures.pack_indices(np.array([65535, -1]), 65536)
+    wide = packing.pack_indices(np.array([65535, -1]), 65536)
     assert (wide["bits"], unpack(wide).tolist()) == (32, [65535, 2**32 - 1])

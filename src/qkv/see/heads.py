@@ -443,9 +443,29 @@ def _scale(trace: Trace, layer: int) -> float | None:
     return 1 / math.sqrt(trace["q", layer].shape[-1]) if given is None else float(given)
 
 
-def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> list[Array]:
-    from qkv.see.measures import value_norms
+def value_norms(v: Array, out_proj: Array) -> Array:
+    """The length of what each key hands over, `|v_j W_O|`, for each query head `(Hq, S)`.
 
+    A weight times this length is the length of what it carries into the output: the contribution.
+
+    Args:
+        v: the values `(S, Hkv, dv)`, their bias included.
+        out_proj: `(Hq * dv, D)`, of which head h owns rows `h * dv` to `(h + 1) * dv`.
+
+    Source:
+        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2: their f(x).
+
+    >>> value_norms(np.array([[[3.0, 4.0]], [[0.0, 1.0]]]), np.eye(2))
+    array([[5., 1.]])
+    """
+    size = v.shape[2]
+    parts = out_proj.astype(np.float64).reshape(-1, size, out_proj.shape[1])  # (Hq, dv, D)
+    shared = len(parts) // v.shape[1]
+    values = np.repeat(v.astype(np.float64), shared, axis=1)  # (S, Hq, dv)
+    return np.asarray(np.linalg.norm(np.einsum("shd,hde->hse", values, parts), axis=-1))
+
+
+def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> list[Array]:
     found = []
     for layer in layers:
         weight = parameters.get(f"blocks.{layer}.attn.out_proj.weight")

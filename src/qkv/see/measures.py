@@ -1,8 +1,7 @@
-"""Numbers of heads: what they look at, what it carries, words for pieces, and packing."""
+"""Numbers of heads: what they look at, and words for pieces."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.heads import Heads, Summary
 from qkv.see.words import Span
-
-_PER = 40000  # two for each half of the fourth digit
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
@@ -144,28 +141,6 @@ def distance(weights: Array) -> Array:
     return np.array([_mean(np.einsum("ij,ij->i", head, far), _sees(head)) for head in weights])
 
 
-def value_norms(v: Array, out_proj: Array) -> Array:
-    """The length of what each key hands over, `|v_j W_O|`, for each query head `(Hq, S)`.
-
-    A weight times this length is the length of what it carries into the output: the contribution.
-
-    Args:
-        v: the values `(S, Hkv, dv)`, their bias included.
-        out_proj: `(Hq * dv, D)`, of which head h owns rows `h * dv` to `(h + 1) * dv`.
-
-    Source:
-        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2: their f(x).
-
-    >>> value_norms(np.array([[[3.0, 4.0]], [[0.0, 1.0]]]), np.eye(2))
-    array([[5., 1.]])
-    """
-    size = v.shape[2]
-    parts = out_proj.astype(np.float64).reshape(-1, size, out_proj.shape[1])  # (Hq, dv, D)
-    shared = len(parts) // v.shape[1]
-    values = np.repeat(v.astype(np.float64), shared, axis=1)  # (S, Hq, dv)
-    return np.asarray(np.linalg.norm(np.einsum("shd,hde->hse", values, parts), axis=-1))
-
-
 def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
     """Weights between pieces `(..., L, S)` as weights between words.
 
@@ -204,65 +179,6 @@ def summarize(weights: Array, top_k: int) -> Summary:
     return Summary(np.where(largest > 0, indices, -1), largest, received)
 
 
-def pack_numbers(values: Any) -> dict[str, Any]:
-    """Numbers as they are, in float32: what a page shows is rounded there, once.
-
-    >>> pack_numbers(np.array([0.0, 1.0]))
-    {'b64': 'AAAAAAAAgD8=', 'shape': [2]}
-    """
-    with np.errstate(over="ignore"):
-        data = np.asarray(values).astype("<f4")
-    return {"b64": _text(data.tobytes()), "shape": list(data.shape)}
-
-
-def pack_shares(weights: Array) -> dict[str, Any]:
-    """Weights in 16 bits, `n / per`, that show as the weights do in four digits or fewer.
-
-    Whoever rounds `n / per` gets what rounding the weight gives: n is even where it is exact, and
-    else the odd number between those around it, which no rounding to four digits is in doubt about.
-
-    >>> pack_shares(np.array([0.125, 0.12501]))
-    {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
-    """
-    exact = np.clip(np.nan_to_num(weights.astype(np.float64)), 0, 1) * _PER
-    whole = np.floor(exact).astype(np.int64)
-    return _packed(whole | (exact != whole), 16) | {"per": _PER}
-
-
-def pack_bits(flags: Array) -> dict[str, Any]:
-    """Flags, eight to a byte, the first in the highest bit.
-
-    >>> pack_bits(np.array([True, False, True]))
-    {'b64': 'oA==', 'bits': 8, 'shape': [3]}
-    """
-    data = np.packbits(flags.reshape(-1)).tobytes()
-    return {"b64": _text(data), "bits": 8, "shape": list(flags.shape)}
-
-
-def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
-    """Places below `limit` in 16 bits, or 32 where they do not fit; -1 becomes all ones.
-
-    >>> pack_indices(np.array([1, -1]), 10)
-    {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}
-    """
-    return _packed(indices, 16 if limit <= 65535 else 32)
-
-
-def _packed(whole: Array, bits: int) -> dict[str, Any]:
-    data = whole.astype(np.int64).astype(f"<u{bits // 8}").tobytes()
-    return {"b64": _text(data), "bits": bits, "shape": list(whole.shape)}
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _bits(weights: Array) -> Array:
-    """`-w * log2(w)`, 0 for a weight of 0."""
-    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
-    return np.asarray(-weights * logs)
-
-
 def _sees(head: Array) -> Array:
     """Which queries see anything: their weights sum to more than 0."""
     return np.asarray(head.sum(axis=-1) > 0)
@@ -270,3 +186,9 @@ def _sees(head: Array) -> Array:
 
 def _mean(values: Array, kept: Array) -> float:
     return float(values[kept].mean()) if kept.any() else 0.0
+
+
+def _bits(weights: Array) -> Array:
+    """`-w * log2(w)`, 0 for a weight of 0."""
+    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+    return np.asarray(-weights * logs)

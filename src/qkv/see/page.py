@@ -1,5 +1,5 @@
 """A view as one piece of HTML that needs nothing else: numbers, script, a static picture."""
-# What stands in the payload, which assets/*.js read. Arrays are packed (see measures.py): base64 of
+# What stands in the payload, which assets/*.js read. Arrays are packed (see packing.py): base64 of
 # little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
 # number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
 #
@@ -57,7 +57,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see import colours, measures
+from qkv.see import colours, measures, packing
 from qkv.see.heads import Heads, Summary
 from qkv.see.svg import readable
 from qkv.see.words import word_spans
@@ -99,11 +99,11 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "heads": heads.count,
         "length": size,
         "key_length": width,
-        "weights": None if long else measures.pack_numbers(heads.weights),
+        "weights": None if long else packing.pack_numbers(heads.weights),
         "scores": None if long else _scores(heads, layer, left_out),
         "scale": [heads.scale.get(number) for number in heads.layers],
         "hidden": None if long else _hidden(heads),
-        "norms": measures.pack_numbers(heads.norms) if heads.norms else None,
+        "norms": packing.pack_numbers(heads.norms) if heads.norms else None,
         "measures": measures.measures_of(heads),
         "summary": _summary(heads, left_out) if long else None,
         "left_out": left_out,
@@ -125,7 +125,7 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
     if not layers:
         return None
     arrays = np.array([heads.scores[number] for number in layers])
-    return measures.pack_numbers(arrays) | {"layers": layers}
+    return packing.pack_numbers(arrays) | {"layers": layers}
 
 
 def _hidden(heads: Heads) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ def packed_flags(flags: Array) -> dict[str, Any] | None:
         first = flags.take([0], axis=axis)
         if (flags == first).all():
             flags = first
-    return measures.pack_bits(flags)
+    return packing.pack_bits(flags)
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     )
     return {
         "top_k": top_k,
-        "indices": measures.pack_indices(indices, width),
-        "weights": measures.pack_shares(weights),
-        "received": measures.pack_numbers(received),
+        "indices": packing.pack_indices(indices, width),
+        "weights": packing.pack_shares(weights),
+        "received": packing.pack_numbers(received),
         "kept": kept,
     }
 

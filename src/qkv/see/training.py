@@ -25,7 +25,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.tasks.truncation import callers
-from qkv.see import choice, measures
+from qkv.see import choice, measures, packing
 from qkv.see.choice import Head
 from qkv.see.heads import Heads, heads_of
 from qkv.see.page import packed_flags
@@ -260,7 +260,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "heads": replay.weights.shape[2],
         "steps": replay.steps,
         "shown": replay.shown,
-        "weights": measures.pack_shares(replay.weights),
+        "weights": packing.pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else packed_flags(replay.hidden),
         "scores": [
             {

@@ -27,7 +27,7 @@ from qkv.layers.options import settings as settings_of
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer
 from qkv.see import choice
-from qkv.see.measures import pack_numbers
+from qkv.see.packing import pack_numbers
 from qkv.see.source import KNOWN, Source
 from qkv.see.spell import spell
 from qkv.see.steps import (
