@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import axe_playwright_python
+import numpy as np
 import pytest
 from playwright.sync_api import Page
 
 import qkv
+from qkv.models import random_model
 
 from .conftest import Visit
 from .support import WORDS, keys, made, page_of, part_of, sentence, tight, token
@@ -179,3 +181,32 @@ def test_the_policy_forbids_the_network(visit: Visit) -> None:
     assert policy.startswith("default-src 'none';")
     assert "connect-src" not in policy
     assert "http" not in policy
+
+
+def of_nothing_finite(view: str) -> qkv.see.View:
+    """A view of a text whose middle word has infinite vectors and weights that are no numbers."""
+    trace = random_model("the cat sat").trace("the cat sat")
+    arrays = {name: trace[name].copy() for name in trace.names()}
+    for name, array in arrays.items():
+        array[(0, 0, 1) if name.endswith(("pattern", "scores")) else (0, 1)] = np.nan
+        if not name.endswith(("pattern", "scores")):
+            array[0, 1] = np.inf
+    broken = qkv.Trace(arrays, tokens=[trace.tokens])
+    if view == "compare":
+        return qkv.compare(broken, broken, word="cat")
+    if view == "runs":
+        return qkv.compare(trace, broken)
+    return getattr(qkv, view)(broken)
+
+
+@pytest.mark.parametrize("view", ["show", "walk", "compare", "runs"])
+def test_what_is_not_finite_is_shown_as_no_number(visit: Visit, view: str, tmp_path: Path) -> None:
+    page = visit(saved(of_nothing_finite(view), tmp_path))
+    if view == "walk":
+        page.get_by_role("tab").last.click()
+        assert (
+            page.locator("p.lead").inner_text().endswith("the largest difference is \N{EN DASH}.")
+        )
+    shown = page.locator(".view").inner_text()
+    assert "cat" in shown
+    assert "NaN" not in shown

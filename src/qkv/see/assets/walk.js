@@ -32,6 +32,7 @@ VIEWS.walk = (box, payload, ui) => {
 
   const value = (name, i, j) => array(name).get(i, j);
   const shown = (x) => number(x, 3);
+  const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
   const total = (row) => row.reduce((sum, x) => sum + x, 0);
   const factors = (op, i, j) => {
     const right = array(op.right);
@@ -166,7 +167,7 @@ VIEWS.walk = (box, payload, ui) => {
         const x = get(rows[k], j);
         const how = name === "own" ? "" : ways[step.op.kind](step.op, rows[k], j);
         const fields = how ? [["=", how]] : [];
-        if (name === "own") fields.push(["recomputed", shown(value(step.name, rows[k], j))], ["difference", Math.abs(x - value(step.name, rows[k], j)).toExponential(1)]);
+        if (name === "own") fields.push(["recomputed", shown(value(step.name, rows[k], j))], ["difference", apart(Math.abs(x - value(step.name, rows[k], j)))]);
         const where = place(k, j);
         return { title: `${name === "own" ? where.replace(step.name, walk.own) : where} = ${shown(x)}`, fields };
       },
@@ -220,7 +221,7 @@ VIEWS.walk = (box, payload, ui) => {
     fill(code, step.code);
     const few = held(step) && `Shown: ${held(step).length} of ${names(step).length} rows, those of the largest weights`;
     fill(note, [step.note, few].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
-    fill(end, `Recomputed by these lines beside the model's own: the largest difference is ${walk.difference.toExponential(1)}.`);
+    fill(end, `Recomputed by these lines beside the model's own: the largest difference is ${apart(walk.difference)}.`);
     stretched.node.hidden = !step.weights;
     end.hidden = ownPanel.hidden = !isLast(step);
     end.className = "lead";
