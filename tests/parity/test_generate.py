@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.tasks.generate import Choice
+from qkv.models.tasks.generate import Sampling
 
 from .models import Pair, double, made
 
@@ -142,7 +142,7 @@ def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | 
     logits[:10] = logits[:10].round()  # ties
     left = processors(torch.zeros((50, 1), dtype=torch.long), torch.tensor(logits)).softmax(-1)
     for row, expected in zip(logits, left.numpy(), strict=True):
-        ids, chances = Choice(temperature, top_k, top_p).allowed(row)
+        ids, chances = Sampling(temperature, top_k, top_p).allowed(row)
         np.testing.assert_allclose(np.sort(chances), np.sort(expected[expected > 0]), rtol=1e-9)
         if top_p is None or len(set(row)) == len(row):  # of equals, any may be left out
             np.testing.assert_array_equal(ids, np.flatnonzero(expected))

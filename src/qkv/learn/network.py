@@ -89,7 +89,7 @@ class Network:
         """Whether all numbers are finite, and so is what they make of tokens from all over V."""
         if not np.isfinite(self.flat).all():
             return False
-        vocabulary, room = self.design.vocabulary, self.transformer.embedding.room
+        vocabulary, room = self.design.vocabulary, self.transformer.embedding.max_positions
         ids = np.unique(np.linspace(0, vocabulary - 1, _LOOKED_AT).astype(np.int64))
         length = min(len(ids), room or len(ids))
         cu_lengths = np.append(np.arange(0, len(ids), length), len(ids))

@@ -110,7 +110,7 @@ def words_loss(network: Network, batch: Words) -> float:
 
 
 def _check_words(network: Network, batch: Words, longest: int) -> None:
-    room, vocabulary = network.transformer.embedding.room, network.design.vocabulary
+    room, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if room is not None and longest > room:
         raise ValueError(
             f"words_loss: a text has {longest} tokens and {network.source.name} takes {room}: "

@@ -21,21 +21,21 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer, Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.ablation import hidden_words, left_out_heads, masks
+from qkv.models.tasks.ablation import ablated_heads, hidden_words, masks
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
-    Choice,
     Row,
-    Speech,
+    Sampling,
+    TextStream,
     check_stop,
     end_tokens,
-    room,
     run,
     spelled,
+    tokens_to_add,
 )
 from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given
-from qkv.models.tasks.trace import wanted
-from qkv.models.tasks.truncation import MOST, Cutter
+from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
@@ -132,7 +132,7 @@ class Model:
 
     @max_length.setter
     def max_length(self, limit: int | None) -> None:
-        room = self._body.embedding.room
+        room = self._body.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
             limit = whole_number(limit, call="model", name="max_length", least=around + 1)
@@ -219,9 +219,9 @@ class Model:
             ValueError: the model has no tokenizer.
         """
         text = check_text(text, call="tokenize", name="text")
-        cutter = Cutter(self._need_tokenizer("tokenize"), None)
-        [found] = cutter([self._prepared(text)])
-        cutter.warn()
+        truncator = Truncator(self._need_tokenizer("tokenize"), None)
+        [found] = truncator([self._prepared(text)])
+        truncator.warn()
         return found
 
     def decode(self, ids: ArrayLike) -> str:
@@ -278,10 +278,10 @@ class Model:
         >>> trace.pattern(layer=0, head=1).round(2)[:, 1], trace.changed
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
-        keep = wanted(self._body.hook_names, layers, names, top_k)
+        keep = names_to_keep(self._body.hook_names, layers, names, top_k)
         single, batch = self._texts(texts)
         heads = [layer.attn.num_heads for layer in self._body.layers]
-        ablated = left_out_heads(ablate, heads)
+        ablated = ablated_heads(ablate, heads)
         words = [hide] if isinstance(hide, str) else list(hide)
         found = masks(ablated, hidden_words(words, batch, self.pieces), heads)
         changed = {name: value for name, value in (("ablate", ablated), ("hide", words)) if value}
@@ -466,7 +466,7 @@ class Model:
         Source:
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         """
-        choice = Choice.checked(temperature, top_k, top_p)
+        sampling = Sampling.checked(temperature, top_k, top_p)
         most = max_new_tokens
         if most is not None:
             most = whole_number(most, call="generate", name="max_new_tokens", least=1)
@@ -480,20 +480,20 @@ class Model:
                 f"generate: {self.name} has nothing that predicts the next token: load a decoder "
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
-        single, prompts, batch, rooms = self._prompts(prompt, most)
+        single, prompts, batch, counts = self._prompts(prompt, most)
         decode = spelled(self.tokenizer)
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = [
             self._row(
                 decode(text.ids.tolist()) if given is None else given,
                 text,
-                Speech(decode, self._before(text), strings),
+                TextStream(decode, self._before(text), strings),
                 np.random.default_rng(own),
             )
             for given, text, own in zip(prompts, batch, seeds, strict=True)
         ]
         pieces = run(
-            self._body, rows, choice=choice, most=rooms, ends=self._ends, measure=bool(trace)
+            self._body, rows, sampling=sampling, most=counts, ends=self._ends, measure=bool(trace)
         )
         if stream:
             return (piece for _, piece in pieces) if single else pieces
@@ -592,7 +592,7 @@ class Model:
     def _prompts(
         self, prompt: Any, most: int | None
     ) -> tuple[bool, Sequence[str | None], list[Tokenized], list[int]]:
-        """Whether it is one prompt, each one's text unless ids were given, tokens and room."""
+        """Whether it is one prompt; each one's text if given, tokens, and how many to add."""
         given = self._ids_given(prompt, "generate")
         if given is not None:
             single, batch = given
@@ -611,13 +611,13 @@ class Model:
                         f"give at most {MOST:,}"
                     )
             batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])
-        rooms = []
+        counts = []
         for number, text in enumerate(batch):
             which = "the prompt" if len(batch) == 1 else f"prompt {number}"
             if not len(text):
                 raise ValueError(f"generate: {which} is empty: there is no token to go on from")
-            rooms.append(room(which, len(text), most, self._design.max_length, self.name))
-        return single, texts, batch, rooms
+            counts.append(tokens_to_add(which, len(text), most, self._design.max_length, self.name))
+        return single, texts, batch, counts
 
     def _ids_given(self, texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
         """What `ids_given` finds, within the token table and the limit."""
@@ -640,13 +640,13 @@ class Model:
             given = [check_text(texts, call=call, name="text")]
         else:
             given = check_texts(texts, call=call)
-        cutter = Cutter(tokenizer, self.max_length)
-        batch = cutter([self._prepared(text) for text in given])
+        truncator = Truncator(tokenizer, self.max_length)
+        batch = truncator([self._prepared(text) for text in given])
         for number, tokens in enumerate(batch):
             if len(tokens) == 0 or (call == "trace" and all(tokens.special)):
                 where = "the text" if isinstance(texts, str) else f"text {number}"
                 raise ValueError(f"{call}: {where} is empty: there is no word in it")
-        cutter.warn()
+        truncator.warn()
         return [
             replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
             for tokens, text in zip(batch, given, strict=True)

@@ -12,11 +12,11 @@ from qkv.arrays import Array
 from qkv.models.files.read import ModelError
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.decoder import EncoderDecoder
-from qkv.models.network.transformer import outer, unpacked
+from qkv.models.network.transformer import unpacked, without_holes
 from qkv.models.tasks.generate import Generated, Row, new_token
 from qkv.models.tasks.inputs import checked_ids
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
-from qkv.models.tasks.trace import wanted
+from qkv.models.tasks.trace import names_to_keep
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Trace
 
@@ -135,7 +135,7 @@ class Seq2SeqModel(Model):
             )
         rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
-        between = outer(shown)  # what is hidden between two tokens keeps them apart
+        between = without_holes(shown)  # what is hidden between two tokens keeps them apart
         packed = body.decoder(
             np.where(shown, written, 0)[between].astype(np.int64),
             between.sum(1),
@@ -212,7 +212,7 @@ class Seq2SeqModel(Model):
             )
         if [*ablate, *hide]:
             raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
-        keep = wanted(self._pair.pair_hook_names, layers, names, top_k)
+        keep = names_to_keep(self._pair.pair_hook_names, layers, names, top_k)
         single, batch = self._texts(texts)
         _, written = self._texts(target)
         if len(batch) != len(written):

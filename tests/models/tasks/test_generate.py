@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models.tasks.generate import Choice, Speech
+from qkv.models.tasks.generate import Sampling, TextStream
 
 from ..decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
 
@@ -111,10 +111,10 @@ def test_nothing_is_generated_behind_a_stop_string(tmp_path: Path) -> None:
 
 
 def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
-    speech = Speech(lambda ids: "".join(map(chr, ids)), [], ["b c"])
-    found = [speech.add(ord(letter)) for letter in "a b x b"]
+    stream = TextStream(lambda ids: "".join(map(chr, ids)), [], ["b c"])
+    found = [stream.add(ord(letter)) for letter in "a b x b"]
     assert found == ["", "a", "", "", " b", " x", ""]
-    assert speech.finish() == " b"
+    assert stream.finish() == " b"
 
 
 # Ends
@@ -254,7 +254,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_who_may_be_drawn_and_how_often(options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
-    choice = Choice(**options)
+    choice = Sampling(**options)
     for _ in range(20):
         logits = rng.standard_normal(30).astype(np.float32) * 2
         expected = plainly_allowed(logits, options)
@@ -269,20 +269,20 @@ def test_who_may_be_drawn_and_how_often(options: dict[str, Any]) -> None:
 
 def test_ties() -> None:
     logits = np.array([1.0, 3.0, 3.0, 2.0, 3.0])
-    assert Choice()(logits, np.random.default_rng(0)) == 1
-    assert Choice(1.0, top_k=2).allowed(logits)[0].tolist() == [1, 2, 4]
-    assert Choice(1.0, top_p=0.2).allowed(logits)[0].tolist() == [1]
-    assert Choice(1.0, top_p=0.4).allowed(logits)[0].tolist() == [1, 2]
+    assert Sampling()(logits, np.random.default_rng(0)) == 1
+    assert Sampling(1.0, top_k=2).allowed(logits)[0].tolist() == [1, 2, 4]
+    assert Sampling(1.0, top_p=0.2).allowed(logits)[0].tolist() == [1]
+    assert Sampling(1.0, top_p=0.4).allowed(logits)[0].tolist() == [1, 2]
 
 
 def test_what_cannot_be_is_never_drawn() -> None:
     logits = np.array([-np.inf, 0.0, -np.inf, 0.5, -np.inf])
     rng = np.random.default_rng(0)
     for options in OPTIONS:
-        assert {Choice(**options)(logits, rng) for _ in range(200)} <= {1, 3}
+        assert {Sampling(**options)(logits, rng) for _ in range(200)} <= {1, 3}
     for number in (0.0, np.nextafter(1.0, 0.0)):  # the least and the largest that is drawn
-        assert Choice(1.0)(logits, SimpleNamespace(random=lambda number=number: number)) in (1, 3)
-    tiny = Choice(5e-324)
+        assert Sampling(1.0)(logits, SimpleNamespace(random=lambda number=number: number)) in (1, 3)
+    tiny = Sampling(5e-324)
     assert {tiny(logits, rng) for _ in range(20)} == {3}
 
 

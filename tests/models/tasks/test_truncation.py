@@ -19,8 +19,8 @@ from tokenizers import (
 )
 
 import qkv
-from qkv.models.tasks import truncation as cut
-from qkv.models.tasks.truncation import Cutter
+from qkv.models.tasks import truncation
+from qkv.models.tasks.truncation import Truncator
 from qkv.text import SubwordTokenizer, WordTokenizer
 
 from ..small_models import CONFIGS, write_small
@@ -161,7 +161,7 @@ def test_the_tokens_are_those_of_the_whole_text(kind, framed):
     @settings(max_examples=60, deadline=None)
     @given(texts(), st.integers(3, 20))
     def same(text, limit):
-        [found] = Cutter(used, limit)([text])
+        [found] = Truncator(used, limit)([text])
         assert (list(found.ids), found.offsets) == ids_of_the_whole(used, text, limit)
 
     same()
@@ -177,13 +177,13 @@ def test_of_a_long_text_only_the_beginning_is_read(kind, monkeypatch):
     batch, one = used.tokenize_batch, used.tokenize
     monkeypatch.setattr(used, "tokenize_batch", lambda texts: read.extend(texts) or batch(texts))
     monkeypatch.setattr(used, "tokenize", lambda text: read.append(text) or one(text))
-    cutter = Cutter(used, 16)
+    cutter = Truncator(used, 16)
     [found] = cutter([ORDINARY])
     assert len(found) == min(16, len(one(ORDINARY)))
     if kind in ACROSS or kind == "one word":
         assert ORDINARY in read  # nothing is certain before the end
     else:
-        assert sum(map(len, read)) <= 3 * 16 * cut.ROOM
+        assert sum(map(len, read)) <= 3 * 16 * truncation.ROOM
 
 
 def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
@@ -192,7 +192,7 @@ def test_a_piece_over_two_words_is_settled_at_the_end(monkeypatch):
     inner = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     inner.normalizer = normalizers.Sequence(BLANKS)
     used = SubwordTokenizer(inner)
-    odd, even = (Cutter(used, 4)(["a " * n + "a"])[0].tokens for n in (1000, 1001))
+    odd, even = (Truncator(used, 4)(["a " * n + "a"])[0].tokens for n in (1000, 1001))
     assert {tuple(odd), tuple(even)} == {("▁a", *["▁a▁a"] * 3), ("▁a▁a",) * 4} or odd == even
     for text, found in (("a " * 1000 + "a", odd), ("a " * 1001 + "a", even)):
         assert found == used.tokenize(text).tokens[:4]
@@ -207,9 +207,9 @@ def said(cutter):
 
 
 def test_what_is_cut_is_counted_in_texts(monkeypatch):
-    monkeypatch.setattr(cut, "MOST", 1000)
+    monkeypatch.setattr(truncation, "MOST", 1000)
     used = WordTokenizer(CORPUS)
-    cutter = Cutter(used, 4)
+    cutter = Truncator(used, 4)
     assert [len(text) for text in cutter(["the cat", "the cat sat on the mat", "a"])] == [2, 4, 1]
     assert said(cutter) == "1 of 3 texts were cut to 4 tokens (the longest has 6)"
     cutter(["the cat " * 100])
@@ -226,8 +226,8 @@ def test_what_is_cut_is_counted_in_texts(monkeypatch):
 
 
 def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
-    monkeypatch.setattr(cut, "MOST", 30)
-    cutter = Cutter(WordTokenizer(CORPUS), None)
+    monkeypatch.setattr(truncation, "MOST", 30)
+    cutter = Truncator(WordTokenizer(CORPUS), None)
     [found] = cutter(["the cat sat on the mat and the dog ran"])
     assert found.tokens == ["the", "cat", "sat", "on", "the", "mat", "and", "the"]
     assert said(cutter) == "1 of 1 text was cut to 30 characters"
@@ -235,7 +235,7 @@ def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
 
 
 def test_what_a_model_reads_of_a_text(monkeypatch):
-    monkeypatch.setattr(cut, "MOST", 1000)
+    monkeypatch.setattr(truncation, "MOST", 1000)
     monkeypatch.setattr("qkv.models.model.MOST", 1000)
     model = qkv.load("random")
     text = "the cat sat on the mat " * 100

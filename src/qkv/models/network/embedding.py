@@ -116,7 +116,7 @@ class Embedding:
         return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
 
     @property
-    def room(self) -> int | None:
+    def max_positions(self) -> int | None:
         """How many places there are; None for any number."""
         return None if self.positions is None else len(self.positions) - self.first_position
 

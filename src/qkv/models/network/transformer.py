@@ -160,7 +160,7 @@ class Transformer:
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
         text = mask
         if not any("alibi_slopes" in options for options in self.options):
-            text = outer(mask)
+            text = without_holes(mask)
         lengths = text.sum(1)
         holes = None
         if (text != mask).any():
@@ -283,8 +283,9 @@ class Transformer:
         quick = self._quick() if record is None else None  # lays weights out, which others then use
         seen = caches[0].lengths
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
-        if self.embedding.room is not None:
-            places = np.minimum(places, self.embedding.room - 1)  # of padding, which nobody reads
+        limit = self.embedding.max_positions
+        if limit is not None:
+            places = np.minimum(places, limit - 1)  # of padding, which nobody reads
         x, _ = self.embedding(ids, places, record=record)
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)[0]
@@ -326,7 +327,7 @@ def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Ar
     return out
 
 
-def outer(mask: Array) -> Array:
+def without_holes(mask: Array) -> Array:
     """A mask (B, T) with no holes: from the first visible token of each row to the last."""
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]

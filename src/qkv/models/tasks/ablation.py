@@ -13,7 +13,7 @@ from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.text.tokenizer import check_text
 
 
-def left_out_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
+def ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
     """The (layer, head) pairs in order, each once, counted from 0.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.models.files.sentence import Sentence
 from qkv.models.tasks.progress import progress
-from qkv.models.tasks.truncation import Cutter, callers
+from qkv.models.tasks.truncation import Truncator, callers
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
 
@@ -106,17 +106,17 @@ class Encoder:
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """The same, some thousand texts at a time."""
-        cutter = Cutter(self._tokenizer, self._limit)
+        truncator = Truncator(self._tokenizer, self._limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
             for texts in _windows(_checked(sentences)):
-                first = cutter.total
-                batch = cutter(self._whole(texts))
+                first = truncator.total
+                batch = truncator(self._whole(texts))
                 for number, text in enumerate(batch, first):
                     if len(text) <= self._unread:
                         raise EmptyText(number, self._unread)
                 yield self._vectors(batch, advance)
-        cutter.warn()
+        truncator.warn()
 
     def _vectors(self, batch: Sequence[Tokenized], advance: Callable[[int], None]) -> Any:
         found: list[Any] = [None] * len(batch)

@@ -78,14 +78,14 @@ def new_token(token: Any, count: int) -> int:
     return number % count
 
 
-def room(which: str, given: int, wanted: int | None, limit: int | None, name: str) -> int:
+def tokens_to_add(which: str, given: int, wanted: int | None, limit: int | None, name: str) -> int:
     """How many tokens are added to a prompt of `given`: those wanted, or by default what fits.
 
     Raises:
         ValueError: they do not fit, or none does.
 
-    >>> room("the prompt", 202, None, 256, "tiny"), room("the prompt", 2, None, 256, "tiny")
-    (54, 64)
+    >>> [tokens_to_add("the prompt", given, None, 256, "tiny") for given in (202, 2)]
+    [54, 64]
     """
     if limit is None:
         return wanted or DEFAULT_NEW
@@ -104,7 +104,7 @@ def room(which: str, given: int, wanted: int | None, limit: int | None, name: st
 
 
 @dataclass(frozen=True)
-class Choice:
+class Sampling:
     """How a token is chosen from logits, as `transformers` does it, in this order.
 
     Attributes:
@@ -118,7 +118,7 @@ class Choice:
     top_p: float | None = None
 
     @classmethod
-    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> Choice:
+    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> Sampling:
         """The same of what a user gave."""
         temperature = _number("temperature", temperature)
         if not 0 <= temperature < math.inf:
@@ -136,7 +136,7 @@ class Choice:
     def allowed(self, logits: Array) -> tuple[Array, Array]:
         """Which of the tokens (V,) may be chosen, and their probabilities.
 
-        >>> ids, probabilities = Choice(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
+        >>> ids, probabilities = Sampling(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
         >>> ids, probabilities.round(2)
         (array([1, 2]), array([0.67, 0.33]))
         """
@@ -165,7 +165,7 @@ class Choice:
         return int(ids[np.searchsorted(sums, rng.random() * sums[-1], side="right")])
 
 
-class Speech:
+class TextStream:
     """Tokens as text, as soon as a word of it is whole.
 
     Args:
@@ -174,8 +174,8 @@ class Speech:
         stop: the text ends before any of these.
 
     >>> words = {0: "one", 1: " tw", 2: "o", 3: " three"}
-    >>> speech = Speech(lambda ids: "".join(words[i] for i in ids), [0])
-    >>> [speech.add(i) for i in (1, 2, 3)], speech.finish(), speech.text
+    >>> stream = TextStream(lambda ids: "".join(words[i] for i in ids), [0])
+    >>> [stream.add(i) for i in (1, 2, 3)], stream.finish(), stream.text
     (['', '', ' two'], ' three', ' two three')
     """
 
@@ -244,7 +244,7 @@ class Row:
     kind: ClassVar[type[Generated]] = Generated
     prompt: str
     given: Tokenized
-    speech: Speech
+    stream: TextStream
     rng: np.random.Generator
     ids: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
@@ -253,8 +253,8 @@ class Row:
 
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
         """The tokens of the prompt and the new ones; those stand in `prompt + text`."""
-        begin, end = len(self.prompt), len(self.prompt) + len(self.speech.text)
-        spans = [(begin + a, min(begin + b, end)) for a, b in self.speech.spans]
+        begin, end = len(self.prompt), len(self.prompt) + len(self.stream.text)
+        spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spans]
         spans += [(0, 0)] * (len(self.ids) - len(spans))
         tokens = [tokenizer.token(token) if tokenizer else None for token in self.ids]
         return Tokenized(
@@ -263,12 +263,12 @@ class Row:
             offsets=self.given.offsets + spans,
             special=self.given.special
             + [tokenizer is not None and tokenizer.is_special(token) for token in self.ids],
-            text=self.prompt + self.speech.text,
+            text=self.prompt + self.stream.text,
         )
 
     def result(self, trace: Trace | None) -> Generated:
         """What a user gets of it."""
-        found = self.kind(self.speech.text)
+        found = self.kind(self.stream.text)
         found.prompt, found.ids = self.prompt, self.ids
         found.finish_reason = self.reason or "length"
         if trace is not None:
@@ -281,7 +281,7 @@ def run(
     body: Transformer,
     rows: Sequence[Row],
     *,
-    choice: Choice,
+    sampling: Sampling,
     most: Sequence[int],
     ends: frozenset[int],
     measure: bool = False,
@@ -291,7 +291,7 @@ def run(
     Args:
         body: the model.
         rows: the prompts, which the new tokens are added to.
-        choice: how a token is chosen.
+        sampling: how a token is chosen.
         most: how many are chosen for each row.
         ends: tokens behind which there is nothing.
         measure: whether logits and probabilities are kept.
@@ -314,17 +314,17 @@ def run(
                     f"generate: the model's logits behind {len(row.given) + len(row.ids)} tokens "
                     "are not finite: its weights or its type cannot compute this text"
                 )
-            token = choice(logits[number], row.rng)
+            token = sampling(logits[number], row.rng)
             row.ids.append(token)
             if measure:
                 row.logits.append(float(logits[number, token]))
                 row.chances.append(_chance(logits[number], token))
             ended = token in ends
-            piece = "" if ended else row.speech.add(token)
-            if not row.speech.stopped and (ended or len(row.ids) == most[number]):
+            piece = "" if ended else row.stream.add(token)
+            if not row.stream.stopped and (ended or len(row.ids) == most[number]):
                 row.reason = "eos" if ended else "length"
-                piece += row.speech.finish()
-            if row.speech.stopped:
+                piece += row.stream.finish()
+            if row.stream.stopped:
                 row.reason = "stop"
             ids[number], lengths[number] = token, row.reason is None
             if piece:

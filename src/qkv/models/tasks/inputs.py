@@ -65,7 +65,7 @@ def checked_ids(
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(f"model: {name} are {ids.dtype}: give integers")
     mask = _checked_mask(attention_mask, ids.shape, names)
-    room = embedding.room
+    room = embedding.max_positions
     if room is not None and ids.shape[1] > room:
         raise ValueError(
             f"model: {name} have {ids.shape[1]} columns and the model {room} positions: cut them"

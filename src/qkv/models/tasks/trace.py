@@ -15,7 +15,7 @@ from qkv.models.network.transformer import SUMMARY_HOOKS
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
-def wanted(
+def names_to_keep(
     known: Sequence[str],
     layers: int | Iterable[int] | None,
     names: str | Iterable[str] | None,
@@ -34,7 +34,8 @@ def wanted(
         ValueError: there is no such layer, or `top_k` is below 1.
         KeyError: there is no such name.
 
-    >>> keep = wanted(["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"], -1, "q", None)
+    >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"]
+    >>> keep = names_to_keep(known, -1, "q", None)
     >>> keep("blocks.0.attn.hook_q"), keep("blocks.1.attn.hook_q"), keep("hook_embed")
     (False, True, False)
     """

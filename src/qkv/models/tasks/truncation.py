@@ -22,7 +22,7 @@ class Read(NamedTuple):
     whole: bool = True  # whether they are those of the whole text, as far as they go
 
 
-class Cutter:
+class Truncator:
     """Cuts texts into tokens, as many as a limit takes, and counts how many were too long.
 
     Of a long text only the beginning is cut into tokens, so long that those that are kept are the
@@ -33,8 +33,8 @@ class Cutter:
         limit: the most tokens of a text; None for no limit.
 
     >>> from qkv.text import WordTokenizer
-    >>> cutter = Cutter(WordTokenizer("the cat sat"), 2)
-    >>> [text.tokens for text in cutter(["the cat sat", "sat " * 10**6])]
+    >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
+    >>> [text.tokens for text in truncator(["the cat sat", "sat " * 10**6])]
     [['the', 'cat'], ['sat', 'sat']]
     """
 
