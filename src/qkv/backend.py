@@ -250,7 +250,7 @@ def multiply(left: Array, right: Array) -> Array:
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
     """How large the pieces of a product are: enough to share, each worth a thread's while."""
     work = (rows + 8) * columns * depth  # reading `right` takes as long as to multiply a few rows
-    pieces = max(min(32, work >> 22), work >> 31)
+    pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)
     while high * wide * pieces > rows * columns and max(high, wide) > 128:
         if high > wide:
