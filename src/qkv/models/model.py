@@ -568,26 +568,19 @@ class Model:
         """What stands beside config.json, by the names of the files; None for no file."""
         return {GENERATION: self._generation or None}
 
-    def _run(
-        self,
-        batch: Sequence[Tokenized],
-        *,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
-    ) -> tuple[Array, Array]:
-        """Texts laid end to end: their vectors (total, D) and where each begins (B + 1,)."""
+    def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:
+        """Texts laid end to end: their vectors (total, D) and where each begins (B + 1,).
+
+        The options are those of a call of `Transformer`.
+        """
         lengths = [len(text) for text in batch]
         cu_lengths = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.concatenate([text.ids for text in batch])
+        place = self._body.embedding.places
         places = np.concatenate(
-            [
-                self._body.embedding.places(text.ids[None], np.ones((1, len(text)), bool))
-                for text in batch
-            ]
+            [place(one.ids[None], np.ones((1, len(one)), bool)) for one in batch]
         )
-        rows = self._body(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)
-        return rows, cu_lengths
+        return self._body(ids, places, cu_lengths, **options), cu_lengths
 
     def _prompts(
         self, prompt: Any, most: int | None

@@ -16,7 +16,7 @@ from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.design import VisionDesign
 from qkv.text import Tokenized
-from qkv.trace import Recorder, Trace
+from qkv.trace import Trace
 
 FIRST = "[CLS]"  # the token before the patches
 
@@ -208,23 +208,16 @@ class VisionModel(Model):
             Picture(np.arange(count), names, [(0, 0)] * count, special, image) for image in images
         ]
 
-    def _run(
-        self,
-        batch: Sequence[Tokenized],
-        *,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
-    ) -> tuple[Array, Array]:
+    def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:
         images = np.stack([one.pixels for one in batch if isinstance(one, Picture)])
-        return self._through(images, record=record, top_k=top_k, masks=masks)
+        return self._through(images, **options)
 
-    def _through(self, images: Array, **others: Any) -> tuple[Array, Array]:
+    def _through(self, images: Array, **options: Any) -> tuple[Array, Array]:
         """Vectors (B * (N + 1), D) of images, and where each image begins, (B + 1,)."""
         size = self.grid[0] * self.grid[1] + 1
         cu_lengths = np.arange(len(images) + 1) * size
         places = np.tile(np.arange(size), len(images))
-        return self._body(images, places, cu_lengths, **others), cu_lengths
+        return self._body(images, places, cu_lengths, **options), cu_lengths
 
     def pieces(self, word: str) -> list[list[str]]:
         """A patch by its name."""

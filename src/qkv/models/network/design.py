@@ -347,7 +347,9 @@ class Seq2SeqDesign:
             options=plain.options,
             bias=plain.bias,
             final_norm=plain.final_norm,
-            head=None if self.head is None else self.head.build(parameters, norm=_norm),
+            head=None
+            if self.head is None
+            else self.head.build(parameters, norm=self.decoder._norm),
         )
         return EncoderDecoder(encoder, decoder, self.start)
 
@@ -413,7 +415,3 @@ class AnyDesign(Protocol):
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters."""
-
-
-def _norm(parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
-    return RMSNorm.from_parameters(under(parameters, f"{name}."))
