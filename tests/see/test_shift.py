@@ -68,7 +68,9 @@ def test_words_that_sentences_share_are_compared(minilm: Model) -> None:
         u, v = a[name][0, 5].astype(float), b[name][0, 2].astype(float)
         assert value == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), abs=1e-6)
     assert pair.cosine[0] == pytest.approx(1)
-    pieces = shift_of_traces([minilm.trace(text) for text in ("He repays.", "She repays.")])
+    traces = [minilm.trace(text) for text in ("He repays.", "She repays.")]
+    assert [pair.word for pair in shift_of_traces(traces).pairs] == ["repays"]
+    pieces = shift_of_traces(traces, pieces=True)
     assert pieces.tokens.count("##s") == 2
     assert [pair.word for pair in pieces.pairs] == ["repay"]
 
@@ -144,3 +146,16 @@ def test_the_page_has_the_same_numbers(minilm: Model) -> None:
 def test_a_trace_that_holds_the_last_layer_only_has_one_stage(minilm: Model) -> None:
     trace = minilm.trace(CAT, names=["embed", "normalized_resid_post"], layers=5)
     assert [stage.name for stage in shift_of_traces(trace).stages] == ["after layer 5"]
+
+
+def test_a_word_in_pieces_is_one_arrow(minilm: Model) -> None:
+    trace = minilm.trace("The snowboarder smiled.")
+    assert trace.tokens == ["[CLS]", "the", "snow", "##board", "##er", "smiled", ".", "[SEP]"]
+    merged, apart = shift_of_traces(trace), shift_of_traces(trace, pieces=True)
+    assert merged.tokens == ["the", "snowboarder", "smiled", "."]
+    assert apart.tokens == trace.tokens[1:-1]
+    last = trace.num_layers - 1
+    after = trace["normalized_resid_post", last][0][2:5].mean(0)
+    static = trace["hook_embed"][0][2:5].mean(0)
+    expected = static @ after / np.linalg.norm(static) / np.linalg.norm(after)
+    assert merged.stages[-1].cosine[1] == pytest.approx(expected, rel=1e-5)

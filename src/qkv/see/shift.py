@@ -20,7 +20,7 @@ from qkv.arrays import Array
 from qkv.see import findings
 from qkv.see.figures import named_points
 from qkv.see.plane import fit_plane
-from qkv.see.words import is_punctuation, quoted
+from qkv.see.words import is_punctuation, quoted, word_spans
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 
@@ -94,8 +94,11 @@ class Shift:
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
-def shift_of_traces(traces: Trace | Sequence[Trace]) -> Shift:
+def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) -> Shift:
     """The shift of the words of one trace, or of several by one model, each of one text.
+
+    The vector of a word that was cut into pieces is the mean of theirs, unless `pieces` are asked
+    for as they are.
 
     Raises:
         ValueError: a trace lacks the static vectors or those after the last layer, or the traces
@@ -109,11 +112,17 @@ def shift_of_traces(traces: Trace | Sequence[Trace]) -> Shift:
     of: list[int] = []
     parts: list[list[tuple[str, Array]]] = []
     for number, trace in enumerate(several):
-        kept = [i for i, special in enumerate(trace.special) if not special]
-        kept = kept or list(range(len(trace.tokens)))
-        tokens += [trace.tokens[i] for i in kept]
+        spans = None if pieces else word_spans(trace.tokens, trace.special)
+        spans = spans or [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        kept = [span for span in spans if not trace.special[span[0]]] or spans
+        tokens += [name for _, _, name in kept]
         of += [number] * len(kept)
-        parts.append([(name, state[0][kept]) for name, state in _states(trace)])
+        parts.append(
+            [
+                (name, np.stack([state[0][first:end].mean(0) for first, end, _ in kept]))
+                for name, state in _states(trace)
+            ]
+        )
     names = [[name for name, _ in part] for part in parts]
     sizes = {part[0][1].shape[1] for part in parts}
     if any(other != names[0] for other in names) or len(sizes) > 1:

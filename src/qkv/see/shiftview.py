@@ -183,6 +183,7 @@ def plot_shift(
     *,
     model: Model | str | None = None,
     theme: str = "auto",
+    pieces: bool = False,
 ) -> ShiftView: ...
 
 
@@ -197,6 +198,7 @@ def plot_shift(
     *,
     model: Model | str | None = None,
     theme: str = "auto",
+    pieces: bool = False,
 ) -> ShiftView | Figure:
     """Word vectors before and after attention, as arrows in one plane.
 
@@ -211,6 +213,8 @@ def plot_shift(
         tokens: T words.
         model: the model for a text, or its name; the default model if left out.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        pieces: whether the pieces of a word have arrows of their own; else its vector is the mean
+            of theirs.
 
     Returns:
         Of texts and traces a view; of bare arrays a matplotlib figure.
@@ -233,7 +237,7 @@ def plot_shift(
             used = model_of(model, [text for part in texts for text in texts_of([part], _CALL)])
             parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
         traces = [findings.one_text(part, _CALL) for part in parts]
-        return ShiftView(traces, shift_of_traces(traces), theme)
+        return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme)
     if contextual is None or tokens is None:
         raise TypeError(
             "plot_shift: give original, contextual and tokens, or one trace; weights have no "
