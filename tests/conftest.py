@@ -1,6 +1,7 @@
 """Settings that every test shares: fixed random cases in CI, no network, no screen."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,12 @@ from qkv.backend import BACKENDS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("QKV_MODEL", None)
+
+# Whoever starts the tests (nohup, a shell in the background) may ignore signals that tests send.
+for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT", None)):
+    _signal = getattr(signal, f"SIG{_name}", None)
+    if _signal is not None and signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual or signal.SIG_DFL)
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
