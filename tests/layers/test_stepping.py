@@ -187,7 +187,10 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
             packed.append(arguments)
             kernel.pack(*arguments)
 
-    monkeypatch.setattr(sys.modules["qkv.backend"], "kernel", Counting)
+    backend = sys.modules["qkv.backend"]
+    monkeypatch.setattr(backend, "kernel", Counting)
+    # memory of its own: that of other tests' weights, which are gone, may be given up at any time
+    monkeypatch.setattr(backend, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():
         model = built(np.float32, ATTENTIONS["rotary"], sizes)
         packed.clear()
