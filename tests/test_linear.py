@@ -393,6 +393,7 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
             kernel.pack(*arguments)
 
     monkeypatch.setattr(module, "kernel", Counting)
+    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))  # shared with no other test
     x, weight = numbers(3, 4), numbers(4, 5, seed=1)
     here = backend != "numpy"
     for _ in range(3):
