@@ -31,8 +31,8 @@ from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.learn import read_metrics
-from qkv.see.measures import on_offset
-from qkv.see.snapshots import read_run
+from qkv.see.analysis.measures import on_offset
+from qkv.see.analysis.snapshots import read_run
 from training import command
 from training.objectives import around
 from training.senses import heads, held_out_sentences

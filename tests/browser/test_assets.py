@@ -8,9 +8,9 @@ import pytest
 from playwright._impl._driver import compute_driver_executable
 
 import qkv.see
-from qkv.see.page import asset
+from qkv.see.page.html import asset
 
-ASSETS = Path(qkv.see.__file__).parent / "assets"
+ASSETS = Path(qkv.see.__file__).parent / "page" / "assets"
 SCRIPTS = sorted(path.name for path in ASSETS.glob("*.js"))
 KINDS = [name for name in SCRIPTS if name != "view.js"]
 FORBIDDEN = [

@@ -10,8 +10,8 @@ from playwright._impl._driver import compute_driver_executable
 from playwright.sync_api import Page
 
 import qkv
-from qkv.see import colours
-from qkv.see.page import asset
+from qkv.see.draw import colours
+from qkv.see.page.html import asset
 
 from .conftest import Visit
 from .support import SPANS, STATIC, WORDS, made, page_of, payload, whole_page

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.see.heads import Heads, Summary
+from qkv.see.analysis.heads import Heads, Summary
 
 from .conftest import Visit
 from .support import keys, page_of, press, read, readout, sentence, tight, token

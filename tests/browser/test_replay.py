@@ -10,8 +10,8 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.see import View, replay
-from qkv.see.page import asset, whole_page
-from qkv.see.replayview import ReplayView
+from qkv.see.page.html import asset, whole_page
+from qkv.see.views.replay import ReplayView
 from see.training import made_run, run_folder
 
 from .conftest import Visit

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 import qkv
-from qkv.see.colours import shade
+from qkv.see.draw.colours import shade
 
 from .conftest import Visit
 from .support import (
@@ -361,7 +361,9 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     random = np.random.default_rng(1)
     source, target = ["ein", "kurzer", "Satz"], ["a", "short", "sentence", "."]
     weights = random.dirichlet(np.ones(3), size=(1, 2, 4))
-    cross = qkv.see.heads.Heads(target, [False] * 4, [0], list(weights), keys=source, name="Cross")
+    cross = qkv.see.analysis.heads.Heads(
+        target, [False] * 4, [0], list(weights), keys=source, name="Cross"
+    )
     page = visit(page_of(made(source, 1, 2, name="Encoder"), cross))
     assert page.get_by_label("Attention").locator("option").all_inner_texts() == [
         "Encoder",

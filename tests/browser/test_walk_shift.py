@@ -12,9 +12,9 @@ from playwright.sync_api import Locator, Page
 
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
-from qkv.see.page import payload_of, whole_page
-from qkv.see.shift import Shift, shift_of_arrays, shift_of_traces, shift_payload
-from qkv.see.walk import Walk, walk_head, walk_layer, walk_payload
+from qkv.see.analysis.shift import Shift, shift_of_arrays, shift_of_traces, shift_payload
+from qkv.see.page.html import payload_of, whole_page
+from qkv.see.steps.walk import Walk, walk_head, walk_layer, walk_payload
 
 from .conftest import Visit
 from .support import STATIC, press, read, readout, said, tight

@@ -440,7 +440,7 @@ def test_a_failure_while_running_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("it broke\nin two lines")
 
-    monkeypatch.setattr("qkv.see.views.show", broken)
+    monkeypatch.setattr("qkv.see.show", broken)
     assert refused(run("show", CAT), "show", code=1) == "qkv show: it broke in two lines"
     debugged = run("show", CAT, "--debug")
     assert debugged.exit_code == 1
@@ -454,7 +454,7 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qkv.see.views.show", interrupted)
+    monkeypatch.setattr("qkv.see.show", interrupted)
     result = run("show", CAT)
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "")
 

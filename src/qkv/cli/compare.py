@@ -27,10 +27,10 @@ def compare(
     **output: Any,
 ) -> None:
     """How alike a word is in TEXT_A and in TEXT_B, and what it looks at in each."""
-    from qkv.see import views
+    from qkv import see
 
     present(
-        lambda: views.compare(
+        lambda: see.compare(
             text_a,
             text_b,
             word=word,

@@ -50,11 +50,11 @@ def replay(
     open_page: bool,
 ) -> None:
     """What a head looks at in TEXT, at each snapshot of the training run in DIR."""
-    from qkv.see import replayview
+    from qkv import see
 
     kind = None if output is None else _KINDS[Path(output).suffix.lower()]
     present(
-        lambda: replayview.replay(run, text, layer=layer, head=head, stretch=stretch),
+        lambda: see.replay(run, text, layer=layer, head=head, stretch=stretch),
         Output(
             as_json,
             html=output if kind == "html" else None,

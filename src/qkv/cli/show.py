@@ -27,10 +27,10 @@ def show(
     **output: Any,
 ) -> None:
     """One head's weights over TEXT, and how far attention moved each word."""
-    from qkv.see import views
+    from qkv import see
 
     present(
-        lambda: views.show(
+        lambda: see.show(
             text,
             model=model,
             layer=layer,

@@ -31,7 +31,8 @@ def walk(
     **output: Any,
 ) -> None:
     """Each step of one head over TEXT: its formula, its NumPy line, its real numbers."""
-    from qkv.see import given, views
+    from qkv import see
+    from qkv.see.analysis import inputs
 
     named = {"--dim": dim, "--heads": heads, "--seed": seed}
     named |= {"--causal": causal or None, "--no-positions": no_positions or None}
@@ -42,8 +43,8 @@ def walk(
     sizes = {"dim": dim, "heads": heads, "seed": seed}
     options |= {name: value for name, value in sizes.items() if value is not None}
 
-    def make() -> views.WalkView:
-        chosen: Any = given.lesson_model([text], "walk", **options) if used else model
-        return views.walk(text, layer, head, model=chosen, stretch=stretch)
+    def make() -> see.WalkView:
+        chosen: Any = inputs.lesson_model([text], "walk", **options) if used else model
+        return see.walk(text, layer, head, model=chosen, stretch=stretch)
 
     present(make, Output(**output))

@@ -238,7 +238,7 @@ class Recording(Trace):
         self._name(named)
 
     def _name(self, texts: list[list[str]]) -> None:
-        from qkv.see.words import is_special
+        from qkv.see.analysis.words import is_special
 
         self._tokens = texts
         self._ids: list[list[int]] = [[] for _ in texts]

@@ -1,12 +1,12 @@
 """Attention to look at: in the terminal, as static figures, and as pages that explain."""
 
-from qkv.see.headview import HeadView, head_view
-from qkv.see.imageview import ImageView, image_view
-from qkv.see.replayview import ReplayView, replay
-from qkv.see.runs import RunsView
-from qkv.see.shiftview import ShiftView, plot_shift
-from qkv.see.view import View
-from qkv.see.views import CompareView, ShowView, WalkView, compare, show, walk
+from qkv.see.views.head_view import HeadView, head_view
+from qkv.see.views.image_view import ImageView, image_view
+from qkv.see.views.replay import ReplayView, replay
+from qkv.see.views.runs import RunsView
+from qkv.see.views.shift import ShiftView, plot_shift
+from qkv.see.views.show import CompareView, ShowView, WalkView, compare, show, walk
+from qkv.see.views.view import View
 
 __all__ = [
     "CompareView",

@@ -1,0 +1,1 @@
+"""What heads look at, in numbers and in words."""

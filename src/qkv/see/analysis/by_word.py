@@ -1,0 +1,89 @@
+"""The heads of words in place of those of their pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qkv.see.analysis.heads import Heads, Summary
+from qkv.see.analysis.measures import merge_words
+from qkv.see.analysis.words import Span, word_spans
+
+
+def by_word(heads: Heads) -> Heads:
+    """The heads of a text's words, their pieces merged; the same where no token is a piece.
+
+    What the pieces of a word receive is summed, what they look at is averaged.
+
+    >>> heads = Heads(["a", "##b", "c"], [False] * 3, [0], [np.full((1, 3, 3), 1 / 3)])
+    >>> merged = by_word(heads)
+    >>> merged.tokens, merged.weights[0].round(2).tolist(), merged.place(1)
+    (['ab', 'c'], [[[0.67, 0.33], [0.67, 0.33]]], 2)
+    """
+    found = word_spans(heads.tokens, heads.special)
+    found_keys = None if heads.keys is None else word_spans(heads.keys, heads.all_key_special)
+    if found is None and found_keys is None:
+        return heads
+    rows = found or _each(heads.tokens)
+    columns = rows if heads.keys is None else found_keys or _each(heads.keys)
+    tokens = [name for _, _, name in rows]
+    firsts, key_firsts = ([first for first, _, _ in spans] for spans in (rows, columns))
+    return replace(
+        heads,
+        tokens=tokens,
+        special=[heads.special[first] for first in firsts],
+        keys=None if heads.keys is None else [name for _, _, name in columns],
+        key_special=None
+        if heads.key_special is None
+        else [heads.key_special[first] for first in key_firsts],
+        weights=[merge_words(layer, rows, columns) for layer in heads.weights],
+        summary=[_merged_summary(part, rows, columns) for part in heads.summary],
+        scale={},
+        norms=[],
+        split=None if heads.split is None else int(np.searchsorted(firsts, heads.split)),
+        shown=_shown(heads.shown, rows),
+        shown_keys=_shown(heads.shown_keys, columns),
+        spans=rows,
+        key_spans=columns,
+    )
+
+
+def _each(tokens: Sequence[str]) -> list[Span]:
+    return [(place, place + 1, token) for place, token in enumerate(tokens)]
+
+
+def _shown(names: Sequence[str] | None, spans: Sequence[Span]) -> list[str] | None:
+    """What words are called where their tokens have names of their own."""
+    if names is None:
+        return None
+    return [names[first] if end - first == 1 else word for first, end, word in spans]
+
+
+def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]) -> Summary:
+    """The largest weights between words, of the weights between pieces that were kept."""
+    row_of, key_of = (
+        np.repeat(np.arange(len(spans)), [end - first for first, end, _ in spans])
+        for spans in (rows, columns)
+    )
+    heads, _, top_k = part.indices.shape
+    there = part.indices >= 0
+    head, query, _ = np.nonzero(there)
+    line = head * len(rows) + row_of[query]  # a row of a head
+    cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
+    sizes = np.array([end - first for first, end, _ in rows])
+    shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]
+    sums = np.bincount(at, shares, len(cells))
+    line, key = np.divmod(cells, len(columns))
+    order = np.lexsort((key, -sums, line))
+    line, key, sums = line[order], key[order], sums[order]
+    place = np.arange(len(line)) - np.searchsorted(line, line)  # of a weight in its row
+    kept = place < top_k
+    indices = np.full((heads * len(rows), top_k), -1, np.int64)
+    weights = np.zeros(indices.shape, part.weights.dtype)
+    indices[line[kept], place[kept]] = key[kept]
+    weights[line[kept], place[kept]] = sums[kept]
+    received = np.add.reduceat(part.received, [first for first, _, _ in columns], axis=-1)
+    shape = heads, len(rows), top_k
+    return Summary(indices.reshape(shape), weights.reshape(shape), received)

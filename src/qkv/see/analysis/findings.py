@@ -1,0 +1,266 @@
+"""The numbers behind a view: which head to show, its links, how far words moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.see.analysis import words as of_words
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.words import Span, is_punctuation
+from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
+from qkv.trace import Trace
+
+
+@dataclass(frozen=True)
+class Link:
+    """One weight: what the token at `query` puts on the token at `key`.
+
+    Attributes:
+        layer: the layer.
+        head: the head.
+        query: the place of the token that looks.
+        key: the place of the token that is looked at.
+        weight: the weight.
+        usual: what the head gives to that distance, and to that key, as `Heads.usual` has it.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+    usual: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+
+    @property
+    def expected(self) -> float:
+        """What position and the word looked at would have it at most."""
+        at_distance, on_key = self.usual
+        return max(2 * at_distance, on_key)
+
+    @property
+    def stands_out(self) -> float:
+        """By how much it is more than that."""
+        return self.weight - self.expected
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """How far each token went from its static vector to its contextual one, all `(T,)` float64.
+
+    Attributes:
+        cosine: between the two; 1 is the same direction. 0 where one of them has no length.
+        static_length: of the token's row in the token table.
+        contextual_length: of its vector after the last layer.
+    """
+
+    cosine: Array
+    static_length: Array
+    contextual_length: Array
+
+
+def one_text(trace: Any, call: str) -> Trace:
+    """The trace of the one text that this one holds."""
+    if isinstance(trace, Seq2SeqTrace):
+        raise TypeError(
+            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
+            "trace.decoder, or call head_view(trace)"
+        )
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"{call}: there is a {type(trace).__name__} where a trace should be: give "
+            "model.trace(...)"
+        )
+    if len(trace) > 1:
+        raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
+    if not len(trace) or not len(trace[0].tokens):
+        raise ValueError(f"{call}: {_no_tokens(trace)}")
+    return readable(trace[0])
+
+
+def _no_tokens(trace: Trace) -> str:
+    """Why there are none, and what can be done."""
+    if not trace.names():
+        return (
+            "this trace is empty: a recording is filled when its block ends without an error; a "
+            "model of qkv gives one with model.trace(text)"
+        )
+    weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"
+    return (
+        "this trace has no tokens: make one with model.trace(text), or give weights with their "
+        f"tokens, qkv.show({weights}, tokens=[...])"
+    )
+
+
+def readable(trace: Trace) -> Trace:
+    """The trace of one text with its tokens as a reader knows them."""
+    tokens, special = trace[0].tokens, trace[0].special
+    names = plain_tokens(tokens, special)
+    return trace if names == tokens else trace.with_tokens([names])
+
+
+def content(trace: Trace) -> Array:
+    """Which tokens belong to content words, `(T,)` bool."""
+    return of_words.content(trace.tokens, trace.special)[0]
+
+
+def strongest_links(
+    trace: Trace | Heads, layer: int, head: int, count: int | None = None
+) -> list[Link]:
+    """The largest weights of one head between two different content words, largest first.
+
+    Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
+    """
+    weights, keys = seen_heads(trace).links(
+        layer, head
+    )  # (L, S), or (L, k) where only those are kept
+    order = np.argsort(-weights, axis=None, kind="stable")[:count]
+    places = zip(*np.unravel_index(order, weights.shape), strict=True)
+    return [
+        Link(layer, head, int(i), int(keys[i, j]), float(weights[i, j]))
+        for i, j in places
+        if weights[i, j] > 0
+    ]
+
+
+@np.errstate(over="ignore")
+def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
+    """How far each token moved; None if the trace lacks the static or the contextual vectors.
+
+    Of words of several tokens, `spans`, it is the mean of their vectors.
+    """
+    last = last_state(trace)
+    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+        return None
+    static, contextual = (
+        mean_vectors(part[0].astype(np.float64), spans) for part in (trace["embed"], last)
+    )
+    return Movement(
+        cosine=cosine(static, contextual),
+        static_length=np.linalg.norm(static, axis=-1),
+        contextual_length=np.linalg.norm(contextual, axis=-1),
+    )
+
+
+def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
+    """The mean vector of each word; the vectors themselves, `(T, D)`, where there are no words."""
+    if spans is None:
+        return vectors
+    sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
+    return np.asarray(sums / np.array([[end - first] for first, end, _ in spans]))
+
+
+def last_state(trace: Trace) -> Array | None:
+    """The vectors after the last layer, `(1, T, D)`, or None if they were not traced."""
+    layer = trace.num_layers - 1
+    for name in ("normalized_resid_post", "resid_post"):
+        if (name, layer) in trace:
+            found: Array = trace[name, layer]
+            return found
+    return None
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def cosine(a: Array, b: Array) -> Array:
+    """The cosine between vectors along the last axis, in float64; 0 where one has no length.
+
+    >>> cosine(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])).round(3)
+    array([0.707, 0.   ])
+    """
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    dots = (a * b).sum(axis=-1)
+    return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0))
+
+
+def words_of(trace: Trace) -> list[str]:
+    """The words of a text as its tokens spell them, pieces joined, punctuation left out."""
+    words: list[str] = []
+    pairs = zip(trace.tokens, trace.special, strict=True)
+    for token, special in pairs:
+        if is_piece(token) and words:
+            words[-1] += token[2:]
+        elif not special:
+            words.append(token)
+    return [word for word in words if not is_punctuation(word)]
+
+
+def find_word(trace: Trace, pieces: Sequence[str]) -> list[list[int]]:
+    """Where a word stands in a text: for each time it occurs, the positions of its pieces.
+
+    `pieces` are the word's tokens. What merely begins with them is another word.
+
+    >>> trace = Trace({}, tokens=[["the", "bank", "##er", "at", "the", "bank"]])
+    >>> find_word(trace, ["bank"]), find_word(trace, ["bank", "##er"])
+    ([[5]], [[1, 2]])
+    """
+    return find_pieces(trace.tokens, pieces)
+
+
+def similarity_by_layer(
+    a: Trace, positions_a: Sequence[int], b: Trace, positions_b: Sequence[int]
+) -> Array:
+    """The cosine between one word in two texts, `(num_layers + 1,)`.
+
+    The first number is at the embeddings, the others after each layer. A word of several pieces is
+    the mean of their vectors. Empty where a trace lacks these vectors.
+
+    Raises:
+        ValueError: the texts ran through different numbers of layers.
+    """
+    if a.num_layers != b.num_layers:
+        raise ValueError(
+            f"compare: the first trace has {a.num_layers} layers and the second {b.num_layers}: "
+            "trace both with one model"
+        )
+    try:
+        states = list(zip(a.hidden_states, b.hidden_states, strict=True))
+    except KeyError:
+        return np.zeros(0)
+    return np.array(
+        [
+            float(cosine(_mean(state_a, positions_a), _mean(state_b, positions_b)))
+            for state_a, state_b in states
+        ]
+    )
+
+
+def attended(trace: Trace | Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
+    """What a word attends to in one head, `(T,)` and summing to 1: the mean over its pieces."""
+    seen = seen_heads(trace)
+    return np.asarray(np.mean([seen.row(layer, head, place) for place in positions], axis=0))
+
+
+def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
+    """The content words that a word looks at most, each in the head where it does so most.
+
+    The word itself is left out. Ties go to the lowest layer, then head.
+    """
+    best: dict[int, Link] = {}
+    keys = heads.content_keys(rows[0])
+    for layer in heads.layers:
+        for head in range(heads.count):
+            weights = attended(heads, layer, head, rows)
+            for key in keys:
+                if weights[key] > (best[key].weight if key in best else 0.0):
+                    best[key] = Link(layer, head, rows[0], key, float(weights[key]))
+    return sorted(best.values(), key=lambda link: -link.weight)[:count]
+
+
+def _mean(state: Array, positions: Sequence[int]) -> Array:
+    return np.asarray(state[0, list(positions)].astype(np.float64).mean(axis=0))
+
+
+def between_content(trace: Trace, weights: Array) -> Array:
+    """Weights `(..., T, T)` with -1 wherever they do not join two different content words."""
+    return Heads(trace.tokens, trace.special, []).between_content(weights)
+
+
+def seen_heads(trace: Trace | Heads) -> Heads:
+    """The heads of a trace, or what already is heads."""
+    return heads_of(trace) if isinstance(trace, Trace) else trace

@@ -1,0 +1,193 @@
+"""What a view is asked to show: a text, a trace, or weights with their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from qkv.arrays import Array, whole_number
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.see.analysis import findings
+from qkv.see.analysis.heads import heads_from
+from qkv.see.analysis.words import bare, content_words, word_spans
+from qkv.see.page.html import LONG
+from qkv.text.tokenizer import check_text
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+# Tokens up to which a text is traced whole, with (T, T) weights for each head.
+WHOLE = 2 * LONG
+
+
+def traced(
+    given: Any, tokens: Iterable[str] | None, model: Model | str | None, call: str
+) -> tuple[Trace, Model | None]:
+    """A trace of one text from whatever was given, and the model if there is one."""
+    if isinstance(given, Trace | Seq2SeqTrace):
+        trace = findings.one_text(given, call)
+        return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
+    if tokens is not None:
+        return trace_of_arrays(given, tokens, call), None
+    if hasattr(given, "__array__") or (
+        isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
+    ):
+        raise TypeError(f"{call}: weights come without words: give tokens=[...] as well")
+    (text,) = texts_of([given], call)
+    used = model_of(model, [text])
+    size = min(len(used.tokenize(text)), used.max_length or WHOLE + 1)
+    if size > WHOLE:
+        return findings.readable(used.trace(text, names=["embed", "v"], top_k=8)), used
+    return findings.readable(used.trace(text)), used
+
+
+def trace_of_arrays(attention: Any, tokens: Iterable[str], call: str) -> Trace:
+    """A trace that holds these weights and no more."""
+    heads = heads_from(attention, tokens, call=call)
+    arrays = {
+        f"blocks.{layer}.attn.hook_pattern": weights[None]
+        for layer, weights in zip(heads.layers, heads.weights, strict=True)
+    }
+    return Trace(arrays, tokens=[heads.tokens], special=[heads.special])
+
+
+def texts_of(texts: list[Any], call: str) -> list[str]:
+    """Texts that have something in them."""
+    names = ["the text"] if len(texts) == 1 else ["the first text", "the second text"]
+    for name, text in zip(names, texts, strict=True):
+        if not check_text(text, call=call, name=name).strip():
+            raise ValueError(f"{call}: {name} is empty: give at least one word")
+    return texts
+
+
+def lesson_model(texts: list[str], call: str, **options: Any) -> Model:
+    """The random model whose vocabulary is the words of these texts."""
+    from qkv.models import random_model
+
+    return random_model(texts_of(texts, call), **options)
+
+
+def model_of(model: Model | str | None, texts: list[str]) -> Model:
+    """The model itself, or by its name; "random" knows the words of these texts."""
+    from qkv.models import Model, load_for
+
+    return model if isinstance(model, Model) else load_for(texts, model)
+
+
+def places_in(
+    trace: Trace, model: Model | None, word: str | int, call: str, name: str
+) -> list[int]:
+    """The tokens of a word wherever it stands in the text, or the one at this place.
+
+    Raises:
+        ValueError: the word is not in the text; the message names the words there are.
+        IndexError: there is no such place.
+    """
+    size = len(trace.tokens)
+    if isinstance(word, str):
+        found = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
+        if not found:
+            words = _listed(list(dict.fromkeys(findings.words_of(trace))))
+            raise ValueError(f"{call}: {word!r} is not in the text: it has {words}")
+        return [place for places in found for place in places]
+    place = whole_number(word, call=call, name=name, least=-size)
+    if place >= size:
+        raise IndexError(f"{call}: {name}={place}: the tokens are 0 to {size - 1}")
+    return [place % size]
+
+
+def places_of(
+    model: Model | None, word: str | None, a: Trace, b: Trace
+) -> tuple[str, str, list[list[list[int]]]]:
+    """The word to compare, why it is this one, and where it stands in each text.
+
+    Without a word the content word that both share; of several the one whose vectors after the last
+    layer are least alike.
+
+    Raises:
+        ValueError: the word is not in both, or they share none; the message names the words.
+    """
+    words = [list(dict.fromkeys(findings.words_of(trace))) for trace in (a, b)]
+    if word is None:
+        return _shared(model, a, b, words)
+    found = [_found(trace, model, word) for trace in (a, b)]
+    missing = [number for number, places in enumerate(found) if not places]
+    if len(missing) == 2:
+        raise ValueError(
+            f"compare: {word!r} is in neither text: the first has {_listed(words[0])}; "
+            f"the second {_listed(words[1])}"
+        )
+    if missing:
+        name = ("first", "second")[missing[0]]
+        raise ValueError(
+            f"compare: {word!r} is not in the {name} text: it has {_listed(words[missing[0]])}"
+        )
+    return word, "it was asked for", found
+
+
+def _shared(
+    model: Model | None, a: Trace, b: Trace, words: list[list[str]]
+) -> tuple[str, str, list[list[list[int]]]]:
+    """The word that both texts share, as `places_of` gives it."""
+    kept = [content_words(trace.tokens, trace.special) for trace in (a, b)]
+    for what, (first, second) in (("content word", kept), ("word", words)):
+        places = {
+            word: [_found(trace, model, word) for trace in (a, b)]
+            for word in first
+            if word in second
+        }
+        shared = [word for word, found in places.items() if all(found)]
+        if len(shared) == 1:
+            return shared[0], f"it is the only {what} that both share", places[shared[0]]
+        if shared:
+            ends = {
+                word: findings.similarity_by_layer(a, places[word][0][0], b, places[word][1][0])
+                for word in shared
+            }
+            word = min(shared, key=lambda word: _last(ends[word]))
+            least = (
+                "after the last layer it is the least alike of the"
+                if len(ends[word])
+                else "it is the first of the"
+            )
+            return word, f"{least} {what}s that both share ({_listed(shared)})", places[word]
+    raise ValueError(
+        f"compare: the texts share no word: the first has {_listed(words[0])}; the second "
+        f"{_listed(words[1])}"
+    )
+
+
+def _last(similarity: Array) -> float:
+    """The similarity after the last layer, to be the least; what is no number is not."""
+    value = float(similarity[-1]) if len(similarity) else 0.0
+    return math.inf if math.isnan(value) else value
+
+
+def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
+    """Where a word stands, as the model cuts it; without a model as its pieces spell it."""
+    if model is None:
+        return _spelled(trace, word)
+    cuts = (findings.find_word(trace, cut) for cut in model.pieces(word))
+    return next(filter(None, cuts), [])
+
+
+def _spelled(trace: Trace, word: str) -> list[list[int]]:
+    """Where a word stands among tokens whose tokenizer is not known: as its pieces spell it.
+
+    >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
+    [[1, 2]]
+    """
+    tokens, special = trace.tokens, trace.special
+    spans = word_spans(tokens, special) or [(i, i + 1, bare(t)) for i, t in enumerate(tokens)]
+    for spell in (str, str.lower):
+        found = [list(range(i, j)) for i, j, name in spans if spell(bare(name)) == spell(word)]
+        if found:
+            return found
+    return []
+
+
+def _listed(words: list[str], most: int = 20) -> str:
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return (", ".join(words[:most]) or "no word") + more

@@ -1,0 +1,194 @@
+"""Numbers of heads: what they look at, and words for pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis.heads import Heads, Summary
+from qkv.see.analysis.words import Span
+
+
+def measures_of(heads: Heads) -> dict[str, Array | None]:
+    """Every measure of every head, each `(layers, heads)`; None where it is not known.
+
+    Of a text of which only the largest weights were kept, `first` and `separators` are known: they
+    need what each key received and no more.
+    """
+    size, own = len(heads.tokens), heads.keys is None
+    special = np.array(heads.all_key_special, dtype=bool)
+    separators = np.flatnonzero(special & (np.arange(len(special)) > 0))
+    found: dict[str, Array | None] = dict.fromkeys(
+        ("entropy", "previous", "next", "first", "separators", "distance")
+    )
+    if heads.weights:
+        found["entropy"] = np.array([entropy(layer) for layer in heads.weights])
+        found["first"] = np.array([on_keys(layer, [0]) for layer in heads.weights])
+        if own and size > 1:
+            found["previous"] = np.array([on_offset(layer, -1) for layer in heads.weights])
+            found["next"] = np.array([on_offset(layer, 1) for layer in heads.weights])
+        if own:
+            found["distance"] = np.array([distance(layer) for layer in heads.weights])
+        if separators.size:
+            found["separators"] = np.array([on_keys(layer, separators) for layer in heads.weights])
+    else:
+        received = np.array([part.received for part in heads.summary])  # (layers, H, S)
+        found["first"] = received[..., 0] / size
+        if separators.size:
+            found["separators"] = received[..., separators].sum(axis=-1) / size
+    return found
+
+
+def entropy(weights: Array) -> Array:
+    """How spread out what a token looks at is, `(H,)` in bits: 0 is one key, 1 two equal ones.
+
+    The mean over queries of `-sum(w * log2(w))`. Queries that see nothing are left out.
+
+    Source:
+        Clark et al. 2019, "What Does BERT Look At?", section 3.3.
+
+    >>> entropy(np.array([[[1.0, 0.0], [0.5, 0.5]]]))
+    array([0.5])
+    """
+    return np.array(
+        [_mean(_bits(head).sum(axis=-1), _sees(head)) for head in weights.astype(np.float64)]
+    )
+
+
+def on_offset(weights: Array, offset: int) -> Array:
+    """The mean weight on the token `offset` places on, `(H,)`: -1 the previous one, 1 the next.
+
+    Over the queries that have such a token and see anything.
+
+    Source:
+        Clark et al. 2019, section 3.1.
+
+    >>> on_offset(np.array([[[1.0, 0.0], [0.75, 0.25]]]), -1)
+    array([0.75])
+    """
+    there = np.diagonal(weights, offset, axis1=1, axis2=2).astype(np.float64)  # (H, n)
+    sees = np.array([_sees(head) for head in weights])
+    sees = sees[:, -offset:] if offset < 0 else sees[:, : there.shape[1]]
+    return np.array([_mean(row, kept) for row, kept in zip(there, sees, strict=True)])
+
+
+def on_keys(weights: Array, keys: Any) -> Array:
+    """The mean over queries of the weight on these keys together, `(H,)`.
+
+    With key 0 the weight on the first token, with the special tokens after it that on separators.
+
+    Source:
+        Clark et al. 2019, section 3.2.
+
+    >>> on_keys(np.array([[[1.0, 0.0], [0.75, 0.25]]]), [0])
+    array([0.875])
+    """
+    parts = weights[..., np.asarray(keys)].astype(np.float64).sum(axis=-1)  # (H, L)
+    return np.array([_mean(row, _sees(head)) for row, head in zip(parts, weights, strict=True)])
+
+
+def on_cells(weights: Array, cells: Array) -> Array:
+    """The mean weight that a query puts on its cells `(L, S)` together, `(H,)`.
+
+    Over the queries that have such a cell and see anything.
+
+    >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
+    array([0.75])
+    """
+    parts = np.where(cells, weights, 0).sum(axis=-1, dtype=np.float64)  # (H, L)
+    there = cells.any(axis=-1)
+    return np.array(
+        [_mean(row, _sees(head) & there) for row, head in zip(parts, weights, strict=True)]
+    )
+
+
+def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
+    """Where induction looks, `(L, L)` bool: from a token to those behind its earlier copies.
+
+    In "a b c a", from the second "a" to "b". Special tokens have no copies, and a token's weight on
+    itself, as in "a a", is left out.
+
+    Source:
+        Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
+
+    >>> np.argwhere(after_copies(list("abca"), [False] * 4)).tolist()
+    [[3, 1]]
+    """
+    cells = np.zeros((len(tokens), len(tokens)), dtype=bool)
+    places: dict[str, list[int]] = {}
+    for i, (token, flag) in enumerate(zip(tokens, special, strict=True)):
+        if not flag:
+            cells[i, [place + 1 for place in places.get(token, ()) if place + 1 < i]] = True
+            places.setdefault(token, []).append(i)
+    return cells
+
+
+def distance(weights: Array) -> Array:
+    """How far away a token looks, `(H,)` in tokens: the mean of `sum(w * |i - j|)`.
+
+    Source:
+        Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language
+        Model", section 4.2.
+
+    >>> distance(np.array([[[1.0, 0.0], [0.75, 0.25]]]))
+    array([0.375])
+    """
+    rows, columns = np.arange(weights.shape[1]), np.arange(weights.shape[2])
+    far = np.abs(rows[:, None] - columns).astype(np.float64)
+    return np.array([_mean(np.einsum("ij,ij->i", head, far), _sees(head)) for head in weights])
+
+
+def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
+    """Weights between pieces `(..., L, S)` as weights between words.
+
+    The weight on a word is the sum over its pieces; what a word looks at is the mean over its
+    pieces. So each row still sums to 1.
+
+    Source:
+        Clark et al. 2019, section 4.1.
+
+    >>> merge_words(np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
+    ...             [(0, 1, "a"), (1, 3, "b")], [(0, 1, "a"), (1, 3, "b")])
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+    rows = np.add.reduceat(weights, [first for first, _, _ in queries], axis=-2)
+    merged = np.add.reduceat(rows, [first for first, _, _ in keys], axis=-1)
+    merged /= np.array([[end - first] for first, end, _ in queries], merged.dtype)
+    return np.asarray(merged)
+
+
+def summarize(weights: Array, top_k: int) -> Summary:
+    """The largest weights of each query and what each key received, from weights `(H, L, S)`.
+
+    Ties go to the lower key.
+
+    >>> part = summarize(np.array([[[0.2, 0.5, 0.3], [0.5, 0.0, 0.5]]]), 2)
+    >>> part.indices.tolist(), part.weights.tolist(), part.received.tolist()
+    ([[[1, 2], [0, 2]]], [[[0.5, 0.3], [0.5, 0.5]]], [[0.7, 0.5, 0.8]])
+    """
+    kept = min(top_k, weights.shape[2])
+    indices = np.empty((*weights.shape[:2], kept), np.int64)
+    for place, head in enumerate(weights):  # one head at a time: the order is as large as the head
+        indices[place] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
+    largest = np.take_along_axis(weights, indices, axis=-1)
+    received = np.asarray(np.nansum(weights, axis=1, dtype=np.float64))
+    return Summary(np.where(largest > 0, indices, -1), largest, received)
+
+
+def _sees(head: Array) -> Array:
+    """Which queries see anything: their weights sum to more than 0."""
+    return np.asarray(head.sum(axis=-1) > 0)
+
+
+def _mean(values: Array, kept: Array) -> float:
+    return float(values[kept].mean()) if kept.any() else 0.0
+
+
+def _bits(weights: Array) -> Array:
+    """`-w * log2(w)`, 0 for a weight of 0."""
+    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+    return np.asarray(-weights * logs)

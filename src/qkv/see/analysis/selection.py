@@ -1,0 +1,324 @@
+"""Which head a view opens on, and why it is that one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis.findings import Link, attended, seen_heads
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.trace import Trace
+
+_LEAST = 0.05  # a smaller weight is no link to compare
+_WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head to show, its strongest link if it has one, and why it is this one, in words."""
+
+    layer: int
+    head: int
+    link: Link | None
+    reason: str
+
+
+def rank_heads(
+    trace: Trace | Heads,
+    layers: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+) -> list[Link]:
+    """The strongest link of each head, those first that stand out most.
+
+    A link is between two different content words, or from and to the places asked for. How far it
+    stands out is its weight less the larger of twice what its head gives to words at that distance
+    and what it gives to that word from others. Links that do not stand out come last, the largest
+    weight first; ties go to the lowest layer, then head.
+    """
+    seen = seen_heads(trace)
+    found = []
+    for layer in seen.layers if layers is None else layers:
+        best = zip(*seen.best_links(layer, queries, keys), strict=True)
+        for head, (weight, query, key) in enumerate(best):
+            if weight > 0:
+                place = int(query), int(key)
+                usual = seen.usual(layer, head, *place)
+                found.append(Link(layer, head, *place, float(weight), usual))
+    return sorted(found, key=lambda link: (max(0.0, link.stands_out), link.weight), reverse=True)
+
+
+def other_heads(
+    links: Sequence[Link], shown: Head, count: int, *, repeat: bool = False
+) -> list[Link]:
+    """Of ranked links those of other heads than the one shown; each pair once unless `repeat`."""
+    seen = {(shown.link.query, shown.link.key)} if shown.link else set()
+    kept = []
+    for link in links:
+        pair, place = (link.query, link.key), (link.layer, link.head)
+        if (repeat or pair not in seen) and place != (shown.layer, shown.head):
+            seen.add(pair)
+            kept.append(link)
+    return kept[:count]
+
+
+def choose_head(
+    trace: Trace | Heads,
+    layer: int | None = None,
+    head: int | None = None,
+    *,
+    queries: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    call: str = "show",
+) -> tuple[Head, list[Link]]:
+    """The head whose strongest link stands out most, and all links as `rank_heads` has them.
+
+    `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
+    and to. A head that was asked for may look at no content word; then its link is to any word.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    seen = seen_heads(trace)
+    _check_place(seen, layer, head, call)
+    links = rank_heads(seen, None, queries, keys)
+    within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
+    best = next(within, None)
+    asked = queries is not None or keys is not None
+    if asked and best is None:
+        raise ValueError(
+            f"{call}: in no head does this query look at this key: a mask hides it, or its weight "
+            "is 0 or not among those that were kept"
+        )
+    if layer is not None and head is not None:
+        if not asked and (best is None or best.weight < _WEAK):
+            best = _any_link(seen, layer, head) or best
+        return Head(layer, head, best, "it was asked for"), links
+    if best is None:
+        first = min(seen.layers) if layer is None else layer
+        reason = (
+            f"it is the first of {searched(seen, layer, head)}: in none does a content word look "
+            "at another one"
+        )
+        return Head(first, head or 0, None, reason), links
+    reason = _why(seen, best, searched(seen, layer, head), asked)
+    return Head(best.layer, best.head, best, reason), links
+
+
+def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
+    """The head's largest weight between a content word and any other word."""
+    words, keys = (np.flatnonzero(flags).tolist() for flags in seen.words)
+    links = [*rank_heads(seen, [layer], words), *rank_heads(seen, [layer], None, keys)]
+    own = (link for link in links if link.head == head)
+    return max(own, key=lambda link: link.weight, default=None)
+
+
+def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
+    """Why the head of this link is shown, in words."""
+    query, key = seen.query_names[link.query], seen.key_names[link.key]
+    at_distance, on_key = link.usual
+    which = f"its weight from {query} to {key}" if asked else "its link between two content words"
+    usual = f"other words put {on_key:.2f} on {key}"
+    if seen.keys is None:
+        usual = f"this head gives {at_distance:.2f} to a word so far away and {usual}"
+    if link.stands_out > 0:
+        return f"{which} stands out most, of {among}: {link.weight:.2f}, where on average {usual}"
+    return f"{which} is the largest, of {among}; none stands out (on average {usual})"
+
+
+def searched(seen: Heads, layer: int | None, head: int | None) -> str:
+    """Among which heads one was chosen, in words."""
+    if layer is not None:
+        return f"all heads of layer {layer}"
+    every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
+    layers = "all layers" if every else f"the layers traced ({', '.join(map(str, seen.layers))})"
+    return f"{layers} and heads" if head is None else f"head {head} of {layers}"
+
+
+def contrasting_head(
+    a: Heads,
+    rows_a: Sequence[int],
+    b: Heads,
+    rows_b: Sequence[int],
+    layer: int | None = None,
+    head: int | None = None,
+) -> Head:
+    """The head in which what a word looks at differs most between two texts.
+
+    What counts is by how much its links to content words stand out, as `rank_heads` has it: the
+    difference is half the sum, over all words, of what separates them in the two texts. Where
+    nothing stands out, and of heads that differ alike, all weights are compared in the same way: 0
+    is the same, 1 nothing in common. Ties go to the lowest layer, then head.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    _check_place(a, layer, head, "compare")
+    _check_place(b, layer, head, "compare")
+    if layer is not None and head is not None:
+        return Head(layer, head, None, "it was asked for")
+    best, place = (-1.0, -1.0), (0, 0)
+    for at_layer in a.layers if layer is None else [layer]:
+        for at_head in range(a.count) if head is None else [head]:
+            sides = [(a, at_layer, at_head, rows_a), (b, at_layer, at_head, rows_b)]
+            differs = _apart(*(_standing(*side) for side in sides))
+            apart = differs, _apart(*(_looks(*side) for side in sides))
+            if apart > best:
+                best, place = apart, (at_layer, at_head)
+    among = searched(a, layer, head)
+    if best[0] > 0:
+        reason = (
+            f"what the word looks at differs most between the two, of {among}, in links that stand "
+            "out from what the head gives to that distance or to that word anyway"
+        )
+    else:
+        reason = (
+            "it is the one where what the word looks at differs most between the two "
+            f"({best[1]:.2f} of its weight is elsewhere), of {among}"
+        )
+    return Head(*place, None, reason)
+
+
+def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
+    """What a word looks at, by what the tokens are."""
+    return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
+
+
+def _standing(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
+    """By how much a word's links to content words stand out, where they do."""
+    weights = attended(heads, layer, head, rows)
+    found = []
+    for key in heads.content_keys(rows[0]):
+        if weights[key] > _LEAST:
+            usual = heads.usual(layer, head, rows[0], key)
+            link = Link(layer, head, rows[0], key, float(weights[key]), usual)
+            found.append((key, max(0.0, link.stands_out)))
+    return _by_name(heads, found)
+
+
+def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for key, weight in weights:
+        sums[heads.all_keys[key]] = sums.get(heads.all_keys[key], 0.0) + weight
+    return sums
+
+
+def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """The total variation distance of two attentions, by what the tokens are.
+
+    >>> _apart({"a": 0.5, "b": 0.5}, {"b": 0.5, "c": 0.5})
+    0.5
+    """
+    return sum(abs(a.get(name, 0.0) - b.get(name, 0.0)) for name in {**a, **b}) / 2
+
+
+def changed_head(a: Trace, b: Trace, layer: int | None = None, head: int | None = None) -> Head:
+    """The head whose weights differ most between two runs of one text.
+
+    The difference is half the sum of what separates the weights of each query, and its mean over
+    the queries. Heads that either run went without are left out. Ties go to the lowest layer, then
+    head.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    first, second = heads_of(a), heads_of(b)
+    _check_place(first, layer, head, "compare")
+    _check_place(second, layer, head, "compare")
+    if layer is not None and head is not None:
+        return Head(layer, head, None, "it was asked for")
+    without = {tuple(pair) for run in (a, b) for pair in run.changed.get("ablate", ())}
+    best, place = -1.0, (min(first.layers) if layer is None else layer, head or 0)
+    for at_layer in first.layers if layer is None else [layer]:
+        changes = _changes(first, second, at_layer)  # (H,)
+        for at_head in range(first.count) if head is None else [head]:
+            if changes[at_head] > best and (at_layer, at_head) not in without:
+                best, place = float(changes[at_head]), (at_layer, at_head)
+    reason = (
+        f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
+        f"its weight is elsewhere), of {searched(first, layer, head)}"
+    )
+    return Head(*place, None, reason)
+
+
+def rising_head(
+    seen: Heads,
+    rises: Array,
+    names: Sequence[str],
+    layer: int | None = None,
+    head: int | None = None,
+) -> tuple[Head, int]:
+    """The head of which a score rose most through training, and which score that is.
+
+    Ties go to the lowest layer, then head, then the first score.
+
+    Args:
+        seen: the heads, at any step.
+        rises: by how much each score rose, `(layers, heads, scores)`.
+        names: what the scores are called.
+        layer: narrows the choice.
+        head: narrows the choice.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    _check_place(seen, layer, head, "replay")
+    there = np.full(rises.shape, -np.inf)
+    rows = slice(None) if layer is None else [seen.layers.index(layer)]
+    columns = slice(None) if head is None else [head]
+    there[rows, columns] = rises[rows, columns]
+    row, column, score = (int(i) for i in np.unravel_index(int(there.argmax()), rises.shape))
+    reason = "it was asked for"
+    if layer is None or head is None:
+        among = f"of all scores of {searched(seen, layer, head)}"
+        rose = "rose most" if there.max() > 0 else "fell least"
+        reason = f"its {names[score]} {rose}, {among}"
+    return Head(seen.layers[row], column, None, reason), score
+
+
+def _changes(a: Heads, b: Heads, layer: int) -> Array:
+    """How much of each head's weight is elsewhere in the other run, `(H,)`: the mean of queries."""
+    queries = range(len(a.tokens))
+    rows = [
+        [np.stack([seen.row(layer, head, query) for query in queries]) for head in range(a.count)]
+        if not seen.weights
+        else seen.weights[seen.layers.index(layer)]
+        for seen in (a, b)
+    ]
+    pairs = zip(*rows, strict=True)  # of (L, S)
+    return np.array([np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2 for x, y in pairs])
+
+
+def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:
+    if heads.others and (not heads.layers or layer in heads.others):
+        asked = min(heads.others) if layer is None else layer
+        rest = _span(heads.layers) if heads.layers else "none"
+        raise ValueError(
+            f"{call}: layer {asked} is {heads.others[asked]}, whose queries or keys are other "
+            f"tokens than this trace's (layers of these: {rest}): its numbers are "
+            f'trace["top_weights", {asked}], and qkv.head_view shows the weights that the model '
+            "gives with output_attentions=True"
+        )
+    if not heads.layers:
+        raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
+    if layer is not None and layer not in heads.layers:
+        raise IndexError(f"{call}: there is no layer {layer}: the layers are {_span(heads.layers)}")
+    known = range(heads.count)
+    if head is not None and head not in known:
+        raise IndexError(f"{call}: there is no head {head}: the heads are {_span(known)}")
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Whole numbers in words: `0 to 5`, or `2, 4`.
+
+    >>> _span([0, 1, 2]), _span([2, 4]), _span([0])
+    ('0 to 2', '2, 4', '0 only')
+    """
+    if len(numbers) == 1:
+        return f"{numbers[0]} only"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,256 @@
+"""How words move from static vectors to contextual ones, layer by layer in one plane."""
+# SHIFT = {
+#   "sentences": [str], "tokens": [str], "of": [sentence of each token],
+#   "before": [[x, y], ...], "explained": [share, share],
+#   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
+#               "held": share, "cosine": [number, ...]}, ...],
+#   "labelled": [places of the tokens that are named],
+#   "pairs": [{"word": str, "a": place, "b": place, "cosine": [before, at each stage]}, ...] }
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis import findings
+from qkv.see.analysis.plane import fit_plane
+from qkv.see.analysis.words import is_punctuation, quoted, word_spans
+from qkv.see.draw.figure import named_points
+from qkv.text.tokenized import is_piece
+from qkv.trace import Trace
+
+_MOST_PAIRS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Where the words stand at one place in the model.
+
+    Attributes:
+        name: which place: "after layer 3".
+        points: `(n, 2)` in the plane.
+        held: the share of the variance of these vectors that lies in the plane.
+        cosine: `(n,)`, between each word's static vector and its vector here.
+    """
+
+    name: str
+    points: Array
+    held: float
+    cosine: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A word that two sentences share, and how alike its vectors are in both.
+
+    Attributes:
+        word: the word.
+        a: its place among the tokens, the first time it occurs in one sentence.
+        b: the same in the other sentence.
+        cosine: `(stages + 1,)`: of the static vectors, then at each stage.
+    """
+
+    word: str
+    a: int
+    b: int
+    cosine: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """The words of one or more sentences before attention and at each stage, in one plane.
+
+    The plane is that of the static vectors and the last stage, each centred on its own mean over
+    all sentences (see `fit_plane`). The stages between are centred likewise and seen in the same
+    plane, so that nothing moves but the vectors; `Stage.held` says how much of them it shows.
+
+    Attributes:
+        sentences: the sentences.
+        tokens: n tokens, special ones left out.
+        of: `(n,)`, which sentence each belongs to.
+        before: `(n, 2)`, the static vectors.
+        explained: `(2,)`, the share of the variance along each axis.
+        stages: from the embeddings to the last layer.
+        labelled: the places of the tokens to name: all up to 20, else those that moved furthest.
+        pairs: the words that sentences share.
+    """
+
+    sentences: list[str]
+    tokens: list[str]
+    of: list[int]
+    before: Array
+    explained: Array
+    stages: list[Stage]
+    labelled: list[int]
+    pairs: list[Pair]
+
+    def moved(self, stage: Stage) -> Array:
+        """How long each word's arrow to a stage is, `(n,)`."""
+        return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
+
+
+def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) -> Shift:
+    """The shift of the words of one trace, or of several by one model, each of one text.
+
+    The vector of a word that was cut into pieces is the mean of theirs, unless `pieces` are asked
+    for as they are.
+
+    Raises:
+        ValueError: a trace lacks the static vectors or those after the last layer, or the traces
+            are not of one model.
+    """
+    several = [traces] if isinstance(traces, Trace) else list(traces)
+    if not several:
+        raise ValueError("plot_shift: there is no trace: give at least one")
+    several = [findings.one_text(trace, "plot_shift") for trace in several]
+    tokens: list[str] = []
+    of: list[int] = []
+    parts: list[list[tuple[str, Array]]] = []
+    for number, trace in enumerate(several):
+        spans = None if pieces else word_spans(trace.tokens, trace.special)
+        spans = spans or [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        kept = [span for span in spans if not trace.special[span[0]]] or spans
+        tokens += [name for _, _, name in kept]
+        of += [number] * len(kept)
+        parts.append(
+            [
+                (name, np.stack([state[0][first:end].mean(0) for first, end, _ in kept]))
+                for name, state in _states(trace)
+            ]
+        )
+    names = [[name for name, _ in part] for part in parts]
+    sizes = {part[0][1].shape[1] for part in parts}
+    if any(other != names[0] for other in names) or len(sizes) > 1:
+        raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
+    (_, before), *stages = (
+        (name, np.concatenate([part[place][1] for part in parts]))
+        for place, name in enumerate(names[0])
+    )
+    return _shift(
+        [quoted(t.text, t.tokens, t.special) for t in several], tokens, of, before, stages
+    )
+
+
+def shift_of_arrays(original: Any, contextual: Any, tokens: Sequence[str]) -> Shift:
+    """The shift from one set of vectors `(n, D)` to another.
+
+    Raises:
+        ValueError: the shapes do not fit each other, or a number is not finite.
+
+    >>> shift = shift_of_arrays([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
+    >>> shift.stages[0].name, shift.stages[0].cosine.tolist()
+    ('after', [1.0, 1.0])
+    """
+    fit_plane(original, contextual, call="plot_shift")  # for its errors
+    before, after = np.asarray(original), np.asarray(contextual)
+    words = [str(token) for token in tokens]
+    if len(words) != len(before):
+        raise ValueError(
+            f"plot_shift: there are {len(before)} vectors and {len(words)} tokens: give one each"
+        )
+    return _shift([" ".join(words)], words, [0] * len(words), before, [("after", after)])
+
+
+def _shift(
+    sentences: list[str],
+    tokens: list[str],
+    of: list[int],
+    before: Array,
+    states: list[tuple[str, Array]],
+) -> Shift:
+    for name, state in [("before", before), *states]:
+        if not np.isfinite(state).all():
+            raise ValueError(
+                f"plot_shift: of the vectors {name} one holds NaN or infinity: a plane needs "
+                "finite numbers"
+            )
+    plane = fit_plane(before, states[-1][1])
+    stages = []
+    for name, state in states:
+        centred = state.astype(np.float64)
+        centred = centred - centred.mean(axis=0)
+        points = centred @ plane.axes.T
+        whole = float((centred**2).sum())
+        held = float((points**2).sum()) / whole if whole else 0.0
+        stages.append(Stage(name, points, min(held, 1.0), findings.cosine(before, state)))
+    return Shift(
+        sentences=sentences,
+        tokens=tokens,
+        of=of,
+        before=plane.original,
+        explained=plane.explained,
+        stages=stages,
+        labelled=named_points(plane.original, plane.contextual, tokens),
+        pairs=_pairs(tokens, of, [before, *(state for _, state in states)]),
+    )
+
+
+def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
+    """Each word that two sentences share, the first time it occurs in both."""
+    first: dict[tuple[str, int], int] = {}
+    for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
+        if not is_piece(token) and not is_punctuation(token):
+            first.setdefault((token, sentence), place)
+    places: dict[str, list[int]] = {}
+    for (token, _), place in first.items():
+        places.setdefault(token, []).append(place)
+    found = [(word, a, b) for word, at in places.items() for a, b in combinations(at, 2)]
+    return [
+        Pair(word, a, b, np.array([float(findings.cosine(state[a], state[b])) for state in states]))
+        for word, a, b in found[:_MOST_PAIRS]
+    ]
+
+
+def _states(trace: Trace) -> list[tuple[str, Array]]:
+    """The static vectors, then those at each place that was traced, `(1, T, D)`."""
+    last = findings.last_state(trace)
+    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+        raise ValueError(
+            "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
+            "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
+        )
+    found = [("static", trace["embed"])]
+    if ("resid_pre", 0) in trace:
+        found.append(("embeddings", trace["resid_pre", 0]))
+    for layer in range(trace.num_layers):
+        for name in ("normalized_resid_post", "resid_post"):
+            if (name, layer) in trace:
+                found.append((f"after layer {layer}", trace[name, layer]))
+                break
+    return found
+
+
+def shift_payload(shift: Shift) -> dict[str, Any]:
+    """A shift for the page: every point in the one plane, and the cosines."""
+    return {
+        "sentences": shift.sentences,
+        "tokens": shift.tokens,
+        "of": shift.of,
+        "before": shift.before,
+        "explained": shift.explained,
+        "stages": [
+            {
+                "name": stage.name,
+                "points": stage.points,
+                "moved": shift.moved(stage),
+                "held": stage.held,
+                "cosine": stage.cosine,
+            }
+            for stage in shift.stages
+        ],
+        "labelled": shift.labelled,
+        "pairs": [
+            {
+                "word": pair.word,
+                "a": pair.a,
+                "b": pair.b,
+                "cosine": pair.cosine,
+            }
+            for pair in shift.pairs
+        ],
+    }

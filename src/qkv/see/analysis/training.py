@@ -1,0 +1,293 @@
+"""A head through training: its weights at each snapshot, and what it comes to look at."""
+# What assets/replay.js reads, "replay" of the payload:
+#
+#   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
+#   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],
+#   "weights": shares (shown, layers, H, L, L), "hidden": bits as in page.py | null,
+#   "scores": [{"name", "of": what it is the mean of, "head": what such a head is called,
+#               "values": [for each step [layers x H]]}, ...],
+#   "score": place in "scores" of the one that the sentence is about,
+#   "becomes": weight from which a head is called by what it looks at,
+#   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
+#   "knots": [the steps that stand at even distances in charts],
+#   "left_out": [sentences]
+#
+# `start` (see page.py) says which head is shown first.
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.tasks.truncation import callers
+from qkv.see.analysis import measures, selection
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.selection import Head
+from qkv.see.analysis.snapshots import Run, Text, traces
+from qkv.see.page import packing
+from qkv.see.page.html import packed_flags
+from qkv.trace import Trace
+
+MOST_CELLS = 2_000_000  # weights that a page holds: 4 MB before base64
+MOST_LOSSES = 400
+BECOMES = 0.5  # weight from which a head is called by what it looks at
+
+
+class Score(NamedTuple):
+    """What a head may come to look at.
+
+    Attributes:
+        name: short.
+        of: what of its weight is meant, in words.
+        head: what a head is called that does it.
+    """
+
+    name: str
+    of: str
+    head: str
+
+
+PREVIOUS = Score("previous", "weight on the previous token", "a previous-token head")
+NEXT = Score("next", "weight on the next token", "a next-token head")
+INDUCTION = Score(
+    "induction", "weight on what followed the same token earlier", "an induction head"
+)
+FIRST = Score("first", "weight on the first token", "a first-token head")
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One text through the snapshots of a run.
+
+    Attributes:
+        run: what the run is called.
+        first: the trace of the first snapshot, for what stays the same.
+        layers: the numbers of the layers.
+        steps: of the snapshots, in order.
+        scores: what is scored.
+        values: the scores, `(steps, layers, heads, scores)` float64.
+        shown: places in `steps` of the snapshots whose weights are kept.
+        weights: `(shown, layers, heads, L, L)`.
+        hidden: where a mask hides a key, `(layers, heads, L, L)`, if that is known.
+        losses: of each logged step.
+    """
+
+    run: str
+    first: Trace
+    layers: list[int]
+    steps: list[int]
+    scores: list[Score]
+    values: Array
+    shown: list[int]
+    weights: Array
+    hidden: Array | None
+    losses: list[tuple[int, float]]
+
+    @property
+    def rises(self) -> Array:
+        """By how much each score rose from the first step to the last; of one step the scores."""
+        if len(self.steps) == 1:
+            return np.asarray(self.values[0])
+        return np.asarray(self.values[-1] - self.values[0])
+
+    @property
+    def knots(self) -> list[int]:
+        """The steps that charts have at even distances: snapshots, and the ends of what was logged.
+
+        Snapshots are mostly taken ever farther apart, since most happens early.
+        """
+        every = [*self.steps, *(step for step, _ in self.losses)]
+        return sorted({*self.steps, min(every), max(every)})
+
+    def course(self, head: Head, score: int) -> Array:
+        """One score of one head at each step."""
+        return np.asarray(self.values[:, self.layers.index(head.layer), head.head, score])
+
+    def patterns(self, head: Head) -> Array:
+        """One head's weights at each step that is shown, `(shown, L, L)`."""
+        return np.asarray(self.weights[:, self.layers.index(head.layer), head.head])
+
+    def hidden_of(self, head: Head) -> Array | None:
+        """Where a mask hides a key from a query of this head, `(L, L)`, if that is known."""
+        return (
+            None if self.hidden is None else self.hidden[self.layers.index(head.layer), head.head]
+        )
+
+    def loss_at(self, step: int) -> float | None:
+        """The loss that was logged nearest to a step; None where nothing was logged."""
+        if not self.losses:
+            return None
+        return min(self.losses, key=lambda logged: abs(logged[0] - step))[1]
+
+
+def replay_of(run: Run, text: Text) -> Replay:
+    """Trace a text with each snapshot of a run, score each head, and keep what a page can hold.
+
+    A snapshot whose weights are not finite is left out, and a warning says so.
+
+    Raises:
+        ValueError: no snapshot is left, or what `traces` raises.
+    """
+    first: Trace | None = None
+    heads: Heads | None = None
+    steps: list[int] = []
+    shown: list[int] = []
+    values: list[Array] = []
+    kept: list[Array] = []  # each (layers, heads, L, L)
+    wanted: set[int] = set()
+    for place, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
+        now = heads_of(trace)
+        if first is None or heads is None:
+            first, heads = trace, now
+            first.model = run.name or trace.model  # a run of given traces has no name
+            wanted = set(spread(len(run.steps), MOST_CELLS // heads.cells))
+        weights = np.array(now.weights, dtype=np.float32)
+        if not np.isfinite(weights).all():
+            continue
+        if place in wanted:
+            shown.append(len(steps))
+            kept.append(weights)
+        steps.append(step)
+        values.append(_values(weights, heads))
+    if first is None or heads is None or not shown:
+        raise ValueError(
+            "replay: no snapshot has finite weights: the run diverged before the first"
+        )
+    if len(steps) < len(run.steps):
+        gone = ", ".join(str(step) for step in run.steps if step not in set(steps))
+        warnings.warn(
+            f"replay: steps left out, since their weights are not finite: {gone}",
+            UserWarning,
+            stacklevel=callers(),
+        )
+    hidden = [np.isneginf(heads.scores[n]) for n in heads.layers if n in heads.scores]
+    return Replay(
+        run.name,
+        first,
+        heads.layers,
+        steps,
+        _known(heads),
+        np.array(values),
+        shown,
+        np.array(kept),
+        np.array(hidden) if len(hidden) == len(heads.layers) else None,
+        run.losses,
+    )
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many places of `count`, at even distances, the first and the last among them.
+
+    >>> spread(5, 9), spread(9, 3)
+    ([0, 1, 2, 3, 4], [0, 4, 8])
+    """
+    places = np.linspace(0, count - 1, max(1, min(count, most)))
+    return [int(place) for place in np.rint(places)]
+
+
+def _known(heads: Heads) -> list[Score]:
+    """What can be scored: not all texts repeat tokens, and not all models see the next one."""
+    found = [PREVIOUS] if len(heads.tokens) > 1 else []
+    if found and not all(
+        np.isneginf(np.diagonal(scores, 1, axis1=1, axis2=2)).all()
+        for scores in (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
+    ):
+        found.append(NEXT)
+    if measures.after_copies(heads.tokens, heads.special).any():
+        found.append(INDUCTION)
+    return [*found, FIRST]
+
+
+def _values(weights: Array, heads: Heads) -> Array:
+    """The scores `(layers, heads, scores)` of weights `(layers, heads, L, L)`."""
+    copies = measures.after_copies(heads.tokens, heads.special)
+    ways: dict[Score, Callable[[Array], Array]] = {
+        PREVIOUS: lambda layer: measures.on_offset(layer, -1),
+        NEXT: lambda layer: measures.on_offset(layer, 1),
+        INDUCTION: lambda layer: measures.on_cells(layer, copies),
+        FIRST: lambda layer: measures.on_keys(layer, [0]),
+    }
+    return np.array(
+        [[ways[score](layer) for layer in weights] for score in _known(heads)]
+    ).transpose(1, 2, 0)
+
+
+def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, int]:
+    """The head that came nearest to one of the scores, and the place of that score."""
+    names = [score.of for score in replay.scores]
+    return selection.rising_head(heads_of(replay.first), replay.rises, names, layer, head)
+
+
+def in_words(replay: Replay, head: Head, score: int) -> str:
+    """What became of a head."""
+    where, what = f"layer {head.layer}, head {head.head}", replay.scores[score]
+    course, steps = replay.course(head, score), replay.steps
+    first, last = float(course[0]), float(course[-1])
+    if len(steps) == 1:
+        return f"At step {steps[0]:,}, the only snapshot, the {what.of} of {where} is {last:.2f}."
+    if f"{first:.2f}" == f"{last:.2f}":
+        ends = f"step {steps[0]:,} to step {steps[-1]:,}"
+        return f"In {where} the {what.of} stays at {last:.2f} from {ends}."
+    way = "rises" if last > first else "falls"
+    went = (
+        f"{what.of} {way} from {first:.2f} at step {steps[0]:,} to {last:.2f} at step {steps[-1]:,}"
+    )
+    if len(steps) > 2:
+        most = int(np.argmax(np.diff(course) * (1 if last > first else -1)))
+        went += f", the largest part between steps {steps[most]:,} and {steps[most + 1]:,}"
+    if last >= BECOMES > first:
+        return f"L{where[1:]} becomes {what.head}: its {went}."
+    return f"In {where} the {went}."
+
+
+def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
+    """A replay for the page."""
+    left_out = []
+    if len(replay.shown) < len(replay.steps):
+        left_out.append(
+            f"Weights are here for {len(replay.shown)} of the {len(replay.steps)} snapshots; the "
+            "scores are those of all."
+        )
+    return {
+        "run": replay.run,
+        "tokens": replay.first.tokens,
+        "special": [int(flag) for flag in replay.first.special],
+        "layers": replay.layers,
+        "heads": replay.weights.shape[2],
+        "steps": replay.steps,
+        "shown": replay.shown,
+        "weights": packing.pack_shares(replay.weights),
+        "hidden": None if replay.hidden is None else packed_flags(replay.hidden),
+        "scores": [
+            {
+                "name": found.name,
+                "of": found.of,
+                "head": found.head,
+                "values": replay.values[..., place].reshape(len(replay.steps), -1),
+            }
+            for place, found in enumerate(replay.scores)
+        ],
+        "score": score,
+        "becomes": BECOMES,
+        "knots": replay.knots,
+        "losses": thinned(replay.losses, MOST_LOSSES),
+        "logged": [replay.loss_at(step) for step in replay.steps],
+        "left_out": left_out,
+    }
+
+
+def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
+    """At most so many points of a curve, each the mean of neighbours.
+
+    >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
+    [[0.5, 3.0], [2.5, 1.0]]
+    """
+    if len(losses) <= most:
+        return [[step, loss] for step, loss in losses]
+    parts = np.array_split(np.array(losses, dtype=np.float64), most)
+    return [part.mean(axis=0).tolist() for part in parts]

@@ -1,0 +1,1 @@
+"""How panels look: in a terminal, as SVG, as a matplotlib figure; one set of colours."""

@@ -1,0 +1,1 @@
+"""A view as a page: what it reads, its script, its HTML."""

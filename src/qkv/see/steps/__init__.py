@@ -1,0 +1,1 @@
+"""One head step by step: each with its formula, its line of NumPy and its numbers."""

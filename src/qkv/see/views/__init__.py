@@ -1,0 +1,1 @@
+"""What is shown: a file for each view."""

@@ -1,0 +1,354 @@
+"""Attention that came from elsewhere, with bertviz's arguments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qkv.arrays import Array
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.see.analysis import findings, selection
+from qkv.see.analysis.by_word import by_word
+from qkv.see.analysis.findings import Link
+from qkv.see.analysis.heads import Heads, Summary, heads_from, heads_of
+from qkv.see.analysis.inputs import traced
+from qkv.see.analysis.selection import Head
+from qkv.see.draw.colours import scale_end
+from qkv.see.draw.lines import head_lines, link_lines, note_lines, title
+from qkv.see.draw.terminal import Screen, prose
+from qkv.see.page.html import check_theme
+from qkv.see.views.one_head import link_in_words, show_payload, show_picture
+from qkv.see.views.view import View
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+_ACTIONS = ("view", "return")
+_SUMMARY = ("top_indices", "top_weights", "received")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadView(View):
+    """One head of attention that came from elsewhere.
+
+    Attributes:
+        parts: the attentions: one, or those of an encoder-decoder.
+        shown: the first one as words; as it is where pieces are shown as they are.
+        head: the head of the first one that is shown.
+        elsewhere: the link of each other head that stands out most.
+        asked: the heads that were asked for.
+        pieces: whether the pieces of words are shown as they are.
+        theme: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
+    """
+
+    parts: list[Heads]
+    shown: Heads
+    head: Head
+    elsewhere: list[Link]
+    asked: list[int] | None = None
+    pieces: bool = False
+    theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        return scale_end([self.shown.known(self.head.layer, self.head.head)], self.stretch)
+
+    @property
+    def data(self) -> str:
+        """The view as a piece of HTML, as bertviz's `html_action="return"` has it."""
+        return self._repr_html_()
+
+    @property
+    def sentence(self) -> str:
+        """What is most striking about this head, in words."""
+        return link_in_words(self.shown, self.head)
+
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view: the weights of the head that is shown."""
+        heads = self.parts[0]
+        place = heads.layers.index(self.head.layer)
+        return {
+            "tokens": heads.tokens,
+            "keys": heads.all_keys,
+            "layer": self.head.layer,
+            "head": self.head.head,
+            "chosen": self.head.reason,
+            "sentence": self.sentence,
+            "weights": heads.weights[place][self.head.head] if heads.weights else None,
+        }
+
+    def figure(self) -> Figure:
+        """The weights of the head that is shown, as a grid."""
+        from qkv.see.draw.figure import head_figure
+
+        return head_figure(self.shown, self.head, self.top)
+
+    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+        parts = (part for part in self.parts if part.keys is None)
+        return [(part.tokens, part.special, part.name) for part in parts]
+
+    def _payload(self) -> dict[str, Any]:
+        return show_payload(
+            self.parts,
+            self.shown,
+            self.head,
+            "",
+            self.theme,
+            asked=self.asked,
+            stretch=self.stretch,
+            merge=not self.pieces,
+        )
+
+    def _picture(self) -> str:
+        return show_picture(self.shown, self.head, self.notes, self.top)
+
+    def _lines(self, screen: Screen) -> Iterator[Text]:
+        from rich.text import Text
+
+        yield from note_lines(screen, self.notes)
+        yield from prose(screen, self.sentence, "bold")
+        yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
+        yield Text()
+        yield from head_lines(screen, self.shown, self.head, self.top)
+        if self.elsewhere:
+            yield Text()
+            yield title("Other heads worth a look", "the link of each that stands out")
+            yield from link_lines(screen, self.shown, self.elsewhere)
+
+
+def head_view(
+    attention: Any = None,
+    tokens: Iterable[str] | None = None,
+    sentence_b_start: int | None = None,
+    prettify_tokens: bool = True,
+    layer: int | None = None,
+    heads: Sequence[int] | None = None,
+    encoder_attention: Any = None,
+    decoder_attention: Any = None,
+    cross_attention: Any = None,
+    encoder_tokens: Iterable[str] | None = None,
+    decoder_tokens: Iterable[str] | None = None,
+    include_layers: Sequence[int] | None = None,
+    html_action: str = "view",
+    *,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> HeadView | None:
+    """Attention from any model, called as bertviz's `head_view` is.
+
+    Changing `from bertviz import head_view` to `from qkv import head_view` is enough. Arrays and
+    tensors are taken wherever they are; nothing is loaded from a network, and a saved notebook
+    keeps its pictures.
+
+    Args:
+        attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text,
+            which the default model reads, or a trace of one, `model.trace(text)`; or what
+            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
+        tokens: the L tokens; a trace has its own.
+        sentence_b_start: where the second of two sentences begins.
+        prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
+        layer: the layer to show first.
+        heads: the heads to mark; the first is shown first.
+        encoder_attention: of an encoder-decoder, with `encoder_tokens`.
+        decoder_attention: of an encoder-decoder, with `decoder_tokens`.
+        cross_attention: for each layer `(1, heads, L, S)`, from decoder to encoder, with both.
+        encoder_tokens: the tokens of the encoder.
+        decoder_tokens: the tokens of the decoder.
+        include_layers: the layers to take; all unless given.
+        html_action: "view" shows the view at once where this runs in a notebook, and returns it
+            elsewhere; "return" returns it, with its HTML in `.data`.
+        pieces: whether the pieces of a word are shown as they are, not merged into it.
+        theme: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
+
+    Returns:
+        The view, or None where a notebook has shown it.
+
+    Raises:
+        TypeError: what is needed is missing, or given twice.
+        ValueError: shapes and tokens do not fit each other.
+
+    >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
+    >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
+    hello looks at world: 0.75 (layer 0, head 0).
+    """
+    if html_action not in _ACTIONS:
+        raise ValueError(
+            f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
+        )
+    check_theme(theme, "head_view")
+    if isinstance(attention, Trace) and tokens is not None:
+        attention = _weights_of(attention)
+    given = {
+        "attention": attention,
+        "encoder_attention": encoder_attention,
+        "decoder_attention": decoder_attention,
+        "cross_attention": cross_attention,
+    }
+    given = {name: arrays for name, arrays in given.items() if arrays is not None}
+    if not given:
+        raise TypeError("head_view: there is no attention: give attention and tokens")
+    if attention is not None and len(given) > 1:
+        raise TypeError(
+            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
+        )
+    if isinstance(attention, str | Trace | Seq2SeqTrace):
+        parts = [_only(part, include_layers) for part in _of_trace(attention)]
+    else:
+        words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
+        parts = _of_arrays(given, words, include_layers)
+    if prettify_tokens:
+        parts = [_readable(part) for part in parts]
+    if sentence_b_start is not None:
+        parts[0] = _split(parts[0], sentence_b_start)
+    asked = None if heads is None else [int(head) for head in heads]
+    for head in asked or ():
+        if head not in range(parts[0].count):
+            raise IndexError(
+                f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
+            )
+    shown = parts[0] if pieces else by_word(parts[0])
+    chosen, links = selection.choose_head(
+        shown, layer, asked[0] if asked else None, call="head_view"
+    )
+    others = selection.other_heads(links, chosen, 5)
+    view = HeadView(parts, shown, chosen, others, asked, pieces, theme, stretch)
+    if html_action == "view" and _in_notebook():
+        import_module("IPython.display").display(view)
+        return None
+    return view
+
+
+def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
+    """The attentions of a text or of a trace: of an encoder-decoder's, all three."""
+    if not isinstance(given, Seq2SeqTrace):
+        trace, _ = traced(given, None, None, "head_view")
+        return [replace(heads_of(trace), scores={}, scale={})]
+    if len(given) > 1:
+        raise ValueError(f"head_view: this trace holds {len(given)} pairs: take one, trace[0]")
+    pair = given[0]  # whose tokens are lists of strings
+    read, written = (
+        replace(heads_of(findings.readable(side)), scores={}, scale={}, name=name)
+        for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
+    )
+    layers = range(pair.num_layers)
+    whole = [n for n in layers if ("cross_attn.pattern", n) in pair]
+    short = [n for n in layers if ("cross_attn.top_weights", n) in pair and not whole]
+    cross = Heads(
+        written.tokens,
+        written.special,
+        whole or short,
+        [pair["cross_attn.pattern", n][0] for n in whole],
+        [Summary(*(pair[f"cross_attn.{part}", n][0] for part in _SUMMARY)) for n in short],
+        keys=read.tokens,
+        key_special=read.special,
+        name="Cross",
+    )
+    parts = [part for part in (read, written, cross) if part.layers]
+    if not parts:
+        raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
+    return parts
+
+
+def _of_arrays(
+    given: Mapping[str, Any],
+    words: Mapping[str, Iterable[str] | None],
+    layers: Sequence[int] | None,
+) -> list[Heads]:
+    """The attentions of plain arrays, each with the tokens that it is between."""
+    known = {
+        name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
+        for name, tokens in words.items()
+    }
+    parts = []
+    for name, arrays in given.items():
+        side = name.partition("_")[0]
+        rows = {"attention": "tokens", "cross": "decoder"}.get(side, side)
+        columns = "encoder" if side == "cross" else None
+        for need in filter(None, (rows, columns)):
+            if known[need] is None:
+                full = need if need == "tokens" else f"{need}_tokens"
+                raise TypeError(f"head_view: {name} comes without words: give {full} as well")
+        part = heads_from(
+            arrays,
+            known[rows] or [],
+            None if columns is None else known[columns],
+            layers=layers,
+            call="head_view",
+            name=name,
+            title="" if name == "attention" else side.capitalize(),
+        )
+        parts.append(part)
+    return parts
+
+
+def _only(heads: Heads, layers: Sequence[int] | None) -> Heads:
+    """These layers of a trace, or all."""
+    if layers is None:
+        return heads
+    wrong = [number for number in layers if number not in heads.layers]
+    if wrong or not len(layers):
+        what = f"no layer {wrong[0]}" if wrong else "no layer left"
+        raise ValueError(f"head_view: there is {what}: the trace holds {heads.layers}")
+    places = [heads.layers.index(number) for number in layers]
+    return replace(
+        heads,
+        layers=list(layers),
+        weights=[heads.weights[place] for place in places if heads.weights],
+        summary=[heads.summary[place] for place in places if heads.summary],
+    )
+
+
+def _weights_of(trace: Trace) -> list[Array]:
+    """The weights of all layers of one text's trace."""
+    lacking = [n for n in range(trace.num_layers) if ("pattern", n) not in trace]
+    if lacking or not trace.num_layers:
+        kept = any(("top_weights", n) in trace for n in lacking)
+        what = f"layer {lacking[0]}" if lacking else "any layer"
+        raise ValueError(
+            f"head_view: this trace does not hold the weights of {what}: "
+            + ("it holds summaries: leave tokens out" if kept else "trace hook_pattern")
+        )
+    return list(trace.attentions)
+
+
+def _readable(heads: Heads) -> Heads:
+    """The same with tokens to read: without the marks that tokenizers put on them."""
+    keys = None if heads.keys is None else [_pretty(token) for token in heads.keys]
+    return replace(heads, shown=[_pretty(token) for token in heads.tokens], shown_keys=keys)
+
+
+def _pretty(token: str) -> str:
+    """A token without the marks by which tokenizers write blanks and ends of words.
+
+    >>> _pretty("Ġriver"), _pretty("river</w>"), _pretty("##ing"), _pretty("▁")
+    ('river', 'river', '##ing', '▁')
+    """
+    return token.replace("Ġ", " ").replace("▁", " ").removesuffix("</w>").strip() or token
+
+
+def _split(heads: Heads, start: Any) -> Heads:
+    at, size = int(start), len(heads.tokens)
+    if heads.keys is not None or not 0 < at < size:
+        raise ValueError(
+            f"head_view: sentence_b_start is {at} and there are {size} tokens: the second sentence "
+            f"begins at 1 to {size - 1}"
+        )
+    return replace(heads, split=at)
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel runs this, so that what is displayed goes to a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")

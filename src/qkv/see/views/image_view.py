@@ -1,0 +1,430 @@
+"""Attention over an image: what a patch looks at, laid over the picture."""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.arrays import Array, as_array
+from qkv.files import replacing
+from qkv.models.vision import grid_of
+from qkv.see.analysis.findings import one_text
+from qkv.see.draw import svg
+from qkv.see.draw.colours import THEMES, scale_end
+from qkv.see.draw.figure import image_figure
+from qkv.see.draw.lines import title
+from qkv.see.draw.terminal import Screen, prose
+from qkv.see.page.html import POLICY, check_theme
+from qkv.see.views.view import View
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+# What is laid over a place that is looked at: light, where the picture is not.
+LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
+MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
+_LOOKING = "#ffffff"  # the frame of the patch that looks
+_WIDTH, _GAP = 300.0, 24.0  # of a picture in an SVG, and between two
+_ACROSS = 4, 6  # heads beside each other, at least and at most
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageView(View):
+    """What one patch of an image looks at, by each head of one layer.
+
+    Attributes:
+        trace: of the image.
+        image: (H, W, 3) of uint8.
+        layer: the layer that is shown, from 0.
+        head: the head that is shown large, from 0.
+        query: the place of the token that looks: 0 for the first one, 1 for the first patch.
+        theme: "auto", "light" or "dark".
+        stretch: whether the scale of each head ends at its largest weight, and not at 1.
+    """
+
+    trace: Trace
+    image: Array
+    layer: int
+    head: int
+    query: int
+    theme: str = "auto"
+    stretch: bool = False
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many patches there are below each other, and side by side."""
+        found = grid_of(self.trace.tokens)
+        assert found is not None
+        return found
+
+    @property
+    def weights(self) -> Array:
+        """The weights of each head on the patches, `(heads, rows, columns)`."""
+        rows = self.trace["pattern", self.layer][0, :, self.query, 1:]
+        return np.asarray(rows.reshape(-1, *self.grid))
+
+    @property
+    def first(self) -> Array:
+        """The weight of each head on the first token, `(heads,)`."""
+        return np.asarray(self.trace["pattern", self.layer][0, :, self.query, 0])
+
+    @property
+    def strongest(self) -> tuple[int, int]:
+        """Row and column of the patch with the largest weight of the head that is shown."""
+        row, column = divmod(int(self.weights[self.head].argmax()), self.grid[1])
+        return row, column
+
+    @property
+    def looking(self) -> tuple[int, int] | None:
+        """Row and column of the patch that looks; None for the first token."""
+        return None if self.query == 0 else divmod(self.query - 1, self.grid[1])
+
+    @property
+    def across(self) -> int:
+        """How many heads stand beside each other, empty places included."""
+        return min(max(len(self.weights), _ACROSS[0]), _ACROSS[1])
+
+    @property
+    def frames(self) -> list[tuple[tuple[int, int] | None, str]]:
+        """The patches that have a frame, and its colour."""
+        return [(self.strongest, svg.ACCENT), (self.looking, _LOOKING)]
+
+    @property
+    def sentence(self) -> str:
+        """What is to be seen, in words."""
+        row, column = self.strongest
+        weights = self.weights[self.head]
+        place = self.looking
+        who = self._name
+        if place is not None:
+            who = f"The patch in row {place[0]}, column {place[1]} (white frame)"
+        return (
+            f"{who} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
+            f"the patch in row {row}, column {column} (red frame); half of what it gives to "
+            f"patches lies on {self.half} of {weights.size}."
+        )
+
+    @property
+    def half(self) -> int:
+        """The fewest patches that hold half of the weight on patches."""
+        falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
+        return int(np.searchsorted(falling, falling[-1] / 2)) + 1
+
+    @property
+    def _name(self) -> str:
+        return str(self.trace.tokens[self.query])
+
+    def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
+        """The image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
+        image = smaller(self.image, size)
+        times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
+        return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
+
+    def _shares(self, head: int) -> Array:
+        """The weights of a head as shares of its scale."""
+        weights = self.weights[head]
+        return np.asarray(weights / scale_end([weights], self.stretch))
+
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
+        return {
+            "model": self.trace.model,
+            "layer": self.layer,
+            "head": self.head,
+            "query": self._name,
+            "sentence": self.sentence,
+            "grid": list(self.grid),
+            "strongest": list(self.strongest),
+            "weights": self.weights,
+            "first": self.first,
+        }
+
+    def figure(self) -> Figure:
+        """The image, what the head looks at, and the other heads of the layer."""
+        return image_figure(self)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the view to one HTML file that needs nothing else, whole or not at all."""
+        scheme = {"auto": "light dark"}.get(self.theme, self.theme)
+        name = escape(self.sentence, quote=True)
+        page = (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<meta name="color-scheme" content="{scheme}">\n<title>{name}</title>\n'
+            '<link rel="icon" href="data:,">\n'
+            "<style>body{margin:0 auto;padding:12px;max-width:1400px}</style>\n"
+            f"</head>\n<body>\n<main>\n{self._repr_html_()}\n</main>\n</body>\n</html>\n"
+        )
+        with replacing(path) as file:
+            file.write(page.encode("utf-8"))
+
+    def _repr_html_(self) -> str:
+        colours = {svg.INK: "ink", svg.DIM: "dim", "#ffffff": "paper"}
+        dark = "--ink:#ececec;--dim:#a8a8a8;--paper:#121212"
+        style = f".qkv-image{{--ink:{svg.INK};--dim:{svg.DIM};--paper:#ffffff}}"
+        if self.theme == "dark":
+            style += f".qkv-image{{{dark}}}"
+        elif self.theme == "auto":
+            style += f"@media (prefers-color-scheme: dark){{.qkv-image{{{dark}}}}}"
+        rules = "".join(
+            f'.qkv-image [fill="{color}"]{{fill:var(--{name})}}' for color, name in colours.items()
+        )
+        return f'<style>{style}{rules}</style><div class="qkv-image">{self._picture()}</div>'
+
+    def _payload(self) -> dict[str, Any]:
+        return self._numbers()  # no script of ours reads it: the picture is all there is
+
+    def _picture(self) -> str:
+        high, wide = self.image.shape[:2]
+        size = _WIDTH, _WIDTH * high / wide
+        large = [
+            _panel(smaller(self.image), *size, "the image", [_edge(*size, svg.LINE, 1)]),
+            _panel(self.shown(self.head), *size, self.caption, self._marks(*size)),
+        ]
+        count, across = len(self.weights), self.across
+        width = (2 * _WIDTH - (across - 2) * _GAP) / across
+        heads = [
+            _panel(
+                self.shown(head, MOST_PIXELS // 4), width, width * high / wide,
+                f"head {head}", frame=head == self.head,
+            )
+            for head in range(count if count > 1 else 0)
+        ]  # fmt: skip
+        rows = [heads[start : start + across] for start in range(0, count, across)]
+        return svg.picture(self.sentence, [self.note], [large, *rows])
+
+    @property
+    def caption(self) -> str:
+        """Who looks, and by which head."""
+        who = self._name if self.query == 0 else f"patch {self._name}"
+        return f"what {who} looks at: layer {self.layer}, head {self.head}"
+
+    @property
+    def note(self) -> str:
+        """What the colours mean, and what is not on a patch."""
+        largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
+        end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
+        return (
+            f"Grey: weight 0. Light blue: {end}. "
+            f"On {self.trace.tokens[0]}, which is no patch: {self.first[self.head]:.2f}."
+            + f" Below, each head of the layer{own}."
+            * (len(self.weights) > 1)
+        )
+
+    def _marks(self, width: float, height: float) -> list[str]:
+        """Frames round the patch with the largest weight, and round the one that looks."""
+        rows, columns = self.grid
+        high, wide = height / rows, width / columns
+        marks = []
+        for place, color in self.frames:
+            if place is not None:
+                marks.append(
+                    f'<rect x="{place[1] * wide:.1f}" y="{place[0] * high:.1f}" '
+                    f'width="{wide:.1f}" height="{high:.1f}" fill="none" stroke="{color}" '
+                    'stroke-width="2.5"/>'
+                )
+        return marks
+
+    def _lines(self, screen: Screen) -> Iterator[Text]:
+        from rich.text import Text
+
+        yield from prose(screen, self.sentence, "bold")
+        yield Text()
+        most = "the most" if self.stretch else "1"
+        yield title(f"Layer {self.layer}, head {self.head}", f"each cell: a patch; 9 is {most}")
+        for row, line in enumerate(self._shares(self.head).tolist()):
+            shown = Text("  ")
+            for column, share in enumerate(line):
+                blank = "  " if screen.shades else f"{round(9 * share):d} "
+                looks = (row, column) == self.looking
+                shown.append("x " if looks else blank, screen.shading(share))
+            yield shown
+
+
+def image_view(
+    trace: Trace,
+    image: Any,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    query: str | int = 0,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> ImageView:
+    """What a token of an image looks at, laid over the image, for each head of a layer.
+
+    Unless `layer` and `head` say otherwise, the head is the one with the largest weight on a patch
+    other than the one that looks; ties go to the lowest layer, then head.
+
+    Args:
+        trace: of one image, as `model.trace(image)` gives it.
+        image: the image, (H, W, 3) or (H, W) of uint8, or one of Pillow's; of any size.
+        layer: the layer to show, from 0, or from the end with -1.
+        head: the head to show large, the same.
+        query: who looks: 0 or "[CLS]" for the first token, "3,4" for the patch in row 3 and
+            column 4.
+        theme: "light", "dark", or "auto" for what a reader's system prefers.
+        stretch: whether the scale of each head ends at its largest weight, and not at 1, where
+            little is seen of weights that are spread over hundreds of patches.
+
+    Raises:
+        TypeError: the image is not of uint8.
+        ValueError: the trace is not that of an image or holds no weights, or the image or the
+            query do not fit.
+        IndexError: there is no such layer, head or token.
+
+    >>> weights = np.full((1, 2, 5, 5), 0.2)  # two heads over [CLS] and 2 x 2 patches
+    >>> weights[0, 1, 0] = [0, 0.1, 0.1, 0.7, 0.1]
+    >>> trace = Trace({"blocks.0.attn.hook_pattern": weights},
+    ...               tokens=[["[CLS]", "0,0", "0,1", "1,0", "1,1"]])
+    >>> view = image_view(trace, np.zeros((8, 8, 3), np.uint8))
+    >>> view.head, view.strongest, view.weights[1].tolist()
+    (1, (1, 0), [[0.1, 0.1], [0.7, 0.1]])
+    """
+    check_theme(theme, "image_view")
+    trace = one_text(trace, "image_view")
+    grid = grid_of(trace.tokens)
+    if grid is None:
+        raise ValueError(
+            "image_view: the trace is not of an image: its tokens are no patches: "
+            "give model.trace(image) of a model that looks at images"
+        )
+    layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
+    if not layers:
+        raise ValueError("image_view: the trace holds no weights: trace without top_k or names")
+    place = _place(trace, query)
+    numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
+    if numbers[0] not in layers:
+        raise ValueError(f"image_view: layer {numbers[0]} is not in the trace: it has {layers}")
+    found = np.array([trace["pattern", n][0, :, place, 1:] for n in numbers])  # (layers, Hq, N)
+    if head is not None:
+        head = _checked(head, found.shape[1], "head")
+    others = np.arange(found.shape[2]) != place - 1
+    best = np.where(others, found, -1.0).max(axis=-1)
+    if head is not None:
+        best[:, [h for h in range(best.shape[1]) if h != head]] = -2.0
+    chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
+    return ImageView(trace, _image(image), numbers[int(chosen)], int(shown), place, theme, stretch)
+
+
+def _checked(number: int, count: int, what: str) -> int:
+    if not -count <= number < count:
+        raise IndexError(
+            f"image_view: there is no {what} {number}: there are {count}, 0 to {count - 1}"
+        )
+    return number % count
+
+
+def _place(trace: Trace, query: str | int) -> int:
+    tokens = trace.tokens
+    if isinstance(query, str):
+        if query not in tokens:
+            raise ValueError(
+                f"image_view: query is {query!r:.40}: write {tokens[0]!r}, or a patch as "
+                f'"row,column", up to {tokens[-1]!r}'
+            )
+        return int(tokens.index(query))
+    return _checked(int(query), len(tokens), "token")
+
+
+def _image(image: Any) -> Array:
+    """The image as (H, W, 3) of uint8."""
+    if hasattr(image, "convert"):
+        image = np.asarray(image.convert("RGB"))
+    pixels = as_array(image, call="image_view", name="image")
+    if pixels.dtype != np.uint8:
+        raise TypeError(f"image_view: the image is {pixels.dtype}: give uint8, 0 to 255")
+    if pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] == 1):
+        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=-1)
+    if pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
+        raise ValueError(f"image_view: the image has shape {pixels.shape}: give (H, W, 3)")
+    return pixels
+
+
+def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
+    """The image with at most so many pixels on its longer side."""
+    step = max(image.shape[:2]) / most
+    if step <= 1:
+        return image
+    down, across = (
+        np.minimum((np.arange(int(n / step) or 1) * step).astype(int), n - 1)
+        for n in image.shape[:2]
+    )
+    return image[np.ix_(down, across)]
+
+
+def laid_over(image: Array, shares: Array) -> Array:
+    """An image (H, W, 3) in grey, and light where shares of 0 to 1 (rows, columns) are large."""
+    high, wide = image.shape[:2]
+    rows, columns = shares.shape
+    share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
+    share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
+    grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
+    grey = 20 + 0.5 * grey  # no lighter than a middle grey, so that the light is always lighter
+    share = 0.85 * share[..., None]
+    mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)
+    return np.asarray(mixed.round().astype(np.uint8))
+
+
+def _panel(
+    pixels: Array,
+    width: float,
+    height: float,
+    caption: str,
+    marks: list[str] | None = None,
+    *,
+    frame: bool = False,
+) -> svg.Part:
+    """Pixels as a part of an SVG, with a caption above and marks on them."""
+    data = base64.b64encode(png(pixels)).decode("ascii")
+    weight = "bold" if frame else "normal"
+    elements = [
+        svg.text(0, 12, caption, weight=weight),
+        '<g transform="translate(0 20)">',
+        f'<image width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" '
+        f'href="data:image/png;base64,{data}"/>',
+        *(marks or []),
+        _edge(width, height, svg.ACCENT, 2.5) if frame else "",
+        "</g>",
+    ]
+    return svg.Part(elements, width, height + 20)
+
+
+def _edge(width: float, height: float, color: str, size: float) -> str:
+    return (
+        f'<rect width="{width:.1f}" height="{height:.1f}" fill="none" stroke="{color}" '
+        f'stroke-width="{size:g}"/>'
+    )
+
+
+def png(pixels: Array) -> bytes:
+    """Pixels (H, W, 3) of uint8 as a PNG file.
+
+    Source:
+        PNG specification, third edition, sections 5 and 11.
+
+    >>> png(np.zeros((1, 1, 3), np.uint8))[1:4]
+    b'PNG'
+    """
+    high, wide = pixels.shape[:2]
+    lines = np.zeros((high, 1 + 3 * wide), np.uint8)  # each begins with its filter, 0 for none
+    lines[:, 1:] = pixels.reshape(high, -1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)  # 8 bits, red, green and blue
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)

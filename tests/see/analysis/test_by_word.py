@@ -1,0 +1,137 @@
+"""Words in place of their pieces: keys summed, queries averaged."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qkv.models import Model, load
+from qkv.see import CompareView, View, compare, head_view, plot_shift, show, walk
+from qkv.see.analysis.by_word import by_word
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.measures import summarize
+from qkv.trace import Trace
+
+from ..page.test_html import payload_in
+from ..support import made_trace
+
+FISH = "The fisherman sat down."
+TOKENS = ["[CLS]", "un", "##believ", "##able", "dogs", "."]
+SPANS = [[0], [1, 2, 3], [4], [5]]
+
+
+def weights(layers: int = 2, heads: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).dirichlet(np.ones(6), (layers, heads, 6))
+
+
+def test_pieces_receive_together_and_look_on_average() -> None:
+    given = weights()
+    merged = by_word(heads_of(made_trace(TOKENS, given)))
+    assert merged.tokens == ["[CLS]", "unbelievable", "dogs", "."]
+    assert merged.special == [True, False, False, False]
+    for layer in range(2):
+        expected = [
+            [[head[np.ix_(a, b)].sum(axis=1).mean() for b in SPANS] for a in SPANS]
+            for head in given[layer]
+        ]
+        np.testing.assert_allclose(merged.weights[layer], expected, atol=1e-12)
+    assert [merged.place(row) for row in range(4)] == [0, 1, 4, 5]
+    assert merged.rows_of([2, 3, 5]) == [1, 3]
+
+
+def test_a_cell_of_words_is_hidden_where_all_of_its_pieces_are() -> None:
+    scores = np.where(np.tri(6, dtype=bool), 0.0, -np.inf)[None]
+    heads = replace(heads_of(made_trace(TOKENS, weights(1, 1))), scores={0: scores})
+    assert by_word(heads).hidden(0, 0).tolist() == (~np.tri(4, dtype=bool)).tolist()
+
+
+def test_a_summary_of_all_weights_is_merged_as_the_weights_are() -> None:
+    given = weights()
+    whole = heads_of(made_trace(TOKENS, given))
+    kept = replace(whole, weights=[], summary=[summarize(layer, 6) for layer in given])
+    merged, exact = by_word(kept), by_word(whole)
+    for layer in range(2):
+        for head in range(3):
+            rows = [merged.row(layer, head, query) for query in range(4)]
+            np.testing.assert_allclose(rows, exact.weights[layer][head], atol=1e-12)
+            largest = merged.summary[layer].weights[head]
+            assert (np.diff(largest) <= 0).all()
+        np.testing.assert_allclose(
+            merged.summary[layer].received,
+            [[head[:, b].sum() for b in SPANS] for head in given[layer]],
+        )
+
+
+def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
+    kept = Heads(TOKENS, [False] * 6, [0], summary=[summarize(weights()[0], 2)])
+    merged = by_word(kept).summary[0]
+    assert merged.indices.shape == (3, 4, 2)
+    np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)  # two became one
+
+
+def test_keys_that_are_other_tokens_are_merged_by_themselves() -> None:
+    given = np.random.default_rng(2).dirichlet(np.ones(6), (1, 2, 2))
+    view = head_view(cross_attention=given, decoder_tokens=["▁le", "▁chien"], encoder_tokens=TOKENS)
+    assert view.shown.key_names == ["[CLS]", "unbelievable", "dogs", "."]
+    np.testing.assert_allclose(view.shown.weights[0][:, :, 1], given[0][:, :, 1:4].sum(axis=-1))
+    assert payload_in(view.data)["start"]["merge"] is True
+
+
+def test_a_text_without_pieces_is_as_it_was() -> None:
+    heads = heads_of(made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5)))
+    assert by_word(heads) is heads
+
+
+def test_views_show_words_unless_pieces_are_asked_for() -> None:
+    model: Model = load("wordnet")
+    trace = model.trace(FISH)
+    assert trace.tokens[2:5] == ["fish", "##erm", "##an"]
+    view, pieces = show(trace), show(trace, pieces=True)
+    assert "fisherman" in view.sentence
+    grid = str(view).partition("Weights of")[2]
+    assert "\nfisherman " in grid
+    assert "##" not in grid
+    assert "\n##erm " in str(pieces).partition("Weights of")[2]
+    assert (view.tokens, view.weights.shape) == (trace.tokens, (9, 9))
+    data = view.to_dict()
+    moved = {part["token"]: part["cosine"] for part in data["movement"]}
+    before, after = (
+        state[0, 2:5].astype(np.float64).mean(axis=0)
+        for state in (trace["embed"], trace.hidden_states[-1])
+    )
+    cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
+    assert moved["fisherman"] == pytest.approx(cosine)
+    (link,) = [link for link in data["links"] if link["weight"] == view.head.link.weight]
+    assert {link["from_token"], link["to_token"]} == {"fisherman", "sat"}
+    assert {link["from"], link["to"]} == {2, 5}
+    page, as_pieces = (payload_in(shown._repr_html_())["start"] for shown in (view, pieces))
+    assert (page["merge"], as_pieces["merge"]) == (True, False)
+    assert page["query"] in (2, 5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda trace: show(trace),
+        lambda trace: walk(trace),
+        lambda trace: plot_shift(trace),
+        lambda trace: head_view(trace, html_action="return"),
+        lambda trace: compare(trace, trace),
+        lambda _: compare(FISH, "He sat.", model="wordnet"),
+    ],
+    ids=["show", "walk", "plot_shift", "head_view", "runs", "compare"],
+)
+def test_each_output_says_what_pieces_are(make: Callable[[Trace], View]) -> None:
+    view = make(load("wordnet").trace(FISH))
+    start = "A: " if isinstance(view, CompareView) else ""
+    said = f"{start}fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word"
+    care = f"{start}Take what it shows with care: 2 of 7 tokens are pieces of words, or unknown."
+    assert [note.startswith(said) for note in view.notes] == [True, False]
+    assert view.notes[1] == care
+    assert view.to_dict()["notes"] == view.notes == payload_in(view._repr_html_())["notes"]
+    for text in (str(view), re.sub("<[^>]*>", " ", view._picture())):
+        words = " ".join(text.split())
+        assert said in words
+        assert care in words

@@ -1,0 +1,162 @@
+"""The measures of heads by hand arithmetic, and packing against what was packed."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from qkv.models import Model
+from qkv.see.analysis import heads, measures
+from qkv.see.analysis.heads import Heads, Summary, heads_of
+from qkv.see.page import packing
+
+from ..support import BANK
+
+# one head of three tokens, causal, and one whose middle token sees nothing
+CAUSAL = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.1, 0.7, 0.2]]
+BLIND = [[0.5, 0.25, 0.25], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+TWO = np.array([CAUSAL, BLIND])
+
+
+def unpack(packed: dict) -> np.ndarray:
+    """The numbers as a page reads them."""
+    kind = f"<u{packed['bits'] // 8}" if "bits" in packed else "<f4"
+    data = np.frombuffer(base64.b64decode(packed["b64"]), kind)
+    return data.reshape(packed["shape"]).astype(np.float64)
+
+
+def test_entropy_is_in_bits_over_the_queries_that_see() -> None:
+    halves = np.array([[[0.5, 0.5, 0.0, 0.0], [0.25] * 4]])
+    assert measures.entropy(halves).tolist() == [1.5]
+    # the blind query is left out: (1.5 + 0) / 2
+    assert measures.entropy(TWO)[1] == pytest.approx(0.75)
+
+
+def test_weight_on_the_token_beside() -> None:
+    previous, following = measures.on_offset(TWO, -1), measures.on_offset(TWO, 1)
+    assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])  # of BLIND only token 2 sees
+    assert following.tolist() == pytest.approx([0.0, 0.25])
+    assert measures.on_offset(np.ones((1, 1, 1)), -1).tolist() == [0.0]
+
+
+def test_weight_on_keys() -> None:
+    assert measures.on_keys(TWO, [0]).tolist() == pytest.approx([1.7 / 3, 0.25])
+    assert measures.on_keys(TWO, [1, 2]).tolist() == pytest.approx([1.3 / 3, 0.75])
+
+
+def test_mean_distance_is_in_tokens() -> None:
+    # rows of CAUSAL: 0, 0.6, 0.1 * 2 + 0.7; of BLIND: 0.25 + 0.25 * 2, and 1
+    assert measures.distance(TWO).tolist() == pytest.approx([(0 + 0.6 + 0.9) / 3, (0.75 + 1) / 2])
+
+
+def test_all_measures_of_a_text() -> None:
+    heads = Heads(["[CLS]", "a", "[SEP]"], [True, False, True], [3], [TWO])
+    found = measures.measures_of(heads)
+    assert found["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]  # [SEP], not [CLS]
+    assert found["first"].tolist() == [pytest.approx([1.7 / 3, 0.25])]
+    assert found["previous"].shape == found["entropy"].shape == found["distance"].shape == (1, 2)
+    assert found["next"].tolist() == [pytest.approx([0.0, 0.25])]
+
+
+def test_what_cannot_be_measured_is_none() -> None:
+    plain = measures.measures_of(Heads(["a", "b", "c"], [False] * 3, [0], [TWO]))
+    assert plain["separators"] is None
+    assert plain["previous"] is not None
+    cross = measures.measures_of(
+        Heads(["a", "b", "c"], [False] * 3, [0], [TWO], keys=["x", "y", "</s>"],
+              key_special=[False, False, True])
+    )  # fmt: skip
+    assert {name for name, values in cross.items() if values is None} == {
+        "previous", "next", "distance",
+    }  # fmt: skip
+    assert cross["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]
+    one = measures.measures_of(Heads(["a"], [False], [0], [np.ones((1, 1, 1))]))
+    assert one["previous"] is None
+    assert one["distance"].tolist() == [[0.0]]
+
+
+def test_of_a_summary_what_was_received_is_known() -> None:
+    kept = Summary(np.zeros((1, 4, 1), int), np.ones((1, 4, 1)), np.array([[2.0, 1.0, 1.0]]))
+    heads = Heads(["[CLS]", "a", "[SEP]", "b"], [True, False, True, False], [0], summary=[kept])
+    found = measures.measures_of(heads)
+    assert found["first"].tolist() == [[0.5]]
+    assert found["separators"].tolist() == [[0.25]]
+    assert found["entropy"] is found["previous"] is found["next"] is found["distance"] is None
+
+
+def test_value_norms_of_shared_values() -> None:
+    v = np.array([[[1.0, 2.0]], [[0.0, 1.0]]])  # two keys, one key head of size 2
+    out_proj = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 0.0]])  # two query heads
+    norms = heads.value_norms(v, out_proj)
+    np.testing.assert_allclose(norms, [[np.sqrt(5), 1.0], [6.0, 3.0]])
+
+
+def test_value_norms_of_heads_that_share_by_twos() -> None:
+    v = np.array([[[1.0], [10.0]]])  # one key, two key heads of size 1
+    out_proj = np.array([[1.0], [2.0], [3.0], [4.0]])  # four query heads
+    assert heads.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
+
+
+def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
+    trace = minilm.trace(BANK)
+    (norms,) = heads_of(trace, parameters=minilm.parameters).norms[2:3]
+    weight = minilm.parameters["blocks.2.attn.out_proj.weight"].astype(np.float64)
+    v = trace["v", 2][0].astype(np.float64)
+    for head in (0, 7):
+        for key in (0, 5):
+            carried = v[key, head] @ weight[head * 32 : (head + 1) * 32]
+            assert norms[head, key] == pytest.approx(np.sqrt((carried**2).sum()))
+    # all that is carried, summed, is the layer's output but for its bias
+    pattern = trace["pattern", 2][0].astype(np.float64)
+    whole = sum(pattern[h] @ v[:, h] @ weight[h * 32 : (h + 1) * 32] for h in range(len(pattern)))
+    bias = minilm.parameters["blocks.2.attn.out_proj.bias"]
+    np.testing.assert_allclose(whole + bias, trace["attn_out", 2][0], atol=1e-5)
+
+
+def test_words_sum_keys_and_average_queries() -> None:
+    words = [(0, 1, "a"), (1, 3, "bc")]
+    merged = measures.merge_words(TWO, words, words)
+    np.testing.assert_allclose(merged[0], [[1.0, 0.0], [(0.6 + 0.1) / 2, (0.4 + 0.9) / 2]])
+    np.testing.assert_allclose(merged[0].sum(axis=1), 1)
+    cross = measures.merge_words(TWO[0], words, [(0, 3, "abc")])
+    np.testing.assert_allclose(cross, [[1.0], [1.0]])
+
+
+def test_a_summary_keeps_the_largest_with_ties_to_the_lower_key() -> None:
+    weights = np.array([[[0.4, 0.1, 0.4, 0.1], [0.0, 0.0, 1.0, 0.0]]])
+    kept = measures.summarize(weights, 3)
+    assert kept.indices.tolist() == [[[0, 2, 1], [2, -1, -1]]]
+    assert kept.weights.tolist() == [[[0.4, 0.4, 0.1], [1.0, 0.0, 0.0]]]
+    assert kept.received.tolist() == [[0.4, 0.1, 1.4, 0.1]]
+    assert measures.summarize(weights, 9).indices.shape == (1, 2, 4)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_packed_numbers_are_those_of_float32(kind: type) -> None:
+    values = np.array([[0.28652, -np.inf, np.nan], [1e-7, 1.0005, 6e4]]).astype(kind)
+    np.testing.assert_array_equal(unpack(packing.pack_numbers(values)), np.float32(values))
+    assert np.isinf(unpack(packing.pack_numbers(np.array([1e300])))).all()
+
+
+def test_packed_shares_show_as_the_weights_do() -> None:
+    rng = np.random.default_rng(0)
+    ties = np.arange(2001, dtype=np.float32) / 2000  # among them an eighth, in two digits
+    near = [np.abs(np.nextafter(ties, np.float32(side))) for side in (-1, 2)]
+    weights = np.concatenate([ties, *near, rng.random(2000) ** 5]).astype(np.float32).clip(0, 1)
+    packed = packing.pack_shares(weights)
+    found = unpack(packed) / packed["per"]
+    for digits in (1, 2, 3, 4):
+        shown = [[f"{x:.{digits}f}" for x in part.tolist()] for part in (found, weights)]
+        assert shown[0] == shown[1]
+
+
+def test_bits_and_indices() -> None:
+    flags = np.random.default_rng(0).random((2, 3, 5)) < 0.4
+    packed = packing.pack_bits(flags)
+    data = np.frombuffer(base64.b64decode(packed["b64"]), np.uint8)
+    assert (np.unpackbits(data)[: flags.size].reshape(packed["shape"]) == flags).all()
+    assert packed["bits"] == 8
+    short = packing.pack_indices(np.array([0, 65534, -1]), 65535)
+    assert (short["bits"], unpack(short).tolist()) == (16, [0, 65534, 65535])
+    wide = packing.pack_indices(np.array([65535, -1]), 65536)
+    assert (wide["bits"], unpack(wide).tolist()) == (32, [65535, 2**32 - 1])

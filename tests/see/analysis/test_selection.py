@@ -1,0 +1,224 @@
+"""Which head a view opens on: against numbers made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qkv.see.analysis import findings, selection
+from qkv.see.analysis.findings import Link
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.measures import summarize
+from qkv.see.analysis.selection import Head
+from qkv.trace import Trace
+
+from ..support import TOKENS, made_trace, weights
+
+DOGS = ["[CLS]", "dogs", "chase", "the", "big", "cats", ".", "[SEP]"]
+
+
+def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Trace:
+    """DOGS with weights of 0.05, but for `L0H1_2_3=0.5` and the like."""
+    table = np.full((layers, heads, 8, 8), 0.05)
+    for place, weight in cells.items():
+        where, i, j = place.split("_")
+        table[int(where[1]), int(where[3]), int(i), int(j)] = weight
+    return made_trace(DOGS, table)
+
+
+def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> None:
+    previous = {f"L0H0_{i}_{i - 1}": 0.9 for i in range(1, 8)}
+    at_cats = {f"L0H1_{i}_5": 0.8 for i in range(8)}
+    chosen, links = selection.choose_head(dogs(**previous, **at_cats, L0H2_4_5=0.6))
+    assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
+    # of four pairs of words one apart three have 0.05; so have the other three words on cats
+    assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
+    assert links[0].stands_out == pytest.approx(0.6 - 2 * 0.1875)
+    assert [link.head for link in links] == [2, 0, 1]  # what does not stand out by its weight
+    assert links[1].usual == pytest.approx((0.9, 0.05))
+    assert links[2].usual[1] == pytest.approx(0.8)
+    assert chosen.reason == (
+        "its link between two content words stands out most, of all layers and heads: 0.60, where "
+        "on average this head gives 0.19 to a word so far away and other words put 0.05 on cats"
+    )
+
+
+def test_a_head_that_was_asked_for_shows_what_it_looks_at() -> None:
+    trace = dogs(1, 2, L0H0_5_3=0.9, L0H0_3_4=0.8, L0H0_3_2=0.95, L0H0_1_2=0.09, L0H1_5_3=0.9,
+                 L0H1_1_2=0.1, L0H0_4_0=0.99)  # fmt: skip
+    assert selection.choose_head(trace, 0, 0)[0].link == Link(0, 0, 3, 2, 0.95)
+    assert selection.choose_head(trace, 0, 1)[0].link == Link(0, 1, 1, 2, 0.1)
+    assert selection.choose_head(trace)[0].head == 1
+
+
+def test_links_join_two_content_words() -> None:
+    cells = {
+        "L0H0_1_0": 0.99,  # on [CLS]
+        "L0H0_2_6": 0.98,  # on the full stop
+        "L0H0_2_3": 0.97,  # on the
+        "L0H0_3_5": 0.96,  # from it
+        "L0H0_4_4": 0.95,  # on itself
+        "L0H0_5_1": 0.30,
+    }
+    link = selection.choose_head(dogs(heads=1, **cells))[0].link
+    assert link == Link(0, 0, 5, 1, 0.30)
+    tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]  # one word twice, one in two pieces
+    table = np.full((1, 1, 7, 7), 0.05)
+    table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
+    table[0, 0, 5, 2] = 0.3
+    assert selection.choose_head(made_trace(tokens, table))[0].link == Link(0, 0, 5, 2, 0.3)
+
+
+def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None:
+    chosen, _ = selection.choose_head(
+        made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]]))
+    )
+    assert chosen.link == Link(0, 0, 0, 1, 0.8)
+    assert "is the largest, of all layers and heads; none stands out" in chosen.reason
+
+
+def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
+    tokens = ["one", "two", "three", "four", "five"]
+    weights = np.tril(np.full((5, 5), 0.1))
+    weights[4, 2], weights[3, 2] = 0.6, 0.2
+    links = selection.rank_heads(made_trace(tokens, weights[None, None]))
+    # (2, 0), (3, 1) and (4, 2) are two apart; of the words behind "three" only "four" is another
+    assert links[0].usual == pytest.approx(((0.1 + 0.1 + 0.6) / 3, 0.2))
+
+
+def test_a_summary_ranks_its_heads_by_what_was_kept() -> None:
+    weights = np.random.default_rng(0).dirichlet(np.full(8, 0.3), (2, 3, 8))
+    whole = heads_of(made_trace(DOGS, weights))
+    kept = replace(whole, weights=[], summary=[summarize(layer, 8) for layer in weights])
+    for found, expected in zip(
+        selection.rank_heads(kept), selection.rank_heads(whole), strict=True
+    ):
+        assert found == expected
+        assert found.usual == pytest.approx(expected.usual)
+
+
+def test_ties_go_to_the_lowest_layer_then_head_then_place() -> None:
+    trace = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
+    link = selection.choose_head(trace)[0].link
+    assert link is not None
+    assert (link.layer, link.head, link.query, link.key) == (1, 1, 4, 5)
+
+
+def test_layer_and_head_narrow_the_choice() -> None:
+    trace = dogs(2, 2, L0H0_1_2=0.3, L0H1_2_1=0.9, L1H0_4_2=0.8, L1H1_1_4=0.7)
+    in_layer, in_head, given = (
+        selection.choose_head(trace, *place)[0] for place in ((1, None), (None, 0), (0, 0))
+    )
+    assert (in_layer.layer, in_layer.head) == (1, 0)
+    assert "all heads of layer 1" in in_layer.reason
+    assert (in_head.layer, in_head.head) == (1, 0)
+    assert "head 0 of all layers" in in_head.reason
+    assert (given.layer, given.head, given.reason) == (0, 0, "it was asked for")
+    assert given.link == Link(0, 0, 1, 2, 0.3)
+
+
+@pytest.mark.parametrize("tokens", [["[CLS]", "hi", "[SEP]"], ["[CLS]", ".", "!", "[SEP]"]])
+def test_without_two_content_tokens_the_first_head_is_shown_and_said_so(tokens: list[str]) -> None:
+    n = len(tokens)
+    chosen, _ = selection.choose_head(made_trace(tokens, np.full((2, 2, n, n), 1 / n)))
+    assert (chosen.layer, chosen.head, chosen.link) == (0, 0, None)
+    assert "first" in chosen.reason
+
+
+def test_a_weight_that_is_no_number_is_never_the_largest() -> None:
+    chosen, _ = selection.choose_head(dogs(2, L0H0_1_2=np.nan, L1H1_2_1=0.2))
+    assert (chosen.layer, chosen.head) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "said"),
+    [
+        (2, None, "no layer 2: the layers are 0 to 1"),
+        (-1, None, "no layer -1: the layers are 0 to 1"),
+        (0, 3, "no head 3: the heads are 0 to 2"),
+        (None, -1, "no head -1: the heads are 0 to 2"),
+    ],
+)
+def test_out_of_range_names_the_range(layer: int | None, head: int | None, said: str) -> None:
+    with pytest.raises(IndexError, match=said):
+        selection.choose_head(made_trace(TOKENS, weights(2, 3)), layer, head)
+
+
+def test_only_some_layers_were_traced() -> None:
+    full = dogs(3, 2, L2H1_1_2=0.5)
+    arrays = {name: full[name] for name in full.names() if "blocks.1" not in name}
+    trace = Trace(arrays, tokens=[DOGS], special=[full.special])
+    assert selection.choose_head(trace)[0].layer == 2
+    with pytest.raises(IndexError, match="the layers are 0, 2"):
+        selection.choose_head(trace, 1)
+
+
+def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
+    bare = Trace({"hook_embed": np.zeros((1, 1, 2))}, tokens=[["a"]], special=[[False]])
+    with pytest.raises(ValueError, match="holds no weights"):
+        selection.choose_head(bare)
+    two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
+    with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
+        findings.one_text(two, "show")
+    for arrays, said in (
+        ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
+        ({"hook_pattern": np.zeros((1, 1, 2, 2))}, r'qkv.show\(trace\["pattern"\], tokens'),
+    ):
+        with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
+            findings.one_text(Trace(arrays), "show")
+    with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
+        findings.one_text(Trace({}), "show")
+
+
+def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
+    trace = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
+    shown, links = selection.choose_head(trace)
+    others = selection.other_heads(links, shown, 5)
+    assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
+    assert selection.other_heads(links, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)
+
+
+def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:
+    """A head for each row: what "bank", the first token, looks at; the others look at [SEP]."""
+    size = len(tokens)
+    table = np.zeros((1, len(rows), size, size))
+    table[0, :, 1:, -1] = 1
+    table[0, :, 0] = rows
+    return heads_of(made_trace(tokens, table))
+
+
+def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> None:
+    a = heads_from_rows(
+        ["bank", "of", "river", "old", "[SEP]"],
+        [0.0, 0.9, 0.0, 0.0, 0.1],  # on "of", which is no content word
+        [0.4, 0.0, 0.6, 0.0, 0.0],
+        [0.1, 0.0, 0.0, 0.9, 0.0],  # on "old" in both
+    )
+    b = heads_from_rows(
+        ["bank", "for", "rates", "old", "[SEP]"],
+        [0.0, 0.9, 0.0, 0.0, 0.1],
+        [0.5, 0.0, 0.5, 0.0, 0.0],
+        [0.1, 0.0, 0.0, 0.9, 0.0],
+    )
+    chosen = selection.contrasting_head(a, [0], b, [0])
+    # 0.6 of the two pairs that are two apart is on river and 0.5 on rates, so that nothing is left
+    assert chosen.head == 0
+    longer = [heads_from_rows([*part.tokens[:4], "new", "big", "[SEP]"],
+                              *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
+              for part in (a, b)]  # fmt: skip
+    chosen = selection.contrasting_head(longer[0], [0], longer[1], [0])
+    # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
+    assert (chosen.layer, chosen.head) == (0, 1)
+    assert "differs most between the two, of all layers and heads, in links" in chosen.reason
+    assert selection.contrasting_head(a, [0], b, [0], 0, 2).reason == "it was asked for"
+    assert selection.contrasting_head(*longer[:1], [0], longer[1], [0], None, 2).head == 2
+    with pytest.raises(IndexError, match="compare: there is no layer 2"):
+        selection.contrasting_head(a, [0], b, [0], 2)
+
+
+def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None:
+    a = heads_from_rows(["bank", "of", "[SEP]"], [1, 0, 0], [0.4, 0.6, 0])
+    b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
+    chosen = selection.contrasting_head(a, [0], b, [0])
+    assert chosen.head == 1
+    assert "(0.60 of its weight is elsewhere)" in chosen.reason

@@ -1,0 +1,318 @@
+"""The figures: what is drawn is what was computed, and no label lies on another."""
+
+import io
+import itertools
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+
+from qkv.models import Model, random_model
+from qkv.see import compare, plot_shift, show, walk
+from qkv.see.analysis.plane import fit_plane
+from qkv.see.draw.colours import shade
+from qkv.see.draw.figure import AFTER, ARROW, BEFORE, INK, drawable, write_png
+from qkv.trace import Trace
+
+from ..support import BANK, CAT, MONEY, made_trace
+
+WORDS = ["the", "of", "I", "a", "cat", "river", "interest", "mat", "unbelievable", "##ing"]
+
+
+def labels(axes: Axes) -> list:
+    return [text for text in axes.texts if text.get_text()]
+
+
+def boxes(figure: Figure, axes: Axes) -> list:
+    figure.draw_without_rendering()
+    return [text.get_window_extent() for text in labels(axes)]
+
+
+def vectors(seed: int, n: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    before, after = np.random.default_rng(seed).normal(size=(2, n, 12))
+    return before, spread * after
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 20),
+    st.sampled_from([0.02, 0.5, 1.0, 9.0]),
+    st.booleans(),
+)
+def test_no_two_labels_intersect_up_to_20_tokens(
+    seed: int, n: int, spread: float, repeated: bool
+) -> None:
+    before, after = vectors(seed, n, spread)
+    if repeated:
+        before[:] = before[0]
+    tokens = [WORDS[i % len(WORDS)] for i in range(n)]
+    figure = plot_shift(before, after, tokens)
+    (axes,) = figure.axes
+    found = boxes(figure, axes)
+    for a, b in itertools.combinations(found, 2):
+        width = min(a.x1, b.x1) - max(a.x0, b.x0)
+        height = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(width, height) < 0
+    frame = axes.get_window_extent()
+    for box in found:
+        assert frame.x0 - 1 <= box.x0
+        assert box.x1 <= frame.x1 + 1
+        assert frame.y0 - 1 <= box.y0
+        assert box.y1 <= frame.y1 + 1
+
+
+@pytest.mark.parametrize(("spread", "color"), [(9.0, AFTER), (0.05, BEFORE)])
+def test_every_word_is_named_at_both_ends(spread: float, color: str) -> None:
+    before, after = vectors(3, 20, spread)
+    figure = plot_shift(before, after, [f"w{i}" for i in range(20)])
+    found = labels(figure.axes[0])
+    assert found[0].get_color() == color  # the end that lies wider comes first
+    for end in (BEFORE, AFTER):
+        named = [text.get_text() for text in found if text.get_color() == end]
+        assert sorted(named) == sorted(f"w{i}" for i in range(20))
+
+
+def points(axes: Axes, color: str) -> np.ndarray:
+    found = [c for c in axes.collections if to_hex(c.get_facecolor()[0]) == color]
+    return np.concatenate([collection.get_offsets() for collection in found])
+
+
+def test_points_and_arrows_stand_where_the_plane_has_them() -> None:
+    before, after = vectors(0, 5, 2.0)
+    plane = fit_plane(before, after)
+    (axes,) = plot_shift(before, after, list("abcde")).axes
+    np.testing.assert_allclose(points(axes, BEFORE), plane.original)
+    np.testing.assert_allclose(points(axes, AFTER), plane.contextual)
+    arrows = [text for text in axes.texts if not text.get_text()]
+    np.testing.assert_allclose([arrow.xy for arrow in arrows], plane.contextual)
+    np.testing.assert_allclose([arrow.xyann for arrow in arrows], plane.original)
+    assert {to_hex(arrow.arrow_patch.get_facecolor()) for arrow in arrows} == {ARROW}
+    for axis, share in zip((axes.get_xlabel(), axes.get_ylabel()), plane.explained, strict=True):
+        assert f"({share:.0%} of the variance; each set centred first)" in axis
+    assert axes.get_xlabel().startswith("PC 1")
+    assert axes.get_ylabel().startswith("PC 2")
+    assert axes.get_aspect() == 1.0
+
+
+def test_labels_stay_by_their_points() -> None:
+    before, after = vectors(1, 4, 3.0)
+    figure = plot_shift(before, after, list("abcd"))
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    where = axes.transData.transform(fit_plane(before, after).contextual)
+    found = {t.get_text(): t for t in labels(axes) if t.get_color() == AFTER}
+    for name, point in zip("abcd", where, strict=True):
+        box = found[name].get_window_extent()
+        nearest = np.clip(point, (box.x0, box.y0), (box.x1, box.y1))
+        distance = np.linalg.norm(nearest - point)
+        assert 3 < distance < 30 * figure.dpi / 72
+        others = np.linalg.norm(np.clip(where, nearest, nearest) - where, axis=1)
+        assert distance <= others.min() + 1e-6
+
+
+def test_of_many_words_those_that_moved_furthest_are_named_once_each() -> None:
+    before = np.zeros((90, 3))
+    after = np.random.default_rng(0).normal(size=(90, 3))
+    after[70], after[71] = [40, 0, 0], [-39, 0, 0]
+    tokens = [f"w{i // 2}" for i in range(90)]
+    figure = plot_shift(before, after, tokens)
+    (axes,) = figure.axes
+    named = [text.get_text() for text in labels(axes) if text.get_color() == AFTER]
+    assert len(named) == len(set(named)) == 20
+    assert "w35" in named
+    assert axes.get_title(loc="left") == "named: 20 of 90"
+    assert len(points(axes, AFTER)) == 90
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tokens"),
+    [
+        (np.ones((1, 4)), np.zeros((1, 4)), ["alone"]),
+        (np.ones((3, 4)), np.ones((3, 4)), ["a", "b", "c"]),
+        ([[0.0], [1.0]], [[5.0], [5.0]], ["one", "dimension"]),
+    ],
+)
+def test_points_on_one_spot_are_drawn(
+    before: object, after: object, tokens: list[str], tmp_path: Path
+) -> None:
+    figure = plot_shift(before, after, tokens)
+    assert len(points(figure.axes[0], BEFORE)) == len(tokens)
+    write_png(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
+    two = np.eye(2)
+    with pytest.raises(ValueError, match="there are 2 vectors and 1 tokens"):
+        plot_shift(two, two, ["a"])
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        plot_shift(two * np.nan, two, ["a", "b"])
+    with pytest.raises(TypeError, match="give original, contextual and tokens, or one trace"):
+        plot_shift(two)
+    trace = lesson.trace(CAT)
+    with pytest.raises(TypeError, match="pass it alone"):
+        plot_shift(trace, two, ["a", "b"])
+    with pytest.raises(ValueError, match="plot_shift: this trace holds 2 texts"):
+        plot_shift(lesson.trace([CAT, BANK]))
+    with pytest.raises(ValueError, match="lacks hook_embed"):
+        plot_shift(lesson.trace(CAT, names=["pattern"]))
+
+
+def test_a_trace_has_its_words_in_it(minilm: Model) -> None:
+    trace = minilm.trace(CAT)
+    _, axes, _ = plot_shift(trace).figure().axes  # cosines, arrows, a scale
+    plane = fit_plane(trace["embed"][0, 1:-1], trace.hidden_states[-1][0, 1:-1])
+    np.testing.assert_allclose(points(axes, BEFORE), plane.original)
+    np.testing.assert_allclose(points(axes, AFTER), plane.contextual)
+    assert not {"[CLS]", "[SEP]"} & {text.get_text() for text in labels(axes)}
+
+
+def image(axes: Axes) -> AxesImage:
+    (found,) = axes.images
+    return found
+
+
+def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
+    view = show(lesson.trace(CAT), layer=0, head=1)
+    figure = view.figure()
+    grid, _, scale = figure.axes
+    np.testing.assert_array_equal(image(grid).get_array(), view.weights)
+    assert image(grid).get_clim() == (0, 1)
+    for share in (0.0, 0.05, 0.5, 1.0):
+        assert to_hex(image(grid).get_cmap()(share)) == shade(share)
+    assert scale.get_ylabel() == "weight"
+    assert [text.get_text() for text in grid.get_xticklabels()] == view.tokens
+    assert [text.get_text() for text in grid.get_yticklabels()] == view.tokens
+    shown = [text.get_text() for text in grid.texts]
+    assert shown == [f"{weight:.2f}" for weight in view.weights.flat]
+    assert grid.get_title() == view.sentence
+
+
+def hatched(axes: Axes) -> set[tuple[int, int]]:
+    return {
+        (round(patch.get_y() + 0.5), round(patch.get_x() + 0.5))
+        for patch in axes.patches
+        if isinstance(patch, Rectangle) and patch.get_hatch()
+    }
+
+
+def test_hidden_cells_are_hatched_and_bear_no_number() -> None:
+    view = show(random_model(CAT, causal=True).trace(CAT))
+    grid = view.figure().axes[0]
+    assert hatched(grid) == {(i, j) for i in range(6) for j in range(6) if j > i}
+    assert len(grid.texts) == 21
+
+
+def test_a_walk_draws_scores_and_weights() -> None:
+    view = walk(CAT, model=random_model(CAT, causal=True))
+    figure = view.figure()
+    scores, weights, shift = figure.axes[:3]
+    steps = {step.name: step.values for step in view.steps}
+    lower = np.tri(6, dtype=bool)
+    np.testing.assert_array_equal(image(scores).get_array()[lower], steps["scaled"][lower])
+    least, most = image(scores).get_clim()
+    assert most == -least == pytest.approx(abs(steps["scaled"][lower]).max())
+    assert [to_hex(image(scores).get_cmap()(place)) for place in (0.0, 0.5, 1.0)] == [
+        shade(-1.0),
+        "#ffffff",
+        shade(1.0),
+    ]
+    np.testing.assert_array_equal(image(weights).get_array(), steps["weights"])
+    assert image(weights).get_clim() == (0, 1)
+    assert hatched(scores) == hatched(weights) != set()
+    assert "centred first" in shift.get_xlabel()
+
+
+def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
+    view = compare(BANK, MONEY, word="bank", model=lesson)
+    figure = view.figure()
+    first, second, shift, curve = figure.axes[:4]
+    patterns = [side.trace.pattern(view.head.layer, view.head.head) for side in view.sides]
+    for axes, pattern, side in zip((first, second), patterns, view.sides, strict=True):
+        np.testing.assert_array_equal(image(axes).get_array(), pattern)
+        assert image(axes).get_clim() == (0, 1)
+        (frame,) = [p for p in axes.patches if to_rgba(p.get_edgecolor()) == to_rgba(INK)]
+        assert frame.get_y() + 0.5 == side.positions[0]
+    np.testing.assert_allclose(curve.lines[0].get_ydata(), view.similarity)
+    assert [t.get_text() for t in curve.texts] == [f"{x:.3f}" for x in view.similarity]
+    named = {text.get_text() for text in labels(shift)}
+    assert len(points(shift, AFTER)) == 9 + 7
+    assert "bank" in named
+
+
+def test_a_long_text_is_cut_to_what_can_be_read(lesson: Model) -> None:
+    view = show(lesson.trace(" ".join([CAT, BANK, MONEY] * 4)))
+    grid = view.figure().axes[0]
+    assert image(grid).get_array().shape == (32, 32)
+    assert f"the 32 of {len(view.tokens)} tokens" in grid.get_title()
+    assert not grid.texts
+
+
+SCRIPTS = [
+    "cat",
+    "$x$ $",
+    "$\\nope$",
+    "你好",
+    "שלום",
+    "مرحبا",
+    "नमस्ते",
+    "😀",
+    "\x1b[2J",
+    "\ud800",
+    "a\nb",
+    "^_{",
+    "\\",
+]
+
+
+def test_tokens_of_any_script_are_drawn_without_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    n = len(SCRIPTS)
+    trace = made_trace(
+        SCRIPTS,
+        rng.dirichlet(np.ones(n), size=(1, 1, n)),
+        **{
+            "hook_embed": rng.normal(size=(1, n, 4)),
+            "blocks.0.hook_resid_post": rng.normal(size=(1, n, 4)),
+        },
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        file = io.BytesIO()
+        show(trace).figure().savefig(file, format="png")
+    assert file.getvalue().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_what_no_font_has_is_a_box() -> None:
+    assert drawable(["a\x00b", "", "ok"]) == ["a□b", "", "ok"]
+
+
+@pytest.mark.parametrize("make", [lambda m: show(CAT, model=m), lambda m: walk(CAT, model=m)])
+def test_a_png_is_written_whole_or_not_at_all(make, lesson: Model, tmp_path: Path) -> None:
+    view = make(lesson)
+    target = tmp_path / "picture.png"
+    view.to_png(target)
+    assert target.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        view.to_png(tmp_path / "nowhere" / "picture.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_a_notebook_shows_a_figure_without_pyplot() -> None:
+    picture = plot_shift(np.eye(2), 2 * np.eye(2), ["a", "b"])._repr_png_()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_trace_without_vectors_has_a_grid_alone() -> None:
+    trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
+    assert len(show(trace).figure().axes) == 2  # the grid and its scale
+    assert isinstance(trace, Trace)

@@ -1,0 +1,243 @@
+"""Static pictures: well-formed, with the words and the numbers of what they show."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.models import Model, random_model
+from qkv.see import View, compare, head_view, plot_shift, show, walk
+from qkv.see.analysis.measures import summarize
+from qkv.see.draw import svg
+from qkv.see.draw.colours import shade
+from qkv.trace import Trace
+
+from ..support import BANK, CAT, MONEY
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)
+
+
+def words(text: str) -> list[str]:
+    return [element.text or "" for element in parsed(text).iter(f"{NAMESPACE}text")]
+
+
+def of(part: svg.Part) -> str:
+    return svg.picture("title", [], [[part]])
+
+
+def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path: Path) -> None:
+    view = show(BANK, model=minilm, layer=0, head=4)
+    view.to_svg(tmp_path / "view.svg")
+    text = (tmp_path / "view.svg").read_text(encoding="utf-8")
+    assert parsed(text).get("aria-label") == "bank looks at river: 0.71 (layer 0, head 4)."
+    assert parsed(text).get("role") == "img"
+    found = words(text)
+    numbers = [word for word in found if re.fullmatch(r"\d\.\d\d", word)]
+    exact = [f"{x:.2f}" for x in view.weights.ravel()]
+    assert numbers[: len(exact)] == exact
+    assert numbers[len(exact) :] == ["0.00", "1.00"]  # the scale
+    for token in view.tokens:
+        assert found.count(token) >= 4  # both sides of the lines, rows and columns of the map
+    assert "bank looks at river: 0.71 (layer 0, head 4)." in found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: show(CAT, model=m),
+        lambda m: compare(CAT, BANK, word="sat", model=m),
+        lambda m: compare(m.trace(CAT), m.trace(CAT, ablate=[(0, 1)])),
+        lambda m: walk(CAT, model=m),
+        lambda m: plot_shift([m.trace(CAT), m.trace(MONEY)]),
+        lambda m: head_view(m.trace(CAT).attentions, CAT.split(), html_action="return"),
+    ],
+)
+def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:
+    view: View = make(lesson)
+    text = view._picture()
+    root = parsed(text)
+    assert root.tag == f"{NAMESPACE}svg"
+    ground = root[0]
+    assert (ground.tag, ground.get("fill")) == (f"{NAMESPACE}rect", "#ffffff")
+    assert "id=" not in text  # two pictures on one page do not know each other
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    width, height = (float(number) for number in root.get("viewBox").split()[2:])
+    assert root.get("width") == f"{width:g}"
+    for element in root.iter(f"{NAMESPACE}rect"):
+        assert float(element.get("x", 0)) >= 0
+    assert height < 3000
+
+
+def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
+    text = of(svg.heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
+    cells = [
+        element.get("fill")
+        for element in parsed(text).iter(f"{NAMESPACE}rect")
+        if element.get("shape-rendering") == "crispEdges"
+    ]
+    assert cells == ["#ffffff", shade(1.0), shade(0.5), shade(0.5)]
+    found = words(text)
+    assert found[1:5] == ["c", "d", "a", "0.00"]
+    assert found[-3:] == ["0.00", "0.50", "weight, stretched"]
+
+
+def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
+    values = np.array([[1.0, 0.0], [0.4, np.nan]])
+    hidden = np.array([[False, True], [False, False]])
+    text = of(svg.heat_map(values, ["a", "b"], ["a", "b"], hidden=hidden, missing="not there"))
+    paths = [element.get("d") for element in parsed(text).iter(f"{NAMESPACE}path")]
+    assert [path.count("M") for path in paths] == [2]
+    assert [word for word in words(text) if "." in word] == ["1.00", "0.40", "0.00", "1.00"]
+    assert "hatched: not there" in words(text)
+    bare = of(svg.heat_map(np.ones((1, 1)), ["a"], ["a"]))
+    assert "hatched" not in bare
+
+
+def test_scores_part_from_the_ground_at_0() -> None:
+    values = np.array([[-2.0, 0.0, 1.0]])
+    text = of(svg.heat_map(values, ["a"], ["b", "c", "d"], top=None, of="score"))
+    assert words(text)[-3:] == ["-2.000", "2.000", "score"]
+    colors = [
+        element.get("fill")
+        for element in parsed(text).iter(f"{NAMESPACE}rect")
+        if element.get("shape-rendering") == "crispEdges"
+    ]
+    assert colors == [shade(-1.0), "#ffffff", shade(0.5)]
+    above = of(svg.heat_map(np.array([[3.0, 4.0]]), ["a"], ["b", "c"], top=None, of="score"))
+    assert words(above)[-3:] == ["0.000", "4.000", "score"]
+
+
+@pytest.mark.parametrize("number", [-1e20, 1e300, 0.0])
+def test_numbers_that_are_all_as_large_have_a_scale(number: float) -> None:
+    assert svg.heat_map(np.full((2, 2), number), "ab", "ab", of="score")
+
+
+def test_bars_of_what_is_not_finite_are_empty() -> None:
+    parts = [svg.curve([0.5, np.nan, np.inf], "abc"), svg.table([("a", np.inf), ("b", 2.0)])]
+    assert [re.findall('(?:width|height)="([^"]*)" (?:fill|height="11")', "".join(part.elements))
+            for part in parts] == [["110.0", "0.0", "0.0"], ["0.0", "120.0"]]  # fmt: skip
+
+
+def test_a_map_of_one_number_has_a_scale() -> None:
+    assert words(of(svg.heat_map(np.zeros((1, 1)), ["a"], ["a"])))[-3:-1] == ["0.00", "1.00"]
+    assert "<svg" in of(svg.heat_map(np.full((1, 1), np.nan), ["a"], ["a"]))
+
+
+def test_lines_are_as_strong_as_the_weights() -> None:
+    weights = np.array([[0.9, 0.1], [0.02, 0.98]])
+    text = of(svg.links(weights, ["a", "b"], ["c", "d"], 0))
+    lines = list(parsed(text).iter(f"{NAMESPACE}line"))
+    # the other query is faint, and what is too faint is left out: 0.02 * 0.25
+    assert [line.get("stroke") for line in lines] == ["#888888", svg.LINES[0], svg.LINES[0]]
+    widths = [float(line.get("stroke-width")) for line in lines]
+    assert widths == pytest.approx([0.5 + 4 * 0.25 * 0.98, 4.1, 0.9], abs=0.006)
+    assert float(lines[1].get("y1")) == float(lines[1].get("y2"))  # a to c: the same row
+    assert float(lines[2].get("y2")) > float(lines[2].get("y1"))
+
+
+def test_bars_of_numbers() -> None:
+    text = of(svg.curve([1.0, -0.5], ["embeddings", "layer 0"], "alike"))
+    assert [w for w in words(text) if w not in ("title", "alike")] == [
+        "1.000", "embeddings", "-0.500", "layer 0",
+    ]  # fmt: skip
+    bars = [r for r in parsed(text).iter(f"{NAMESPACE}rect") if r.get("fill") == svg.BEFORE]
+    heights = [float(bar.get("height")) for bar in bars]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2)
+    rows = of(svg.table([("a", 2.0), ("b", 1.0)], "moved"))
+    bars = [r for r in parsed(rows).iter(f"{NAMESPACE}rect") if r.get("fill") == svg.BEFORE]
+    assert [float(bar.get("width")) for bar in bars] == [120.0, 60.0]
+    assert words(rows)[1:] == ["moved", "a", "2.000", "b", "1.000"]
+
+
+@given(st.integers(0, 1000), st.integers(1, 20), st.booleans())
+def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
+    rng = np.random.default_rng(seed)
+    before = rng.normal(size=(n, 2)) * (1e-3 if crowded else 1.0)
+    names = [f"word{i}" * (1 + i % 2) for i in range(n)]
+    text = of(svg.arrows(before, before + rng.normal(size=(n, 2)) * 0.1, names))
+    boxes = []
+    for element in parsed(text).iter(f"{NAMESPACE}text"):
+        if element.text in names:
+            x, y = float(element.get("x")), float(element.get("y"))
+            boxes.append((x, y - 9, x + svg._width(element.text), y + 2))
+    for end in (svg.BEFORE, svg.ACCENT):  # every word is named at both ends
+        labels = [e.text for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == end]
+        assert labels == names
+    for i, a in enumerate(boxes):
+        assert a[0] >= 0
+        assert a[2] <= 460
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def test_arrows_without_names_are_small() -> None:
+    points = np.array([[0.0, 0.0], [1.0, 1.0]])
+    text = of(svg.arrows(points, points + 1, ["cat", ""]))
+    radii = [circle.get("r") for circle in parsed(text).iter(f"{NAMESPACE}circle")]
+    assert radii == ["4", "4", "2", "2"]
+    assert words(text)[1:] == ["cat", "cat"]
+    same = np.zeros((2, 2))
+    assert "nan" not in of(svg.arrows(same, same, ["a", "b"]))
+
+
+def test_any_word_can_stand_in_xml() -> None:
+    token = "<b>\x00\x1b&\"'\ud800\ufffe\u202e\u0085"
+    text = svg.picture(token, [token], [[svg.heat_map(np.ones((1, 1)), [token], [token])]])
+    root = parsed(text)
+    shown = "<b>␀␛&\"'\ufffd\ufffd\ufffd\ufffd"
+    assert root.get("aria-label") == shown
+    assert words(text)[0] == shown
+    text.encode("utf-8")
+
+
+def test_long_and_blank_labels() -> None:
+    found = words(of(svg.table([("a" * 30, 1.0), ("  ", 0.5), ("", 0.1)])))
+    assert found[1::2] == ["a" * 13 + "…", "␣␣", "∅"]
+    wide = svg.table([("你好你好", 1.0)]).width
+    assert wide > svg.table([("abcd", 1.0)]).width
+
+
+def test_of_many_tokens_the_picture_says_which_it_shows(lesson: Model) -> None:
+    view = show(" ".join([BANK, MONEY, CAT] * 5), model=lesson)
+    found = " ".join(words(view._picture()))
+    assert f"Shown: 32 of {len(view.tokens)} queries and 32 of {len(view.tokens)} keys" in found
+    short = " ".join(words(show(CAT, model=lesson)._picture()))
+    assert "Shown:" not in short
+
+
+def test_the_picture_of_a_summary_says_what_is_missing() -> None:
+    weights = random_model(CAT).trace(CAT)["pattern", 0][0]
+    kept = summarize(weights, 2)
+    trace = Trace(
+        {
+            "blocks.0.attn.top_indices": kept.indices[None],
+            "blocks.0.attn.top_weights": kept.weights[None],
+            "blocks.0.attn.received": kept.received[None],
+        },
+        tokens=[CAT.split()],
+    )
+    found = words(show(trace)._picture())
+    assert "hatched: not among the weights that were kept" in found
+
+
+def test_a_walk_and_a_comparison_are_pictured(lesson: Model) -> None:
+    steps = walk(CAT, model=lesson)
+    found = " ".join(words(steps._picture()))
+    for step in steps.steps:
+        assert step.title.split(":")[0] in found
+    assert "largest difference" in found
+    pair = compare(CAT, BANK, word="sat", model=lesson)
+    found = words(pair._picture())
+    assert {f"{x:.3f}" for x in pair.similarity} <= set(found)
+    framed = [
+        r for r in parsed(pair._picture()).iter(f"{NAMESPACE}rect") if r.get("stroke") == svg.INK
+    ]
+    assert len(framed) == 2  # the word's row in both

@@ -1,0 +1,383 @@
+"""Every view of every kind of input in every output: it shows the trace's numbers, or refuses."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from rich.console import Console
+
+from qkv.models import Model, random_model
+from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.models.vision import patch_names
+from qkv.see import View, compare, head_view, image_view, plot_shift, replay, show, walk
+from qkv.see.draw import figure
+from qkv.trace import Trace
+
+from ..page.test_html import payload_in
+
+CAT, DOG = "the cat sat", "cats sat down"
+IMAGE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
+CHANGED = {"ablate": {"ablate": [(0, 0)]}, "hide": {"hide": ["sat"]}}
+KINDS = [
+    "text", "trace", "top_k", "top_k and vectors", "pattern", "pattern and last vectors", "arrays",
+    "encoder-decoder", "its decoder", "image", *CHANGED, "infinite", "huge",
+]  # fmt: skip
+
+
+# What is given
+
+
+class Given(NamedTuple):
+    """Two of one kind, and the whole traces that a view's numbers are held against."""
+
+    a: Any
+    b: Any
+    trace_a: Trace
+    trace_b: Trace
+
+    def named(self, *, both: bool = False) -> dict[str, Any]:
+        """The tokens, where they are no part of what is given."""
+        if not isinstance(self.a, np.ndarray):
+            return {}
+        a, b = self.trace_a.tokens, self.trace_b.tokens
+        return {"tokens": (a, b) if both else a}
+
+
+def of_texts(model: Model, **options: Any) -> Given:
+    parts = [model.trace(text, **options) for text in (CAT, DOG)]
+    return Given(*parts, *(model.trace(text) for text in (CAT, DOG)))
+
+
+def changed(trace: Trace, change: Callable[[str, np.ndarray], None]) -> Trace:
+    arrays = {name: trace[name].copy() for name in trace.names()}
+    for name, array in arrays.items():
+        change(name, array)
+    return Trace(arrays, tokens=[trace.tokens], special=[trace.special])
+
+
+def infinite(name: str, array: np.ndarray) -> None:
+    if name.endswith("pattern"):
+        array[0, 0, 1] = np.nan
+    elif name.endswith("attn_scores"):
+        array[0, 0, 1, 1] = np.inf
+    else:
+        array[0, 1] = np.inf
+
+
+def huge(name: str, array: np.ndarray) -> None:
+    if name.endswith("attn_scores"):
+        array[:] = -1e30
+    elif not name.endswith("pattern"):
+        array *= np.float32(1e19)
+
+
+def doubled(given: Any) -> Any:
+    """Another run, in which the vectors after each layer are twice as long."""
+
+    def change(name: str, array: np.ndarray) -> None:
+        array *= 2 if name.endswith("resid_post") else 1
+
+    return changed(given, change) if isinstance(given, Trace) else given
+
+
+def of_an_image(trace: Trace) -> Trace:
+    arrays = {name: trace[name] for name in trace.names()}
+    return Trace(arrays, tokens=[patch_names(1, 2)], special=[[True, False, False]])
+
+
+@pytest.fixture(scope="module")
+def given() -> dict[str, Given]:
+    model, decoder = random_model([CAT, DOG]), random_model([CAT, DOG], causal=True)
+    whole, causal = of_texts(model), of_texts(decoder)
+    weights = [np.array([layer[0] for layer in trace.attentions]) for trace in whole[:2]]
+    cross = np.random.default_rng(0).dirichlet(np.ones(3), size=(1, 2, 3))
+    pairs = [
+        Seq2SeqTrace(read, written, {"blocks.0.cross_attn.hook_pattern": cross})
+        for read, written in zip(whole[:2], causal[:2], strict=True)
+    ]
+    images = [of_an_image(trace) for trace in whole[:2]]
+    kinds = {
+        "text": whole._replace(a=CAT, b=DOG),
+        "trace": whole,
+        "top_k": of_texts(model, top_k=2),
+        "top_k and vectors": of_texts(model, top_k=2, names=["embed", "resid_post"]),
+        "pattern": of_texts(model, names=["pattern"]),
+        "pattern and last vectors": of_texts(model, names=["pattern", "resid_post"]),
+        "arrays": whole._replace(a=weights[0], b=weights[1]),
+        "encoder-decoder": Given(*pairs, *whole[:2]),
+        "its decoder": causal,
+        "image": Given(*images, *images),
+        "infinite": Given(*(changed(trace, infinite) for trace in whole)),
+        "huge": Given(*(changed(trace, huge) for trace in whole)),
+    }
+    for name, how in CHANGED.items():
+        parts = [model.trace(text, **how) for text in (CAT, DOG)]
+        kinds[name] = Given(*parts, *parts)
+    assert set(kinds) == set(KINDS)
+    return kinds
+
+
+# What each view must show of it: its numbers beside the trace's, and one of them as it is written
+
+
+def close(found: Any, expected: Any) -> None:
+    """Numbers of a view beside those of a trace; None is NaN."""
+    np.testing.assert_allclose(np.array(found, dtype=float), expected, rtol=1e-6, atol=1e-7)
+
+
+def of_weights(view: View, kind: str, given: Given) -> str:
+    found, trace = view.to_dict(), given.trace_a
+    pattern = trace.pattern(found["layer"], found["head"])
+    if kind.startswith("top_k"):
+        assert found["weights"] is None
+    else:
+        close(found["weights"], pattern)
+    link = re.match(r"(\S+) looks at (\S+): (\d\.\d\d) ", found["sentence"])
+    assert link
+    query, key = (trace.tokens.index(token) for token in link.groups()[:2])
+    assert link[3] == f"{pattern[query, key]:.2f}"
+    return link[0]
+
+
+def word_of(kind: str) -> str:
+    return "0,1" if kind == "image" else "sat"
+
+
+def of_compare(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    sides = [given.trace_a, given.trace_b]
+    places = [trace.tokens.index(word_of(kind)) for trace in sides]
+    rows = [
+        trace.pattern(found["layer"], found["head"])[place]
+        for trace, place in zip(sides, places, strict=True)
+    ]
+    for text, place, row in zip(found["texts"], places, rows, strict=True):
+        assert text["positions"] == [place]
+        kept = np.array(text["weights"], dtype=float) > 0  # of top_k
+        close(np.array(text["weights"])[kept], row[kept])
+        assert kept.sum() >= min(2, (row > 0).sum())
+    vectors = kind not in {
+        "arrays",
+        "pattern",
+        "pattern and last vectors",
+        "top_k",
+        "top_k and vectors",
+    }
+    assert len(found["similarity"]) == 2 * vectors
+    if not vectors:
+        most = re.match(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
+        if most is None:  # of an image, whose patches have no words
+            return found["sentence"]
+        assert most[2] == f"{rows[0][sides[0].tokens.index(most[1])]:.2f}"
+        return most[0]
+    if kind == "infinite":
+        return "nan after the last layer"
+    a, b = (
+        trace.hidden_states[-1][0, place].astype(float)
+        for trace, place in zip(sides, places, strict=True)
+    )
+    return f"{a @ b / np.linalg.norm(a) / np.linalg.norm(b):.3f} after the last layer"
+
+
+def of_runs(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    if kind == "text":  # twice: its words are compared
+        close(found["similarity"], 1.0)
+        return "1.000 after the last layer"
+    lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
+    changes = sorted(found["changes"], key=lambda change: change["place"])
+    expected = np.where(np.isfinite(lengths), lengths, np.nan)  # an infinite vector has no distance
+    close([change["distance"] for change in changes], expected)
+    if kind == "infinite":
+        return "changes most"
+    close([change["cosine"] for change in changes], 1.0)
+    return f"changes most: by {lengths.max():.2f}"
+
+
+def of_walk(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    (weights,) = (step["values"] for step in found["steps"] if step["name"] == "weights")
+    if kind not in ("infinite", "huge"):  # whose vectors and weights do not belong together
+        close(weights, given.trace_a.pattern(0, 0))
+    return f"the largest difference is {view.difference:.1e}"  # type: ignore[attr-defined]
+
+
+def of_shift(view: View, kind: str, given: Given) -> str:
+    trace, found = given.trace_a, view.to_dict()
+    words = [i for i, special in enumerate(trace.special) if not special]
+    before, after = (x[0, words].astype(float) for x in (trace["embed"], trace.hidden_states[-1]))
+    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    cosine = (before * after).sum(axis=1) / lengths
+    close(found["stages"][-1]["cosine"][: len(words)], cosine)
+    return f"{min(found['stages'][-1]['cosine']):.3f}"
+
+
+def of_image(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    pattern = given.trace_a["pattern", found["layer"]][0, :, 0]
+    close(np.reshape(found["weights"], (len(pattern), -1)), pattern[:, 1:])
+    return f"puts {pattern[found['head'], 1:].max():.2f} of layer"
+
+
+def of_replay(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    pattern = given.trace_a.pattern(found["layer"], found["head"])
+    close(found["weights"], [pattern, pattern])
+    before = np.diagonal(pattern, -1).mean(dtype=float)
+    assert found["scores"]["previous"][0][0][found["head"]] == pytest.approx(before)
+    return "stays at"
+
+
+VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given], str]]] = {
+    "show": (lambda g, kind: show(g.a, **g.named()), of_weights),
+    "head_view": (lambda g, kind: head_view(g.a, **g.named()), of_weights),
+    "compare": (
+        lambda g, kind: compare(g.a, g.b, word=word_of(kind), **g.named(both=True)),
+        of_compare,
+    ),
+    "compare runs": (
+        lambda g, kind: compare(
+            g.a, doubled(g.a), tokens=[g.trace_a.tokens] * 2 if g.named() else None
+        ),
+        of_runs,
+    ),
+    "walk": (lambda g, kind: walk(g.a, **g.named()), of_walk),
+    "plot_shift": (lambda g, kind: plot_shift(g.a), of_shift),
+    "plot_shift of two": (lambda g, kind: plot_shift([g.a, g.b]), of_shift),
+    "image_view": (lambda g, kind: image_view(g.a, IMAGE), of_image),
+    "replay": (lambda g, kind: replay(g.a if kind == "text" else {0: g.a, 1: g.a}), of_replay),
+}
+
+
+# What is refused, and the way out that is named
+
+
+def refusals() -> dict[tuple[str, str], str]:
+    summaries, weights = ("top_k", "top_k and vectors"), ("pattern", "pattern and last vectors")
+    found = {(view, "encoder-decoder"): "give trace.encoder or trace.decoder" for view in VIEWS}
+    del found["head_view", "encoder-decoder"]
+    for kind in KINDS:
+        if kind not in ("image", "encoder-decoder"):
+            found["image_view", kind] = "give model.trace("
+    for kind in ("top_k", "pattern", "arrays"):
+        found["compare runs", kind] = "trace resid_post or normalized_resid_post of both, or name a"
+    for kind in summaries:
+        found["walk", kind] = "walk(text, model=...) has them, qkv.show(trace) shows what was kept"
+        found["replay", kind] = 'trace hook_pattern, model.trace(text, names=["pattern"])'
+    for kind in weights:
+        found["walk", kind] = "or walk(text, model=...); qkv.show(trace) shows the weights"
+    found["walk", "arrays"] = "qkv.show(weights, tokens=...) shows weights"
+    for view in ("plot_shift", "plot_shift of two"):
+        for kind in ("top_k", *weights):
+            found[view, kind] = "model.trace(text) has them, and qkv.show(trace) shows the weights"
+        found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
+        found[view, "infinite"] = "holds NaN or infinity: a plane needs finite numbers"
+    found["replay", "text"] = "there is no folder the cat sat"
+    found["replay", "arrays"] = "step 0 is a ndarray: give a model or a trace"
+    found["replay", "infinite"] = "no snapshot has finite weights"
+    found["replay", "encoder-decoder"] = "of an encoder-decoder's, trace.encoder or trace.decoder"
+    return found
+
+
+REFUSED = refusals()
+
+
+# Each output, as the text that is in it
+
+
+def terminal(view: View, path: Path) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, _environ={})
+    view.print(console)
+    assert console.file.getvalue().strip()  # type: ignore[attr-defined]
+    return " ".join(str(view).split())
+
+
+def numbers(view: View, path: Path) -> str:
+    return json.dumps(view.to_dict(), allow_nan=False)
+
+
+def page(view: View, path: Path) -> str:
+    view.to_html(path)
+    html = path.read_text(encoding="utf-8")
+    assert view._repr_html_() in html
+    return html
+
+
+def notebook(view: View, path: Path) -> str:
+    html = view._repr_html_()
+    if "data-qkv" in html:
+        assert payload_in(html)["version"] == 1
+    return html
+
+
+def svg(view: View, path: Path) -> str:
+    view.to_svg(path)
+    assert not re.search(r'="-?(nan|inf)"', path.read_text(encoding="utf-8"))
+    return " ".join(" ".join(ElementTree.parse(path).getroot().itertext()).split())
+
+
+def png(view: View, path: Path) -> str:
+    view.to_png(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    return ""
+
+
+OUTPUTS = {write.__name__: write for write in (terminal, numbers, page, notebook, svg, png)}
+
+
+@pytest.fixture(scope="module")
+def made(given: dict[str, Given]) -> Callable[[str, str], tuple[View, str]]:
+    """The view of a kind of input, and what it must say; made once."""
+    found: dict[tuple[str, str], tuple[View, str]] = {}
+
+    def make(view: str, kind: str) -> tuple[View, str]:
+        if (view, kind) not in found:
+            call, check = VIEWS[view]
+            one = call(given[kind], kind)
+            found[view, kind] = one, check(one, kind, given[kind])
+        return found[view, kind]
+
+    return make
+
+
+def draw_fast(monkeypatch: pytest.MonkeyPatch, *, render: bool) -> None:
+    """Figures small and without a layout; unless `render` they are put together and not drawn."""
+    monkeypatch.setattr(figure, "_DPI", 20)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)
+    if not render:
+        monkeypatch.setattr(Figure, "savefig", lambda _, file, **__: file.write(b"\x89PNG"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_each_cell_is_right_or_refused(
+    output: str,
+    view: str,
+    kind: str,
+    made: Callable[[str, str], tuple[View, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QKV_MODEL", "random")
+    if output == "png":
+        draw_fast(monkeypatch, render=kind in ("trace", "infinite"))
+    way_out = REFUSED.get((view, kind))
+    if way_out is not None:
+        said = re.compile(rf"^{view.split()[0]}: .*{re.escape(way_out)}")
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=said):
+            made(view, kind)
+        return
+    one, expected = made(view, kind)
+    text = OUTPUTS[output](one, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["file"])
+    assert output in ("png", "numbers") or expected in text

@@ -1,0 +1,492 @@
+"""The replay of a run: its numbers are those of the snapshots, what it says follows from them."""
+
+import base64
+import json
+import re
+import shutil
+import zlib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import qkv
+from qkv.see import replay
+from qkv.see.analysis.measures import after_copies, on_cells
+from qkv.see.analysis.snapshots import read_losses
+from qkv.see.analysis.training import replay_of
+from qkv.see.views.replay import ReplayView
+from qkv.trace import Trace
+
+from ..analysis.test_measures import unpack
+from ..page.test_html import HOSTILE, Page, payload_in
+from ..training import STEPS, TEXT, goal, made_run, run_folder, write_snapshot
+
+COPIES = ["[CLS]", "the", "cat", "sat", "on", "the", "cat", "and", "the", "dog", "sat"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_folder(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def view(folder: Path) -> ReplayView:
+    return replay(folder, TEXT)
+
+
+def score(pattern: np.ndarray, cells: np.ndarray) -> float:
+    """The mean weight on some cells, over the queries that have one."""
+    rows = [i for i in range(len(cells)) if cells[i].any()]
+    return sum(float(pattern[i, j]) for i in rows for j in np.flatnonzero(cells[i])) / len(rows)
+
+
+# What is scored
+
+
+def test_copies_are_the_tokens_behind_earlier_ones() -> None:
+    found = after_copies(COPIES, [True] + [False] * 10)
+    # the (5) -> cat (2); cat (6) -> sat (3); the (8) -> cat (2, 6); sat (10) -> on (4)
+    assert np.argwhere(found).tolist() == [[5, 2], [6, 3], [8, 2], [8, 6], [10, 4]]
+    assert np.argwhere(after_copies(["a", "a", "a"], [False] * 3)).tolist() == [[2, 1]]
+    assert not after_copies(["[SEP]", "a", "[SEP]"], [True, False, True]).any()
+
+
+def test_a_score_is_the_mean_over_the_queries_that_have_such_a_key() -> None:
+    weights = np.array([[[0.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]])
+    cells = np.array([[True, True, True], [True, False, False], [True, False, True]])
+    # the first query sees nothing: (0.5 + 0.7) / 2
+    assert on_cells(weights, cells) == pytest.approx([0.6])
+    assert on_cells(weights, np.zeros((3, 3), bool)).tolist() == [0.0]
+
+
+def test_each_score_of_each_head_at_each_step() -> None:
+    run = made_run(COPIES, causal=False, learns={(0, 1): "next"})
+    view = replay(run)
+    names = [each.name for each in view.replay.scores]
+    assert names == ["previous", "next", "induction", "first"]
+    for place, name in enumerate(names):
+        cells = goal(COPIES, name) > 0
+        if name == "induction":
+            cells[:, 1] &= [token != "[CLS]" for token in COPIES]
+        for n, step in enumerate(STEPS):
+            for layer in range(2):
+                for head in range(3):
+                    expected = score(run[step].pattern(layer, head), cells)
+                    assert view.replay.values[n, layer, head, place] == pytest.approx(expected)
+
+
+def test_what_cannot_be_is_not_scored() -> None:
+    names = lambda run: [each.name for each in replay(run).replay.scores]  # noqa: E731
+    assert names(made_run(list("abca"))) == ["previous", "induction", "first"]  # causal
+    assert names(made_run(list("abcd"))) == ["previous", "first"]
+    assert names(made_run(["a"])) == ["first"]
+    blind = {n: Trace({"blocks.0.attn.hook_pattern": np.eye(2)[None, None]}, tokens=[["a", "b"]])
+             for n in (1, 2)}  # fmt: skip
+    assert names(blind) == ["previous", "next", "first"]  # what the mask hides is not known
+
+
+# Which head is shown, and what is said of it
+
+
+def test_the_head_that_rose_most_is_shown_and_said() -> None:
+    run = made_run(COPIES, learns={(0, 1): "induction"})
+    view = replay(run)
+    rises = view.replay.values[-1] - view.replay.values[0]
+    best = max(
+        (rises[layer, head, place], -layer, -head, -place)
+        for layer in range(2)
+        for head in range(3)
+        for place in range(3)
+    )
+    assert (view.head.layer, view.head.head, view.score) == (-best[1], -best[2], -best[3])
+    assert (view.head.layer, view.head.head) == (0, 1)
+    course = view.replay.values[:, 0, 1, 1]
+    most = int(np.argmax(np.diff(course)))
+    assert view.sentence == (
+        "Layer 0, head 1 becomes an induction head: its weight on what followed the same token "
+        f"earlier rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} at step 800, the "
+        f"largest part between steps {STEPS[most]} and {STEPS[most + 1]}."
+    )
+    assert view.head.reason == (
+        "its weight on what followed the same token earlier rose most, of all scores of all "
+        "layers and heads"
+    )
+
+
+def test_layer_and_head_narrow_the_choice() -> None:
+    run = made_run(COPIES, learns={(0, 1): "induction", (1, 2): "first"})
+    assert (replay(run, layer=1).head.layer, replay(run, layer=1).head.head) == (1, 2)
+    assert replay(run, head=2).head.layer == 1
+    asked = replay(run, layer=0, head=0)
+    assert (asked.head.layer, asked.head.head, asked.head.reason) == (0, 0, "it was asked for")
+    assert asked.sentence.startswith("In layer 0, head 0 the weight on ")
+    for wrong, words in (({"layer": 2}, "no layer 2: the layers are 0 to 1"),
+                         ({"head": -1}, "no head -1: the heads are 0 to 2")):  # fmt: skip
+        with pytest.raises(IndexError, match=f"replay: there is {words}"):
+            replay(run, **wrong)
+
+
+def test_a_head_that_loses_its_structure() -> None:
+    back, own = np.eye(4, k=-1), np.eye(4)
+    back[0, 0] = 1
+    run = {1: back, 2: own}
+    view = replay(
+        {
+            step: Trace({"blocks.0.attn.hook_pattern": weights[None, None]}, tokens=[list("abcd")])
+            for step, weights in run.items()
+        }
+    )
+    # on the previous token from 3/3 to 0, on the first from 2/4 to 1/4, on the next nothing
+    assert view.replay.values[:, 0, 0].tolist() == [[1.0, 0.0, 0.5], [0.0, 0.0, 0.25]]
+    assert view.head.reason.startswith("its weight on the next token fell least, of all scores")
+    view = replay({1: made_run(["a"])[0], 2: made_run(["a"])[0]})
+    assert view.sentence == (
+        "In layer 0, head 0 the weight on the first token stays at 1.00 from step 1 to step 2."
+    )
+
+
+def two_tokens(weight: float) -> Trace:
+    """One causal head over two tokens, the second of which puts this much on the first."""
+    arrays = {"pattern": [[1, 0], [weight, 1 - weight]], "attn_scores": [[0, -np.inf], [0, 0]]}
+    return Trace(
+        {f"blocks.0.attn.hook_{name}": np.array([[array]]) for name, array in arrays.items()},
+        tokens=[["a", "b"]],
+    )
+
+
+def test_what_falls_and_what_was_there_already() -> None:
+    falling = replay({step: two_tokens(x) for step, x in ((1, 1.0), (2, 0.9), (3, 0.2))})
+    assert falling.sentence == (
+        "In layer 0, head 0 the weight on the first token falls from 1.00 at step 1 to 0.60 at "
+        "step 3, the largest part between steps 2 and 3."
+    )
+    there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
+    assert there.sentence == (  # it was one before
+        "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
+        "step 2."
+    )
+
+
+def test_one_snapshot_is_one_snapshot() -> None:
+    run = {30: made_run(COPIES)[800]}
+    view = replay(run)
+    pattern = run[30].pattern(1, 2)
+    found = score(pattern, np.eye(len(COPIES), k=-1) > 0)
+    assert view.sentence == (
+        f"At step 30, the only snapshot, the weight on the previous token of layer 1, head 2 is "
+        f"{found:.2f}."
+    )
+    assert "step" in str(view)
+    assert ElementTree.fromstring(view._picture()).tag.endswith("svg")
+
+
+# A run's folder
+
+
+def test_a_folder_is_read_as_its_models_are(view: ReplayView, folder: Path) -> None:
+    assert view.steps == STEPS
+    assert view.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
+    assert (view.head.layer, view.head.head) == (1, 2)
+    assert view.sentence.startswith("Layer 1, head 2 becomes a previous-token head: its weight")
+    for n, step in enumerate(STEPS):
+        model = qkv.load(folder / "snapshots" / f"step-{step:08}")
+        np.testing.assert_array_equal(view.weights[n], model.trace(TEXT).pattern(1, 2))
+    assert view.replay.losses == [(n, pytest.approx(4 - 3 * n / 800)) for n in range(0, 801, 50)]
+    assert (view.replay.loss_at(0), view.replay.loss_at(10**6)) == (4.0, 1.0)
+
+
+def test_models_and_traces_are_taken_as_well(view: ReplayView, folder: Path) -> None:
+    models = {step: qkv.load(folder / "snapshots" / f"step-{step:08}") for step in STEPS[::-1]}
+    traces = {step: model.trace(TEXT) for step, model in models.items()}
+    ids = models[0].tokenize(TEXT).ids
+    for other in (
+        replay(models, TEXT),
+        replay(models, ids),
+        replay(traces),
+        qkv.replay(models, TEXT),
+    ):
+        assert other.steps == STEPS
+        np.testing.assert_array_equal(other.replay.values, view.replay.values)
+        assert other.sentence == view.sentence
+        assert other.replay.losses == []
+    assert replay is qkv.replay
+    assert traces[0].model == models[0].name  # what was given stays as it was
+
+
+def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    (run / "snapshots" / "step-00000900").mkdir()  # no config.json: still being written
+    (run / "snapshots" / "notes").mkdir()
+    (run / "snapshots" / "step-1.part").write_text("")
+    (run / "metrics.jsonl").unlink()
+    found = replay(str(run), TEXT)
+    assert found.steps == STEPS
+    assert found.replay.losses == []
+    assert found.replay.loss_at(3) is None
+
+
+def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 10, "loss": 3.5}\n\n{"step": 20, "loss": 3}\n{"step": 20, "loss": 2.5}\n'
+        '{"step": 5, "loss": 4.0}\n{"step": 30, "loss": NaN}\n{"step": 31, "loss": Infinity}\n'
+        '{"step": 40}\n[1]\n"x"\n{"step": true, "loss": []}\n{"step": 1.5, "loss": 1}\n'
+        f'{{"step": 50, "loss": {"9" * 400}}}\n{{"step": 60, "los'
+    )
+    assert read_losses(path) == [(5, 4.0), (10, 3.5), (20, 2.5)]
+    path.write_text('{"step": 1, "loss": 2}\n{"step"\n{"step": 3, "loss": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is no JSON"):
+        read_losses(path)
+    path.write_bytes(b"\xff\xfe\n")
+    assert read_losses(path) == []
+    assert read_losses(tmp_path / "none") == []
+
+
+def test_a_text_that_is_cut_is_said_once(folder: Path) -> None:
+    with pytest.warns(UserWarning, match="cut to 16 tokens") as said:
+        view = replay(folder, "the cat sat on a mat " * 5)
+    assert len(said) == 1
+    assert len(view.tokens) == 16
+
+
+def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
+    run = made_run(COPIES)
+    for step in (100, 800):
+        run[step]["pattern", 1][0, 0, 3] = np.nan
+    with pytest.warns(UserWarning, match="steps left out, .* not finite: 100, 800"):
+        view = replay(run)
+    assert view.steps == [0, 200, 400]
+    json.dumps(view.to_dict(), allow_nan=False)
+    for step in (0, 200, 400):
+        run[step]["pattern", 0][:] = np.nan
+    with pytest.raises(ValueError, match="no snapshot has finite weights"):
+        replay(run)
+
+
+# What is refused
+
+
+def test_folders_that_are_no_run(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"replay: there is no folder .*nowhere"):
+        replay(tmp_path / "nowhere", TEXT)
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        replay(folder / "metrics.jsonl", TEXT)
+    for run in (tmp_path, folder / "snapshots" / "step-00000100"):
+        with pytest.raises(ValueError, match=r"has no snapshots .*`qkv train` writes them"):
+            replay(run, TEXT)
+
+
+def test_snapshots_of_two_runs(tmp_path: Path) -> None:
+    write_snapshot(tmp_path, 0, 0.0)
+    other = write_snapshot(tmp_path, 100, 1.0, intermediate_size=28)
+    with pytest.raises(
+        ValueError, match="steps 0 and 100 are not of one run: intermediate_size is 20 in"
+    ):
+        replay(tmp_path, TEXT)
+    shutil.rmtree(other)
+    other = write_snapshot(tmp_path, 100, 1.0)
+    words = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["cat"], vocabulary["dog"] = vocabulary["dog"], vocabulary["cat"]
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(ValueError, match=r"steps 0 and 100 .* have different ids of tokens"):
+        replay(tmp_path, TEXT)
+
+
+MADE, LESSON = made_run(COPIES)[0], qkv.load("random")
+FEWER = made_run(COPIES, heads=2, learns={(0, 0): "first"})[0]
+FLAT = made_run(COPIES, layers=1, learns={(0, 0): "first"})[0]
+NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "error", "words"),
+    [
+        ({}, None, ValueError, "run is empty"),
+        (7, None, TypeError, "run is a int: give the folder of a run"),
+        ({"a": MADE}, None, TypeError, "'a' is no training step"),
+        ({-1: MADE}, None, TypeError, "-1 is no training step"),
+        ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),
+        ({1: MADE}, "a text", TypeError, "leave the text out"),
+        ({1: LESSON}, None, ValueError, "which text"),
+        ({1: LESSON}, " ", ValueError, "the text is empty"),
+        ({1: NOTHING}, None, ValueError, "step 1 holds no weights"),
+        ({1: MADE, 2: made_run(COPIES[:4])[0]}, None, ValueError, "different tokens"),
+        ({1: MADE, 2: FEWER}, None, ValueError, "different heads, 3 and 2"),
+        ({1: MADE, 2: FLAT}, None, ValueError, "different layers, 2 and 1"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(run, text, error, words) -> None:
+    with pytest.raises(error, match=words) as said:
+        replay(run, text)
+    assert "\n" not in str(said.value)
+    assert str(said.value).startswith("replay: ")
+    with pytest.raises(ValueError, match="replay: theme is 'blue'"):
+        replay(run, text, theme="blue")
+
+
+# The page, the pictures, the terminal
+
+
+def test_the_page_holds_the_weights_and_the_scores(view: ReplayView, folder: Path) -> None:
+    data = payload_in(view._repr_html_())
+    found = data["replay"]
+    weights = unpack(found["weights"]) / found["weights"]["per"]
+    np.testing.assert_array_equal(
+        np.round(weights, 2), np.round(view.replay.weights.astype(float), 2)
+    )
+    assert weights.shape == (5, 2, 3, 12, 12)
+    assert found["steps"] == STEPS
+    assert found["shown"] == [0, 1, 2, 3, 4]
+    assert found["tokens"] == view.tokens
+    assert [each["name"] for each in found["scores"]] == ["previous", "next", "induction", "first"]
+    for place, each in enumerate(found["scores"]):
+        exact = view.replay.values[..., place].reshape(5, 6)
+        assert each["values"] == exact.tolist()
+    assert (data["start"]["layer"], data["start"]["head"], found["score"]) == (1, 2, 0)
+    assert data["start"]["sentence"] == view.sentence
+    assert found["losses"][0] == [0, 4.0]
+    assert found["hidden"] is None
+    assert found["run"] == folder.resolve().name
+
+
+def test_what_a_causal_mask_hides_is_packed_once() -> None:
+    hidden = payload_in(replay(made_run(COPIES))._repr_html_())["replay"]["hidden"]
+    assert hidden["shape"] == [1, 1, 11, 11]
+    flags = np.unpackbits(unpack(hidden | {"shape": [-1]}).astype(np.uint8))[:121].reshape(11, 11)
+    np.testing.assert_array_equal(flags, np.triu(np.ones((11, 11)), 1))
+
+
+def test_the_page_of_a_small_model_is_under_a_megabyte(tmp_path: Path) -> None:
+    words = [f"word{i % 20}" for i in range(30)]
+    run = made_run(words, list(range(0, 1200, 100)), layers=4, heads=6)
+    replay(run).to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 1_000_000
+
+
+def test_of_a_run_that_is_too_large_some_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(list("abcab"), list(range(9)))
+    cells = 2 * 3 * 5 * 5
+    monkeypatch.setitem(replay_of.__globals__, "MOST_CELLS", 3 * cells)
+    view = replay(run)
+    found = payload_in(view._repr_html_())["replay"]
+    assert found["shown"] == [0, 4, 8]
+    assert found["steps"] == list(range(9))
+    assert len(found["scores"][0]["values"]) == 9
+    assert found["left_out"] == [
+        "Weights are here for 3 of the 9 snapshots; the scores are those of all."
+    ]
+    np.testing.assert_array_equal(view.weights[1], run[4].pattern(1, 2))
+    assert view.to_dict()["shown_steps"] == [0, 4, 8]
+    monkeypatch.setitem(replay_of.__globals__, "MOST_CELLS", 2 * cells - 1)
+    with pytest.raises(
+        ValueError, match="5 tokens, and of 6 heads a page holds those of 4 at most"
+    ):
+        replay(run)
+
+
+def test_tokens_from_outside_stay_text() -> None:
+    tokens = [HOSTILE, "\u2028", "\u202eevil", HOSTILE, "]]>"]
+    view = replay(made_run(tokens))
+    page = Page(view._repr_html_())
+    assert page.tags.count("img") == 0
+    assert len(page.scripts) == 1
+    assert payload_in(view._repr_html_())["replay"]["tokens"] == tokens
+    ElementTree.fromstring(view._picture())
+    assert "\u202e" not in str(view)
+
+
+def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
+    root = ElementTree.fromstring(view._picture())
+    assert root.get("aria-label") == view.sentence
+    space = "{http://www.w3.org/2000/svg}"
+    words = [node.text for node in root.iter(f"{space}text")]
+    assert [word for word in words if re.fullmatch(r"step \d+", word)] == [
+        f"step {n}" for n in STEPS
+    ]
+    assert len(list(root.iter(f"{space}image"))) == 5
+    lines = list(root.iter(f"{space}polyline"))
+    assert len(lines) == 5  # four scores and the loss
+    assert "weight on the previous token" in words
+    for place, line in enumerate(lines[:4]):
+        y = [float(point.split(",")[1]) for point in line.get("points").split()]
+        course = view.replay.values[:, 1, 2, place]
+        np.testing.assert_allclose(y, 26 + 150 * (1 - course), atol=0.06)  # 1 is on top
+    long = replay(made_run(COPIES, list(range(0, 110, 10))))
+    assert long.strip == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
+    view = replay({1: two_tokens(1.0), 2: two_tokens(0.0)})
+    found = re.findall(r"base64,([^\"]+)", view._picture())
+    parts = [base64.b64decode(data) for data in found]
+    # after the header of 33 bytes a chunk: its length, "IDAT", the data
+    rows = [zlib.decompress(part[41 : 41 + int.from_bytes(part[33:37])]) for part in parts]
+    pixels = [np.frombuffer(row, np.uint8).reshape(2, 7)[:, 1:].reshape(2, 2, 3) for row in rows]
+    light, dark, grey = (255, 255, 255), (2, 58, 108), (226, 226, 226)
+    for shown, expected in zip(
+        pixels, ([[dark, grey], [dark, light]], [[dark, grey], [light, dark]]), strict=True
+    ):
+        np.testing.assert_array_equal(shown, expected)
+
+
+def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> None:
+    figure = view.figure()
+    axes = [part for part in figure.axes if part.images or part.lines]
+    strip, (scores, loss) = axes[:5], axes[-2:]
+    for n, part in enumerate(strip):
+        np.testing.assert_array_equal(part.images[0].get_array(), view.weights[n])
+        assert part.get_title() == f"step {STEPS[n]}"
+    for place, line in enumerate(scores.lines):
+        assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]  # at even distances
+        np.testing.assert_allclose(line.get_ydata(), view.replay.values[:, 1, 2, place])
+    assert loss.lines[0].get_ydata()[0] == 4.0
+    logged = dict(zip(range(0, 801, 50), loss.lines[0].get_xdata(), strict=True))
+    assert (logged[50], logged[400], logged[600]) == (0.5, 3.0, 3.5)
+    assert [label.get_text() for label in loss.get_xticklabels()][::-1] == list(map(str, STEPS))
+    assert figure.get_suptitle().replace("\n", " ") == view.sentence
+    view.to_png(tmp_path / "view.png")
+    assert (tmp_path / "view.png").read_bytes()[1:4] == b"PNG"
+    assert len(replay(made_run(COPIES)).figure().subfigs[1].axes) == 1  # nothing was logged
+
+
+def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Path) -> None:
+    text = str(view)
+    assert text.startswith(f"{folder.resolve().name}, 12 tokens: [CLS] the cat")
+    assert " ".join(view.sentence.split()) in " ".join(text.split())
+    first, last = view.replay.values[[0, -1], 1, 2]
+    row = next(line for line in text.splitlines() if line.strip().startswith("1 · 2"))
+    assert [float(x) for x in row.replace("1 · 2", "").replace("→", "").split()] == pytest.approx(
+        np.stack([first, last], axis=1).ravel().tolist(), abs=0.0051
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    steps = [line.split() for line in text.splitlines() if re.match(r" +\d+  \d\.\d\d ", line)]
+    assert [int(parts[0]) for parts in steps] == STEPS
+    assert [float(parts[1]) for parts in steps] == pytest.approx(
+        view.replay.values[:, 1, 2, 0].tolist(), abs=0.0051
+    )
+    assert [float(parts[-1]) for parts in steps] == [4.0, 3.625, 3.25, 2.5, 1.0]
+
+
+def test_a_plain_terminal_and_many_heads(tmp_path: Path) -> None:
+    view = replay(made_run(COPIES, layers=6, heads=8))
+    path = tmp_path / "out.txt"
+    with path.open("w", encoding="ascii") as file:  # what cannot be written would raise
+        view.print(Console(file=file, width=60, highlight=False))
+    text = path.read_text("ascii")
+    assert "24 of 48 heads that changed most" in text.replace("\n", " ")
+    course = view.replay.course(view.head, view.score)
+    assert re.search(rf"\n +1 - 2 +{course[0]:.2f} -> {course[-1]:.2f} ", text)
+
+
+def test_its_numbers_are_ready_for_json(view: ReplayView) -> None:
+    data = json.loads(json.dumps(view.to_dict(), allow_nan=False))
+    assert (data["layer"], data["head"], data["score"]) == (1, 2, "previous")
+    assert data["steps"] == data["shown_steps"] == STEPS
+    np.testing.assert_array_equal(data["scores"]["first"], view.replay.values[..., 3])
+    np.testing.assert_array_equal(np.float32(data["weights"]), view.weights)
+    assert data["losses"][-1] == [800, 1.0]

@@ -1,0 +1,161 @@
+"""Words before and at each layer in one plane, against the plane's own definition."""
+
+import json
+
+import numpy as np
+import pytest
+
+from qkv.models import Model, random_model
+from qkv.see.analysis.plane import fit_plane
+from qkv.see.analysis.shift import shift_of_arrays, shift_of_traces, shift_payload
+from qkv.see.page.html import script_json
+
+from ..support import BANK, CAT, MONEY
+
+
+def centred(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x - x.mean(axis=0)
+
+
+def test_all_stages_are_seen_in_the_plane_of_the_first_and_the_last(minilm: Model) -> None:
+    traces = [minilm.trace(text) for text in (BANK, MONEY)]
+    shift = shift_of_traces(traces)
+    words = [slice(1, -1), slice(1, -1)]  # without [CLS] and [SEP]
+
+    def both(name: str, layer: int | None = None) -> np.ndarray:
+        key = name if layer is None else (name, layer)
+        return np.concatenate([t[key][0][part] for t, part in zip(traces, words, strict=True)])
+
+    static, last = both("embed"), both("normalized_resid_post", 5)
+    plane = fit_plane(static, last)
+    np.testing.assert_array_equal(shift.before, plane.original)
+    np.testing.assert_allclose(shift.stages[-1].points, plane.contextual, atol=1e-12)
+    np.testing.assert_array_equal(shift.explained, plane.explained)
+    assert [stage.name for stage in shift.stages] == [
+        "embeddings",
+        *(f"after layer {layer}" for layer in range(6)),
+    ]
+    states = [both("resid_pre", 0), *(both("normalized_resid_post", n) for n in range(6))]
+    for stage, state in zip(shift.stages, states, strict=True):
+        around = centred(state)
+        points = around @ plane.axes.T
+        np.testing.assert_allclose(stage.points, points, atol=1e-10)
+        assert stage.held == pytest.approx((points**2).sum() / (around**2).sum())
+        for place, (a, b) in enumerate(zip(static, state, strict=True)):
+            expected = float(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b))
+            assert stage.cosine[place] == pytest.approx(expected, abs=1e-5)
+    assert shift.of == [0] * 9 + [1] * 7
+    assert shift.sentences == [BANK, MONEY]
+    assert shift.labelled == list(range(16))
+
+
+def test_words_that_sentences_share_are_compared(minilm: Model) -> None:
+    traces = [minilm.trace(text) for text in (BANK, MONEY, "A bank, a river bank.")]
+    shift = shift_of_traces(traces)
+    found = {(pair.word, shift.of[pair.a], shift.of[pair.b]): pair for pair in shift.pairs}
+    assert set(found) == {
+        ("bank", 0, 1), ("bank", 0, 2), ("bank", 1, 2), ("the", 0, 1), ("river", 0, 2),
+    }  # fmt: skip
+    pair = found["bank", 0, 2]
+    assert (pair.a, pair.b) == (4, 17)  # the first of each sentence
+    a, b = traces[0], traces[2]
+    for value, name in zip(
+        pair.cosine,
+        ["embed", ("resid_pre", 0), *(("normalized_resid_post", layer) for layer in range(6))],
+        strict=True,
+    ):
+        u, v = a[name][0, 5].astype(float), b[name][0, 2].astype(float)
+        assert value == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), abs=1e-6)
+    assert pair.cosine[0] == pytest.approx(1)
+    traces = [minilm.trace(text) for text in ("He repays.", "She repays.")]
+    assert [pair.word for pair in shift_of_traces(traces).pairs] == ["repays"]
+    pieces = shift_of_traces(traces, pieces=True)
+    assert pieces.tokens.count("##s") == 2
+    assert [pair.word for pair in pieces.pairs] == ["repay"]
+
+
+def test_of_many_words_those_that_moved_furthest_are_named() -> None:
+    text = " ".join(f"w{number}" for number in range(40))
+    shift = shift_of_traces(random_model(text, dim=12).trace(text))
+    moved = np.linalg.norm(shift.stages[-1].points - shift.before, axis=1)
+    assert shift.labelled == sorted(np.argsort(-moved)[:20].tolist())
+
+
+def test_one_trace_and_a_lesson_without_a_norm() -> None:
+    model = random_model(CAT)
+    shift = shift_of_traces(model.trace(CAT))
+    assert shift.tokens == CAT.lower().split()
+    assert [stage.name for stage in shift.stages] == [
+        "embeddings",
+        "after layer 0",
+    ]
+    assert shift.pairs == []
+
+
+def test_arrays_have_one_stage() -> None:
+    before, after = np.random.default_rng(0).normal(size=(2, 5, 4))
+    shift = shift_of_arrays(before, after, list("abcde"))
+    plane = fit_plane(before, after)
+    np.testing.assert_allclose(shift.stages[0].points, plane.contextual, atol=1e-12)
+    assert len(shift.stages) == 1
+    assert shift.sentences == ["a b c d e"]
+    same = shift_of_arrays(np.ones((2, 3)), np.ones((2, 3)), ["a", "b"])
+    assert same.stages[0].held == 0
+    assert not same.stages[0].points.any()
+
+
+def test_what_cannot_be_shown_together_is_refused(minilm: Model) -> None:
+    lesson = random_model(CAT)
+    with pytest.raises(ValueError, match="not of one model"):
+        shift_of_traces([lesson.trace(CAT), minilm.trace(CAT)])
+    with pytest.raises(ValueError, match="not of one model"):
+        shift_of_traces([lesson.trace(CAT), random_model(CAT, dim=4).trace(CAT)])
+    with pytest.raises(ValueError, match="no trace: give at least one"):
+        shift_of_traces([])
+    with pytest.raises(ValueError, match="holds 2 texts"):
+        shift_of_traces(lesson.trace([CAT, CAT]))
+    with pytest.raises(ValueError, match="lacks hook_embed or the vectors after the last layer"):
+        shift_of_traces(lesson.trace(CAT, names=["embed", "pattern"]))
+    with pytest.raises(ValueError, match="2 vectors and 1 tokens"):
+        shift_of_arrays(np.eye(2), np.eye(2), ["a"])
+    with pytest.raises(ValueError, match=r"original is \(2, 2\) and contextual \(3, 3\)"):
+        shift_of_arrays(np.eye(2), np.eye(3), ["a", "b"])
+
+
+def test_the_page_has_the_same_numbers(minilm: Model) -> None:
+    shift = shift_of_traces([minilm.trace(text) for text in (BANK, MONEY)])
+    data = json.loads(script_json(shift_payload(shift)))
+    size = np.abs(shift.before).max()
+    np.testing.assert_allclose(data["before"], shift.before, atol=1e-4 * size)
+    for made, stage in zip(data["stages"], shift.stages, strict=True):
+        size = np.abs(stage.points).max()
+        np.testing.assert_allclose(made["points"], stage.points, atol=1e-4 * size)
+        assert made["cosine"] == stage.cosine.tolist()
+        assert made["held"] == stage.held
+        assert made["name"] == stage.name
+    assert data["tokens"] == shift.tokens
+    assert (data["of"], data["labelled"]) == (shift.of, shift.labelled)
+    assert data["sentences"] == shift.sentences
+    assert data["explained"] == shift.explained.tolist()
+    for made, pair in zip(data["pairs"], shift.pairs, strict=True):
+        assert (made["word"], made["a"], made["b"]) == (pair.word, pair.a, pair.b)
+        assert made["cosine"] == pair.cosine.tolist()
+
+
+def test_a_trace_that_holds_the_last_layer_only_has_one_stage(minilm: Model) -> None:
+    trace = minilm.trace(CAT, names=["embed", "normalized_resid_post"], layers=5)
+    assert [stage.name for stage in shift_of_traces(trace).stages] == ["after layer 5"]
+
+
+def test_a_word_in_pieces_is_one_arrow(minilm: Model) -> None:
+    trace = minilm.trace("The snowboarder smiled.")
+    assert trace.tokens == ["[CLS]", "the", "snow", "##board", "##er", "smiled", ".", "[SEP]"]
+    merged, apart = shift_of_traces(trace), shift_of_traces(trace, pieces=True)
+    assert merged.tokens == ["the", "snowboarder", "smiled", "."]
+    assert apart.tokens == trace.tokens[1:-1]
+    last = trace.num_layers - 1
+    after = trace["normalized_resid_post", last][0][2:5].mean(0)
+    static = trace["hook_embed"][0][2:5].mean(0)
+    expected = static @ after / np.linalg.norm(static) / np.linalg.norm(after)
+    assert merged.stages[-1].cosine[1] == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,607 @@
+"""The views: what they say and what they hand out are the numbers of the trace."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.layers import MultiHeadAttention
+from qkv.models import Model, random_model
+from qkv.see import (
+    CompareView,
+    RunsView,
+    ShiftView,
+    ShowView,
+    View,
+    compare,
+    plot_shift,
+    show,
+    walk,
+)
+from qkv.see.analysis import findings
+from qkv.see.analysis.plane import fit_plane
+from qkv.trace import Trace
+
+from ..support import BANK, CAT, MONEY, made_trace
+
+
+def test_bank_looks_at_river(minilm: Model) -> None:
+    view = show(BANK, model=minilm, layer=0, head=4)
+    assert view.sentence == "bank looks at river: 0.71 (layer 0, head 4)."
+    assert view.head.reason == "it was asked for"
+    assert view.weights[5, 8] == pytest.approx(0.7087, abs=1e-4)
+
+
+def test_the_head_shown_is_chosen_by_the_rule_and_said(minilm: Model) -> None:
+    view = show(BANK, model=minilm)
+    trace = minilm.trace(BANK)
+    words, content = range(1, 9), (2, 5, 8)  # sat, bank, river
+
+    def stands_out(weights: np.ndarray) -> tuple[float, float, int, int]:
+        weight, i, j = max((weights[i, j], i, j) for i in content for j in content if i != j)
+        along = np.mean([weights[k, k + j - i] for k in words if k + j - i in words])
+        onto = np.mean([weights[k, j] for k in words if k not in (i, j)])
+        return weight - max(2 * along, onto), weight, i, j
+
+    found = {
+        (layer, head): stands_out(trace.pattern(layer, head).astype(np.float64))
+        for layer in range(6)
+        for head in range(12)
+    }
+    best = max(found, key=lambda place: found[place])
+    assert (view.head.layer, view.head.head) == best
+    _, weight, i, j = found[best]
+    where = f"layer {best[0]}, head {best[1]}"
+    names = trace.tokens[i], trace.tokens[j]
+    assert view.sentence == f"{names[0]} looks at {names[1]}: {weight:.2f} ({where})."
+    said = " ".join(str(view).split())
+    assert "because its link between two content words stands out most, of all layers" in said
+
+
+def test_a_given_head_is_shown_as_given(lesson: Model) -> None:
+    view = show(CAT, model=lesson, layer=0, head=1)
+    np.testing.assert_array_equal(view.weights, lesson.trace(CAT).pattern(layer=0, head=1))
+    text = str(view)
+    assert "Weights of layer 0, head 1" in text
+    for i, row in enumerate(view.weights):
+        (line,) = [
+            line
+            for line in text.splitlines()
+            if re.findall(r"\d\.\d\d", line) == [f"{x:.2f}" for x in row]
+        ]
+        assert line.split()[0] == view.tokens[i]
+
+
+def test_movement_is_shown_for_each_word(minilm: Model) -> None:
+    view = show(BANK, model=minilm)
+    trace = minilm.trace(BANK)
+    after = str(view).partition("How far each word moved")[2]
+    for i, token in enumerate(trace.tokens[1:-1], 1):
+        static, last = trace["embed"][0, i], trace.hidden_states[-1][0, i]
+        cosine = static @ last / np.linalg.norm(static) / np.linalg.norm(last)
+        found = re.search(rf"^{re.escape(token)} +{cosine:.3f} ", after, re.MULTILINE)
+        assert found, token
+        assert f"{np.linalg.norm(static):.2f} → {np.linalg.norm(last):.2f}" in after
+    assert "[CLS]" not in after
+
+
+def test_json_is_the_trace_to_the_last_bit(lesson: Model) -> None:
+    view = show(CAT, model=lesson)
+    data = json.loads(json.dumps(view.to_dict(), allow_nan=False))
+    trace = lesson.trace(CAT)
+    assert data["tokens"] == trace.tokens
+    weights = np.array(data["weights"], dtype=np.float32)
+    np.testing.assert_array_equal(weights, trace.pattern(data["layer"], data["head"]))
+    assert data["chosen"] == view.head.reason
+    assert data["links"][0]["weight"] == view.head.link.weight
+    assert data["links"][0]["from_token"] == view.tokens[data["links"][0]["from"]]
+    assert [entry["token"] for entry in data["movement"]] == trace.tokens
+    assert data["model"] == "random"
+
+
+def test_a_trace_is_shown_as_its_text_is(lesson: Model) -> None:
+    assert str(show(lesson.trace(CAT))) == str(show(CAT, model=lesson))
+    assert str(show(lesson.trace([CAT, BANK])[1])) == str(show(BANK, model=lesson))
+
+
+def test_a_list_of_one_text_is_a_text(lesson: Model) -> None:
+    assert show(lesson.trace([CAT])).tokens == lesson.trace(CAT).tokens
+
+
+def test_no_two_content_tokens_is_said(lesson: Model) -> None:
+    text = " ".join(str(show("cat", model=lesson)).split())
+    assert "In layer 0, head 0 no content word looks at another one." in text
+    assert "This head is shown because it is the first of all layers and heads" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_view_fits_its_screen(lesson: Model, width: int) -> None:
+    import io
+
+    from rich.console import Console
+
+    for view in (show(BANK, model=lesson), compare(BANK, MONEY, word="bank", model=lesson)):
+        console = Console(file=io.StringIO(), width=width, _environ={})
+        view.print(console)
+        assert max(map(len, console.file.getvalue().splitlines())) <= width
+
+
+def test_a_terminal_said_to_have_no_columns_shows_all_the_same(
+    lesson: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    view = show(CAT, model=lesson)
+    view.print()
+    assert view.sentence in capsys.readouterr().out
+
+
+def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
+    view = compare(BANK, MONEY, word="bank", model=minilm)
+    a, b = minilm.trace(BANK), minilm.trace(MONEY)
+    for found, state_a, state_b in zip(
+        view.similarity, a.hidden_states, b.hidden_states, strict=True
+    ):
+        x, y = state_a[0, 5].astype(np.float64), state_b[0, 2].astype(np.float64)
+        assert found == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)), abs=1e-9)
+    # what transformers 5.23.0 gives
+    assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
+    assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
+    assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
+    assert view.sentence.startswith("bank looks at river in A (0.71) and at interest in B (0.10): ")
+    assert (view.head.layer, view.head.head) == (0, 4)
+    np.testing.assert_array_equal(view.sides[0].weights, a.pattern(layer=0, head=4)[5])
+    np.testing.assert_array_equal(view.sides[1].weights, b.pattern(layer=0, head=4)[2])
+    text = str(view)
+    assert re.search(r"^river  0.71 ", text, re.MULTILINE)
+    assert re.search(r"^river 0.71  --layer 0 --head 4 ", text, re.MULTILINE)
+
+
+def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> None:
+    view = compare("Tokenization helps.", "We like tokenization", word="tokenization", model=minilm)
+    first, second = view.sides
+    assert (first.positions, second.positions) == ([1, 2], [3, 4])
+    means = [
+        side.trace.hidden_states[-1][0, side.positions].mean(axis=0).astype(np.float64)
+        for side in (first, second)
+    ]
+    cosine = means[0] @ means[1] / np.linalg.norm(means[0]) / np.linalg.norm(means[1])
+    assert view.similarity[-1] == pytest.approx(cosine, abs=1e-5)
+    pattern = first.trace.pattern(view.head.layer, view.head.head)
+    np.testing.assert_allclose(first.weights, (pattern[1] + pattern[2]) / 2, atol=1e-6)
+
+
+def test_of_a_word_that_occurs_twice_the_first_is_taken_and_said(lesson: Model) -> None:
+    view = compare("the cat and the mat", "sat on the mat", word="the", model=lesson)
+    assert (view.sides[0].positions, view.sides[0].occurrences) == ([0], 2)
+    assert "the occurs 2 times: the first is taken" in str(view)
+    assert view.to_dict()["texts"][0]["occurrences"] == 2
+
+
+def test_json_of_compare(lesson: Model) -> None:
+    view = compare(BANK, MONEY, word="bank", model=lesson)
+    data = json.loads(json.dumps(view.to_dict(), allow_nan=False))
+    assert data["similarity"] == view.similarity.tolist()
+    for text, side in zip(data["texts"], view.sides, strict=True):
+        assert text["weights"] == side.weights.tolist()
+        assert text["tokens"][text["positions"][0]] == "bank"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("zebra", "'zebra' is in neither text: the first has i, sat, on, .*; the second the, bank"),
+        ("river", "'river' is not in the second text: it has the, bank, raised"),
+        ("raised", "'raised' is not in the first text: it has i, sat, on"),
+        ("", "is in neither text"),
+        ("ban", "is in neither text"),
+    ],
+)
+def test_a_word_that_is_missing_names_the_words_there_are(
+    lesson: Model, word: str | None, said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"compare: .*{said}"):
+        compare(BANK, MONEY, word=word, model=lesson)
+
+
+def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model) -> None:
+    view = compare(BANK, MONEY, model=lesson)  # they share "the" as well
+    assert (view.word, view.why) == ("bank", "it is the only content word that both share")
+    assert "The word is bank because it is the only content word" in " ".join(str(view).split())
+    texts = "the cat sat on the river bank", "the bank on the mat, the cat"
+    several = compare(*texts, model=lesson)
+    last = {
+        word: compare(*texts, word=word, model=lesson).similarity[-1] for word in ("cat", "bank")
+    }
+    assert several.word == min(last, key=lambda word: last[word])
+    assert several.why.endswith("the least alike of the content words that both share (cat, bank)")
+    arrays = [lesson.trace(text) for text in texts]
+    plain = compare(*(list(trace.attentions) for trace in arrays),
+                    tokens=[trace.tokens for trace in arrays])  # fmt: skip
+    assert isinstance(plain, CompareView)
+    assert plain.why == "it is the first of the content words that both share (cat, bank)"
+    assert compare("the mat sat", "the bank sat on a cat", word=None, model=lesson).word == "sat"
+
+
+def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> None:
+    trace = minilm.trace(BANK)
+    sat, bank, river = 2, 5, 8
+    words = range(1, 9)
+
+    def stands_out(weights: np.ndarray, i: int, j: int) -> float:
+        along = np.mean([weights[k, k + j - i] for k in words if k + j - i in words])
+        onto = np.mean([weights[k, j] for k in words if k not in (i, j)])
+        return weights[i, j] - max(2 * along, onto)
+
+    heads = {
+        (layer, head): trace.pattern(layer, head).astype(float)
+        for layer in range(6)
+        for head in range(12)
+    }
+    one = {place: stands_out(weights, sat, bank) for place, weights in heads.items()}
+    view = show(BANK, model=minilm, query="Sat", key="bank")
+    assert places(view) == max(one, key=lambda place: one[place])
+    weight = heads[places(view)][sat, bank]
+    assert view.sentence.startswith(f"sat looks at bank: {weight:.2f} (layer ")
+    others = [(link.layer, link.head) for link in view.elsewhere if link.stands_out > 0]
+    assert others == sorted(others, key=lambda place: -one[place])
+    assert {(link.query, link.key) for link in view.elsewhere} == {(sat, bank)}
+    assert "Other heads with this link" in str(view)
+    assert show(trace, query=sat, key=bank - 11).sentence == view.sentence
+    for asked, at in (({"query": "river"}, "query"), ({"key": "river"}, "key")):
+        link = show(BANK, model=minilm, **asked).head.link
+        assert link is not None
+        assert getattr(link, at) == river
+    assert show(trace, key="[SEP]").head.link.key == 10
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"query": "zebra"}, ValueError, "show: 'zebra' is not in the text: it has the, cat, sat"),
+        ({"key": 6}, IndexError, "show: key=6: the tokens are 0 to 5"),
+        ({"key": -7}, ValueError, "show: key .*-7"),
+        ({"key": 1.5}, TypeError, "show: key"),
+        ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query look at"),
+    ],
+)
+def test_a_link_that_is_not_there_is_said(asked: dict, error: type, said: str) -> None:
+    model = random_model(CAT, causal=True)
+    with pytest.raises(error, match=said):
+        show(CAT, model=model, **asked)
+
+
+def test_two_unknown_words_are_not_one_word(lesson: Model) -> None:
+    with pytest.raises(ValueError, match="'zebra' is in neither text"):
+        compare("a zebra sat", "a gnu sat", word="zebra", model=lesson)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda m: show("", model=m), ValueError, "show: the text is empty"),
+        (lambda m: show(" \n", model=m), ValueError, "show: the text is empty"),
+        (lambda m: compare("a", " ", model=m), ValueError, "compare: the second text is empty"),
+        (lambda m: compare("", "a", model=m), ValueError, "compare: the first text is empty"),
+        (lambda m: show(b"text", model=m), TypeError, "show: the text is bytes"),
+        (lambda m: show(7, model=m), TypeError, "show: the text is int"),
+        (lambda m: show("a\udcff", model=m), ValueError, "show: the text has the lone surrogate"),
+        (lambda m: show(m.trace([CAT, BANK])), ValueError, "show: this trace holds 2 texts"),
+        (lambda m: show(CAT, model=m, layer=1), IndexError, "the layers are 0 only"),
+        (lambda m: compare(CAT, CAT, word="cat", model=m, head=9), IndexError, "heads are 0 to 1"),
+        (lambda m: show(CAT, model="randon"), ValueError, "the nearest names are random"),
+    ],
+)
+def test_bad_input_is_one_clear_error(call, error: type, said: str, lesson: Model) -> None:
+    with pytest.raises(error, match=said):
+        call(lesson)
+
+
+def test_random_by_name_knows_the_words_of_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert show("zebras graze", model="random").tokens == ["zebras", "graze"]
+    assert isinstance(compare("a gnu", "the gnu", word="gnu", model="random"), CompareView)
+    monkeypatch.setenv("QKV_MODEL", "random")
+    view = show("zebras graze")
+    assert isinstance(view, ShowView)
+    assert view.tokens == ["zebras", "graze"]
+
+
+def test_a_long_text_does_not_flood_the_screen(lesson: Model) -> None:
+    text = " ".join([BANK, MONEY, CAT] * 15)
+    view = show(text, model=lesson)
+    assert len(view.tokens) > 250
+    assert len(str(view).splitlines()) < 80
+    assert f"and {len(view.tokens) - 60} more" in str(view)
+
+
+def test_a_trace_of_weights_alone_can_be_shown() -> None:
+    view = show(made_trace(["a", "b"], np.array([[[[0.25, 0.75], [0.5, 0.5]]]])))
+    assert view.sentence == "a looks at b: 0.75 (layer 0, head 0)."
+    assert view.movement is None
+    assert view.to_dict()["movement"] is None
+    assert "moved" not in str(view)
+    arrays = {"blocks.0.attn.hook_pattern": np.full((1, 1, 1, 1), 1.0)}
+    bare = show(Trace(arrays, tokens=[["a"]]))  # nobody said which tokens are special
+    assert str(bare).startswith("1 token: a\n")
+
+
+@pytest.mark.parametrize("view", [show, walk])
+def test_an_interpreter_prints_the_view_itself(view: Callable[..., View]) -> None:
+    shown = view("the cat sat", model="random")
+    assert repr(shown) == str(shown)
+    assert "layer 0, head" in repr(shown).lower()
+
+
+# Weights from elsewhere
+
+
+def test_arrays_are_shown_as_a_trace_is(lesson: Model) -> None:
+    trace = lesson.trace(CAT)
+    view = show(list(trace.attentions), tokens=trace.tokens)
+    assert view.sentence == show(trace).sentence
+    np.testing.assert_array_equal(view.weights, show(trace).weights)
+    assert show(np.array([layer[0] for layer in trace.attentions]), tokens=CAT.lower().split())
+
+
+def test_special_tokens_of_arrays_are_known_by_their_looks() -> None:
+    weights = np.array([[[[0.1, 0.5, 0.4], [0.9, 0.0, 0.1], [0.6, 0.4, 0.0]]]])
+    view = show(weights, tokens=["<s>", "a", "b"])
+    assert view.sentence == "b looks at a: 0.40 (layer 0, head 0)."
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error", "said"),
+    [
+        (np.ones((1, 1, 1, 1)), {}, TypeError, "weights come without words: give tokens"),
+        ([np.ones((1, 1, 1, 1))], {}, TypeError, "weights come without words"),
+        (np.ones((1, 1, 1, 1)), {"tokens": ["a", "b"]}, ValueError, "1 queries .* 2 tokens"),
+        ([], {}, TypeError, "the text is list"),
+    ],
+)
+def test_arrays_need_their_tokens(given, options: dict, error: type, said: str) -> None:
+    with pytest.raises(error, match=f"show: .*{said}"):
+        show(given, **options)
+
+
+def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None:
+    a, b = lesson.trace(BANK), lesson.trace(MONEY)
+    view = compare(list(a.attentions), list(b.attentions), tokens=(a.tokens, b.tokens), word="bank")
+    assert view.similarity.size == 0
+    sides = view.sides
+    np.testing.assert_array_equal(
+        sides[0].weights, a.pattern(view.head.layer, view.head.head)[sides[0].positions[0]]
+    )
+    (in_a, sat), (in_b, interest) = (
+        max((side.weights[side.trace.tokens.index(word)], word) for word in words)
+        for side, words in zip(
+            sides, [("sat", "river"), ("raised", "interest", "rates")], strict=True
+        )
+    )
+    assert view.sentence == (
+        f"bank looks at {sat} in A ({in_a:.2f}) and at {interest} in B ({in_b:.2f}): "
+        f"layer {view.head.layer}, head {view.head.head}."
+    )
+    assert "cosine" not in str(view)
+    assert view.to_dict()["similarity"] == []
+    with pytest.raises(ValueError, match="compare: there are tokens of 1 texts"):
+        compare(list(a.attentions), list(b.attentions), tokens=[a.tokens], word="bank")
+
+
+def test_traces_are_compared_as_their_texts_are(minilm: Model) -> None:
+    a, b = minilm.trace(BANK), minilm.trace(MONEY)
+    view, texts = compare(a, b, word="Bank"), compare(BANK, MONEY, word="bank", model=minilm)
+    np.testing.assert_array_equal(view.similarity, texts.similarity)
+    assert (view.head.layer, view.head.head) == (texts.head.layer, texts.head.head)
+    long = compare(minilm.trace("Tokenization helps."), minilm.trace("We like tokenization"),
+                   word="tokenization")  # fmt: skip
+    assert [side.positions for side in long.sides] == [[1, 2], [3, 4]]
+    assert view.sides[0].heads.norms == []
+    assert len(compare(a, b, word="bank", model=minilm).sides[0].heads.norms) == 6
+    with pytest.raises(ValueError, match="'zebra' is in neither text"):
+        compare(a, b, word="zebra")
+
+
+def test_traces_of_two_models_are_not_compared(lesson: Model, minilm: Model) -> None:
+    with pytest.raises(ValueError, match="the first trace has 1 layers and the second 6"):
+        compare(lesson.trace(BANK), minilm.trace(MONEY), word="bank")
+
+
+# Two runs
+
+
+def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
+    a, b = minilm.trace(BANK), minilm.trace(BANK, ablate=[(0, 4)])
+    view = compare(a, b)
+    assert isinstance(view, RunsView)
+    assert view.names == ("as it is", "without layer 0, head 4")
+    before, after = (trace.hidden_states[-1][0].astype(np.float64) for trace in (a, b))
+    for change in view.changes:
+        x, y = before[change.token], after[change.token]
+        assert change.distance == pytest.approx(np.sqrt(((y - x) ** 2).sum()))
+        assert change.cosine == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
+        assert change.length == pytest.approx(np.sqrt(x @ x))
+    assert [c.distance for c in view.changes] == sorted(
+        (c.distance for c in view.changes), reverse=True
+    )
+    first = view.changes[0]
+    assert view.sentence == (
+        f"From 'as it is' to 'without layer 0, head 4' the output of {a.tokens[first.token]} "
+        f"changes most: by {first.distance:.2f}, where its length is {first.length:.2f} "
+        f"(cosine {first.cosine:.3f})."
+    )
+    assert view.by_layer[0] == 0
+    data = json.loads(json.dumps(view.to_dict(), allow_nan=False))
+    assert data["changes"][0]["place"] == first.token
+    assert data["runs"] == list(view.names)
+    text = str(view)
+    assert re.search(rf"^{a.tokens[first.token]} +{first.distance:.3f} █+ +{first.cosine:.3f}",
+                     text, re.MULTILINE)  # fmt: skip
+
+
+def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) -> None:
+    a, b = minilm.trace(BANK), minilm.trace(BANK, ablate=[(0, 4), (3, 1)])
+    view = compare(a, b)
+    apart = {
+        (layer, head): np.abs(
+            a.pattern(layer, head).astype(float) - b.pattern(layer, head)
+        ).sum(axis=1).mean() / 2
+        for layer in range(6)
+        for head in range(12)
+        if (layer, head) not in [(0, 4), (3, 1)]
+    }  # fmt: skip
+    best = max(apart, key=lambda place: apart[place])
+    assert (view.head.layer, view.head.head) == best
+    assert f"({apart[best]:.2f} of its weight is elsewhere)" in view.head.reason
+    asked = compare(a, b, layer=0, head=4)
+    assert asked.head.reason == "it was asked for"
+    with pytest.raises(IndexError, match="compare: there is no head 12"):
+        compare(a, b, head=12)
+
+
+def test_two_runs_that_are_one(lesson: Model) -> None:
+    trace = lesson.trace(CAT)
+    view = compare(trace, trace)
+    assert view.sentence == "From 'as it is' to 'as it is' no token's output changes."
+    assert {change.distance for change in view.changes} == {0.0}
+    assert str(view)
+
+
+def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -> None:
+    with pytest.raises(ValueError, match="share no word: the first has mat; the second river"):
+        compare(lesson.trace("mat"), lesson.trace("river"))
+    bare = lesson.trace(CAT, names=["pattern"])
+    with pytest.raises(ValueError, match="two runs are compared by their vectors"):
+        compare(bare, bare)
+
+
+# Files
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(lesson: Model, tmp_path: Path) -> None:
+    view = show(CAT, model=lesson)
+    for write in (view.to_html, view.to_svg):
+        with pytest.raises(FileNotFoundError, match="there is no folder"):
+            write(tmp_path / "no" / "a")
+        with pytest.raises(IsADirectoryError):
+            write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Summaries
+
+
+def test_a_trace_of_summaries_is_shown_by_its_links(minilm: Model) -> None:
+    whole, kept = minilm.trace(BANK), minilm.trace(BANK, top_k=3)
+    view, full = show(kept), show(whole)
+    assert view.sentence == full.sentence
+    assert places(view) == places(full)
+    assert view.head.link.weight == pytest.approx(full.head.link.weight, abs=1e-5)
+    pattern = whole.pattern(*places(view))
+    largest = np.argsort(-pattern, axis=1)[:, :3]
+    exact = [
+        (link.query, link.key)
+        for link in findings.strongest_links(whole, *places(view))
+        if link.key in largest[link.query]
+    ]
+    assert [(link.query, link.key) for link in view.links] == exact[:10]
+    assert view.to_dict()["weights"] is None
+    with pytest.raises(ValueError, match="only the largest weights of each query were kept"):
+        _ = view.weights
+    text = str(view)
+    assert "the 3 largest weights of each query were kept" in text
+    received = whole.pattern(*places(view)).sum(axis=0)
+    assert re.search(
+        rf"^  {re.escape(whole.tokens[received.argmax()])} +{received.max():.2f}$", text, re.M
+    )
+    assert view.figure().axes
+
+
+def places(view: ShowView) -> tuple[int, int]:
+    return view.head.layer, view.head.head
+
+
+def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.see.analysis.inputs.WHOLE", 5)
+    view = show(CAT, model="random")  # 6 tokens
+    assert view.heads.summary
+    assert not view.heads.weights
+    assert len(view.heads.norms) == 1
+    assert view.movement is None
+    assert show("the cat sat on mats", model="random").heads.weights
+    assert compare(CAT, "a cat sat in the sun", word="cat", model="random").sides[0].heads.summary
+    short = random_model(CAT)
+    short.max_length = 5  # what is cut to a length that can be traced whole is
+    with pytest.warns(UserWarning, match="cut to 5 tokens"):
+        assert show(CAT, model=short).heads.weights
+
+
+# A walk through a layer
+
+
+def test_a_layer_is_walked_through() -> None:
+    layer = MultiHeadAttention(8, num_heads=4, num_kv_heads=2, rotary={}, seed=0)
+    rng = np.random.default_rng(0)
+    x, context = rng.normal(size=(3, 8)), rng.normal(size=(5, 8))
+    view = walk(layer, head=3, x=x, context=context, tokens=list("abc"), keys=list("vwxyz"),
+                q_offset=0)  # fmt: skip
+    assert view.difference < 1e-6
+    assert view.to_dict()["keys"] == list("vwxyz")
+    text = str(view)
+    assert "vwxyz"[int(view.walk.cell[1])] in text
+    assert view._repr_html_()
+    assert view._picture()
+    with pytest.raises(TypeError, match="walk: a layer needs word vectors"):
+        walk(layer)
+    with pytest.raises(TypeError, match="walk: is_causal is for a walk through a layer"):
+        walk(CAT, model="random", is_causal=True)
+
+
+# The shift
+
+
+def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
+    trace = minilm.trace(BANK)
+    view = plot_shift(trace)
+    assert isinstance(view, ShiftView)
+    static, last = (
+        part[0, 1:-1].astype(float) for part in (trace["embed"], trace.hidden_states[-1])
+    )
+    cosine = (static * last).sum(1) / np.linalg.norm(static, axis=1) / np.linalg.norm(last, axis=1)
+    data = view.to_dict()
+    np.testing.assert_allclose(data["stages"][-1]["cosine"], cosine, atol=1e-6)
+    place = cosine.argmin()
+    plane = fit_plane(static, last)
+    moved = np.linalg.norm(plane.contextual - plane.original, axis=1)
+    assert view.sentence == (
+        f"{trace.tokens[1 + place]} turned furthest: the cosine between its static vector and its "
+        f"vector after layer 5 is {cosine[place]:.3f}. The longest arrow is that of "
+        f"{trace.tokens[1 + moved.argmax()]}: {moved.max():.2f} in the plane, where each set is "
+        "centred."
+    )
+    middle = trace.hidden_states[3][0, 8].astype(float)
+    turned = middle @ static[7] / np.linalg.norm(middle) / np.linalg.norm(static[7])
+    assert re.search(
+        rf"^river .* {turned:.3f} .* {cosine[7]:.3f} +{moved[7]:.2f}$", str(view), re.MULTILINE
+    )
+    several = plot_shift([trace, minilm.trace(MONEY)])
+    assert several.names[4] == "bank (1)"
+    assert re.search(r"^bank +1 and 2 +1\.000 → +0\.795$", str(several), re.MULTILINE)
+    figure = several.figure()
+    assert "bank (2)" in {text.get_text() for text in figure.axes[1].texts}
+    grid = figure.axes[0].images[0].get_array()  # first, each word's cosine at each layer
+    assert grid.shape == (16, 7)
+    np.testing.assert_allclose(grid[:9, -1], cosine, atol=1e-6)
+
+
+def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
+    trace = lesson.trace("the cat sat on the mat")
+    view = show(trace, layer=0, head=1)
+    lines = str(view).split("Lines of this head")[1].splitlines()
+    weights = trace.pattern(0, 1)
+    for link, line in zip(view.links[:6], lines[1:], strict=False):
+        said = line.split()
+        assert said[0] == trace.tokens[link.query]
+        assert said[-1] == trace.tokens[link.key]
+        assert float(said[1]) == round(float(weights[link.query, link.key]), 2)
