@@ -26,8 +26,8 @@ from qkv.learn import (
     train,
     train_tokenizer,
 )
-from qkv.learn.checkpoints import CHECKPOINTS
 from qkv.learn.on_text import encoder_config
+from qkv.learn.run_folder import CHECKPOINTS
 from qkv.models.files.read import TOKENIZER
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command

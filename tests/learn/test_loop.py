@@ -27,8 +27,8 @@ from qkv.learn import (
     read_metrics,
     train,
 )
-from qkv.learn import checkpoints as checkpoints_module
 from qkv.learn import loop as loop_module
+from qkv.learn import run_folder as run_folder_module
 from qkv.learn.loop import spread
 from qkv.learn.metrics import Metrics
 from qkv.signals import ENDING
@@ -463,7 +463,7 @@ def full(*_: Any, **__: Any) -> None:
 
 def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None:
     saves = []
-    replacing = checkpoints_module.replacing
+    replacing = run_folder_module.replacing
 
     @contextmanager
     def sometimes(path: Path) -> Iterator[Any]:
@@ -474,14 +474,14 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
                 full()
             yield file
 
-    monkeypatch.setattr(checkpoints_module, "replacing", sometimes)
+    monkeypatch.setattr(run_folder_module, "replacing", sometimes)
     with pytest.raises(OSError, match=r"checkpoint of step 4 cannot be written \(No space") as info:
         train(network(), Pull(), folder=tmp_path, steps=10, checkpoint_steps=2, snapshots=[])
     assert info.value.errno == errno.ENOSPC
     assert "checkpoints/step-00000002.safetensors is whole" in info.value.strerror
     assert info.value.filename == str(tmp_path)
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000002.safetensors"]
-    monkeypatch.setattr(checkpoints_module, "replacing", replacing)
+    monkeypatch.setattr(run_folder_module, "replacing", replacing)
     again, whole = network(), network()
     settings = {"steps": 10, "checkpoint_steps": 2, "snapshots": []}
     train(again, Pull(), folder=tmp_path, resume=True, **settings)
@@ -506,7 +506,7 @@ def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
         done = train(network(), Pull(), folder=folder, steps=4, snapshots=[3], resume=True)
         assert done.steps == 4
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints_module, "replacing", full)
+        patch.setattr(run_folder_module, "replacing", full)
         with pytest.raises(OSError, match="there is no checkpoint before"):
             train(network(), Pull(), folder=tmp_path / "first", steps=4)
 

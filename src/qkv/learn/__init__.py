@@ -1,7 +1,6 @@
 """How W_Q, W_K and W_V come to mean something: objectives, AdamW, and the loop around them."""
 
 from qkv.backward import adamw, cross_entropy
-from qkv.learn.checkpoints import Checkpoint, last_checkpoint
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
 from qkv.learn.loop import Trained, train
@@ -10,6 +9,7 @@ from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
 from qkv.learn.on_text import TextRun, train_on_text
 from qkv.learn.optimizer import AdamW
+from qkv.learn.run_folder import Checkpoint, last_checkpoint
 from qkv.learn.schedule import Schedule
 from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer

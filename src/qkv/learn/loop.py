@@ -18,7 +18,12 @@ import numpy as np
 
 from qkv.arrays import whole_number
 from qkv.files import named_folder
-from qkv.learn.checkpoints import (
+from qkv.learn.metrics import Metrics
+from qkv.learn.network import Network
+from qkv.learn.objectives import Objective, Part
+from qkv.learn.optimizer import AdamW
+from qkv.learn.progress import training_progress
+from qkv.learn.run_folder import (
     MOST_STEPS,
     Checkpoint,
     last_checkpoint,
@@ -26,11 +31,6 @@ from qkv.learn.checkpoints import (
     saving,
     write_checkpoint,
 )
-from qkv.learn.metrics import Metrics
-from qkv.learn.network import Network
-from qkv.learn.objectives import Objective, Part
-from qkv.learn.optimizer import AdamW
-from qkv.learn.progress import training_progress
 from qkv.learn.schedule import Schedule
 from qkv.learn.watch import Diverged, Watch
 from qkv.signals import Interrupted, answering, leave

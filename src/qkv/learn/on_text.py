@@ -14,17 +14,17 @@ from typing import Any, Literal, Self
 
 from qkv.arrays import whole_number
 from qkv.files import named_folder
-from qkv.learn.checkpoints import (
+from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
+from qkv.learn.loop import Trained, train
+from qkv.learn.network import Network
+from qkv.learn.objectives import Causal, Masked, Objective
+from qkv.learn.run_folder import (
     CHECKPOINTS,
     MOST_STEPS,
     last_checkpoint,
     need_same,
     saving,
 )
-from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
-from qkv.learn.loop import Trained, train
-from qkv.learn.network import Network
-from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.schedule import Schedule
 from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
 from qkv.models.files.read import TOKENIZER

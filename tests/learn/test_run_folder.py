@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qkv.learn import last_checkpoint, train
-from qkv.learn.checkpoints import sealed
+from qkv.learn.run_folder import sealed
 
 from .support import Pull, network
 
