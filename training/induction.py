@@ -20,6 +20,7 @@ from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.learn import Network, Trained, Words, fresh_model, read_metrics, train, words_loss
+from qkv.learn.run_folder import snapshots_in
 from training import command
 
 if TYPE_CHECKING:
@@ -222,9 +223,8 @@ def follow(folder: Path, sizes: Sizes) -> list[Point]:
     """The scores and the accuracy of each snapshot, on texts that were not trained on."""
     texts, places = held_out(sizes)
     found = []
-    for path in sorted((folder / "snapshots").glob("step-*")):
+    for step, path in snapshots_in(folder).items():
         model = qkv.load(path)
-        step = int(path.name.removeprefix("step-"))
         found.append(Point(step, *scores(model, texts, places), accuracy(model, texts, places)))
     return found
 

@@ -27,8 +27,7 @@ from qkv.learn import (
     train_tokenizer,
 )
 from qkv.learn.on_text import encoder_config
-from qkv.learn.run_folder import CHECKPOINTS
-from qkv.models.files.read import TOKENIZER
+from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.objectives import Senses, entries, pieces_of, sentences
@@ -124,7 +123,7 @@ def make(
         tokenizer: of an earlier run, to have that again; trained unless given.
     """
     texts = list(documents(wordnet))
-    kept = folder / CHECKPOINTS / TOKENIZER
+    kept = tokenizer_path(folder)
     if resume:
         tokenizer = SubwordTokenizer.from_file(kept)
     elif tokenizer is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import signal
 from collections.abc import Iterator
@@ -30,7 +29,6 @@ from qkv.learn import (
 from qkv.learn import loop as loop_module
 from qkv.learn import run_folder as run_folder_module
 from qkv.learn.loop import spread
-from qkv.learn.metrics import Metrics
 from qkv.signals import ENDING
 
 from .support import BERT, Pull, network
@@ -517,39 +515,6 @@ def test_a_model_that_cannot_be_saved_keeps_the_last_checkpoint(
     monkeypatch.setattr(qkv.Model, "save", full)
     with pytest.raises(OSError, match=r"the model of step 4 cannot be written .*step-00000004"):
         train(network(), Pull(), folder=tmp_path, steps=4, snapshots=[])
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 0)
-    metrics.write({"step": 1})
-    metrics.close()
-    metrics._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    with pytest.raises(OSError, match="No space left"):
-        metrics.write({"step": 2})
-    metrics.close()  # nothing waits to be written
-
-    class Pieces(io.BytesIO):
-        def write(self, data: Any) -> int:
-            return super().write(data[:5])
-
-    metrics._file = Pieces()
-    metrics.write({"step": 123456789})
-    assert metrics._file.getvalue() == b'{"step": 123456789}\n'
-    assert steps_of(tmp_path) == [1]
-
-
-# Metrics
-
-
-def test_metrics_that_are_broken(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
-    path.write_text('{"step": 1}\nwhat\n{"step": 2}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 2 is not a line of metrics"):
-        read_metrics(tmp_path)
 
 
 def test_a_checkpoint_says_all(tmp_path: Path) -> None:

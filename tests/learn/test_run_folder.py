@@ -1,7 +1,8 @@
-"""Checkpoints that are damaged: none is taken, each is named, and the one before goes on."""
+"""The run folder: no damaged checkpoint is taken, and of cut metrics what is whole is read."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.learn import last_checkpoint, train
-from qkv.learn.run_folder import sealed
+from qkv.learn import last_checkpoint, read_metrics, train
+from qkv.learn.run_folder import Metrics, read_losses, sealed
 
 from .support import Pull, network
 
@@ -230,3 +231,57 @@ def test_a_model_that_is_not_finite_begins_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gives numbers that are not finite: begin with"):
         train(net, Pull(), folder=tmp_path / "run", **GIVEN)
     assert not (tmp_path / "run").exists()
+
+
+# Metrics
+
+
+def test_metrics_that_are_broken(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    path.write_text('{"step": 1}\nwhat\n{"step": 2}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_metrics(tmp_path)
+    for other in ("[1]", '{"loss": 3}', '{"step": "2"}'):
+        path.write_text(f'{{"step": 1}}\n{other}\n', encoding="utf-8")
+        with pytest.raises(ValueError, match="line 2 is not a line of metrics"):
+            read_metrics(tmp_path)
+
+
+def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step": 10, "loss": 3.5}\n\n{"step": 20, "loss": 3}\n{"step": 20, "loss": 2.5}\n'
+        '{"step": 5, "loss": 4.0}\n{"step": 30, "loss": NaN}\n{"step": 31, "loss": Infinity}\n'
+        '{"step": 40}\n[1]\n"x"\n{"step": true, "loss": []}\n{"step": 1.5, "loss": 1}\n'
+        f'{{"step": 50, "loss": {"9" * 400}}}\n{{"step": 60, "los'
+    )
+    assert read_losses(tmp_path, call="replay") == [(5, 4.0), (10, 3.5), (20, 2.5)]
+    path.write_text('{"step": 1, "loss": 2}\n{"step"\n{"step": 3, "loss": 2}\n')
+    with pytest.raises(ValueError, match=r"^replay: .*metrics\.jsonl, line 2 is no JSON"):
+        read_losses(tmp_path, call="replay")
+    path.write_bytes(b"\xff\xfe\n")
+    assert read_losses(tmp_path, call="replay") == []
+    assert read_losses(tmp_path / "none", call="replay") == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, 0)
+    metrics.write({"step": 1})
+    metrics.close()
+    metrics._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left"):
+        metrics.write({"step": 2})
+    metrics.close()  # nothing waits to be written
+
+    class Pieces(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:5])
+
+    metrics._file = Pieces()
+    metrics.write({"step": 123456789})
+    assert metrics._file.getvalue() == b'{"step": 123456789}\n'
+    assert read_metrics(tmp_path) == [{"step": 1}]

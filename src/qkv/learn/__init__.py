@@ -4,12 +4,11 @@ from qkv.backward import adamw, cross_entropy
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
 from qkv.learn.loop import Trained, train
-from qkv.learn.metrics import read_metrics
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
 from qkv.learn.on_text import TextRun, train_on_text
 from qkv.learn.optimizer import AdamW
-from qkv.learn.run_folder import Checkpoint, last_checkpoint
+from qkv.learn.run_folder import Checkpoint, last_checkpoint, read_metrics
 from qkv.learn.schedule import Schedule
 from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer

@@ -12,12 +12,11 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
-from qkv.learn.metrics import METRICS, read_metrics
+from qkv.learn.run_folder import CURVES, METRICS, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CURVES = "curves.png"
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _INK, _FAINT = "#333333", "#dddddd"
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from qkv.arrays import whole_number
 from qkv.files import named_folder
-from qkv.learn.metrics import Metrics
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
 from qkv.learn.optimizer import AdamW
@@ -26,16 +25,17 @@ from qkv.learn.progress import training_progress
 from qkv.learn.run_folder import (
     MOST_STEPS,
     Checkpoint,
+    Metrics,
     last_checkpoint,
     need_same,
     saving,
+    snapshots_in,
     write_checkpoint,
+    write_snapshot,
 )
 from qkv.learn.schedule import Schedule
 from qkv.learn.watch import Diverged, Watch
 from qkv.signals import Interrupted, answering, leave
-
-SNAPSHOTS = "snapshots"
 
 
 @dataclass(frozen=True)
@@ -347,17 +347,9 @@ class Run:
 
     def snapshot(self, folder: Path) -> None:
         """Write the model to a folder of its own, in float16 if its numbers are small enough."""
-        place = folder / SNAPSHOTS / snapshot_name(self.step)
-        part = place.with_name(f".{place.name}.part")
-        with saving(f"the snapshot of step {self.step}", folder):
-            try:
-                place.parent.mkdir(exist_ok=True)
-                small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
-                self.network.model(np.float16 if small else None).save(part)
-                shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this step
-                part.replace(place)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+        small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
+        model = self.network.model(np.float16 if small else None)
+        write_snapshot(folder, self.step, model.save)
 
     def back_to_good(self, folder: Path, error: Diverged) -> str:
         """Write the model of the last good checkpoint, and say what happened."""
@@ -391,8 +383,8 @@ def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> 
     if found is not None:
         need_same(found.about["settings"], settings, found.path)
         run.restore(found)
-        for path in (folder / SNAPSHOTS).glob("step-*"):
-            if path.name > snapshot_name(run.step):  # of a step that is made again
+        for step, path in snapshots_in(folder).items():
+            if step > run.step:  # it is made again
                 shutil.rmtree(path, ignore_errors=True)
         return
     if not run.network.is_finite():
@@ -403,11 +395,6 @@ def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> 
     with saving("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     run.save(folder)
-
-
-def snapshot_name(step: int) -> str:
-    """What the folder of a snapshot is called."""
-    return f"step-{step:08d}"
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:

@@ -19,11 +19,12 @@ from qkv.learn.loop import Trained, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.run_folder import (
-    CHECKPOINTS,
     MOST_STEPS,
     last_checkpoint,
+    need_free,
     need_same,
     saving,
+    tokenizer_path,
 )
 from qkv.learn.schedule import Schedule
 from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
@@ -196,7 +197,7 @@ def train_on_text(
         f"model: {model.config['model_type']}, {run.layers} layers, {run.heads} heads, vectors of "
         f"{run.dim}, {network.flat.size:,} numbers"
     )
-    kept = home / CHECKPOINTS / TOKENIZER
+    kept = tokenizer_path(home)
     if not resume:
         with saving("the tokenizer", home):
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -213,23 +214,6 @@ def train_on_text(
         settings={"text": asdict(run), "tokenizer": _checksum(kept)},
         show_progress_bar=show_progress_bar,
     )
-
-
-def need_free(folder: Path) -> None:
-    """An error unless a run may begin in a folder.
-
-    Raises:
-        ValueError: there is one, or other files.
-        NotADirectoryError: it is a file.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"train: {folder} is a file: name a folder")
-    if any((folder / CHECKPOINTS).glob("step-*.safetensors")):
-        raise ValueError(f"train: {folder} holds a run: go on with resume, or name another folder")
-    if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
-        raise ValueError(
-            f"train: {folder} holds files that are not of a run: name a new or empty folder"
-        )
 
 
 def need_place(folder: Path) -> None:
@@ -270,7 +254,7 @@ def _tokenizer(
 
 def _kept_tokenizer(home: Path) -> SubwordTokenizer:
     """The tokenizer of the run in a folder, which must be the one that it began with."""
-    path, found = home / CHECKPOINTS / TOKENIZER, last_checkpoint(home)
+    path, found = tokenizer_path(home), last_checkpoint(home)
     tokenizer = SubwordTokenizer.from_file(path)
     if found is not None and found.about["settings"].get("tokenizer") != _checksum(path):
         raise ValueError(f"train: {path} is damaged: its checksum is not that of {found.path.name}")

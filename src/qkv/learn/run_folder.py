@@ -1,4 +1,8 @@
-"""Checkpoints: all that a run needs to go on, in one file that is there whole or not at all."""
+"""The run folder: what its files are called, and how they are written and read.
+
+A run keeps in it a line of metrics for each step, checkpoints to go on from, and snapshots, models
+from along the way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +22,13 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.files import replacing
+from qkv.models.files.read import CONFIG, TOKENIZER
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
+METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # the names of checkpoints and snapshots have eight digits
+_MOST_LOGGED = 10**15  # of a step or a loss that is taken for one
+_STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
 _STATE: dict[str, Any] = {
@@ -28,6 +37,157 @@ _STATE: dict[str, Any] = {
 }
 _UNSEALED = b"0" * 64  # where the checksum will stand, and what it is made with
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+
+
+def need_free(folder: Path) -> None:
+    """An error unless a run may begin in a folder.
+
+    Raises:
+        ValueError: there is one, or other files.
+        NotADirectoryError: it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"train: {folder} is a file: name a folder")
+    if _checkpoints(folder):
+        raise ValueError(f"train: {folder} holds a run: go on with resume, or name another folder")
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
+        raise ValueError(
+            f"train: {folder} holds files that are not of a run: name a new or empty folder"
+        )
+
+
+def tokenizer_path(folder: Path) -> Path:
+    """Where a run keeps the tokenizer that it began with."""
+    return folder / CHECKPOINTS / TOKENIZER
+
+
+# Metrics
+
+
+class Metrics:
+    """Lines of JSON that are added to a file, after those of the steps before `step`.
+
+    Lines of later steps, which a run that was killed has left, are removed.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        path = folder / METRICS
+        kept = [row for row in read_metrics(folder) if row["step"] <= step]
+        if kept or path.exists():
+            with replacing(path) as file:
+                file.writelines(map(_line, kept))
+        self._file = path.open("ab", buffering=0)  # what was written is there, whatever comes
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a line.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        line = _line(row)
+        while line:
+            line = line[self._file.write(line) :]
+
+    def close(self) -> None:
+        """No more lines."""
+        self._file.close()
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a run; a last one that is not whole is left out.
+
+    Raises:
+        ValueError: a line is not JSON, or of no step.
+    """
+    path, rows = Path(folder) / METRICS, []
+    for number, row in _logged(path, "read_metrics"):
+        if not (isinstance(row, dict) and isinstance(row.get("step"), int | float)):
+            raise ValueError(f"read_metrics: {path}, line {number} is not a line of metrics")
+        rows.append(row)
+    return rows
+
+
+def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
+    """The loss of each logged step, in order; a step that was logged twice counts as the later.
+
+    Lines without a loss, which others write, and losses that are not finite are passed over.
+
+    Raises:
+        ValueError: a line is not JSON.
+    """
+    found: dict[int, float] = {}
+    for _, row in _logged(folder / METRICS, call):
+        step, loss = (row.get(k) if isinstance(row, dict) else None for k in ("step", "loss"))
+        if not isinstance(step, int) or not isinstance(loss, int | float):
+            continue
+        if 0 <= step < _MOST_LOGGED and -_MOST_LOGGED < loss < _MOST_LOGGED:  # and no NaN
+            found[step] = float(loss)
+    return sorted(found.items())
+
+
+def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
+    """What each line holds, by its number; blank ones and a last one that is cut are left out."""
+    if not path.is_file():
+        return
+    broken = 0
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if broken:
+                raise ValueError(f"{call}: {path}, line {broken} is no JSON: mend or remove it")
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                broken = number
+            else:
+                yield number, row
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Snapshots
+
+
+def snapshots_in(folder: Path) -> dict[int, Path]:
+    """The snapshots that are whole, by their steps, in order."""
+    home = folder / SNAPSHOTS
+    found = {}
+    for path in home.iterdir() if home.is_dir() else ():
+        match = _STEP.fullmatch(path.name)
+        if match and (path / CONFIG).is_file():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> None:
+    """Let `save` write a model to a new folder, which takes its place when it is whole."""
+    place = folder / SNAPSHOTS / _step_name(step)
+    part = place.with_name(f".{place.name}.part")
+    with saving(f"the snapshot of step {step}", folder):
+        try:
+            place.parent.mkdir(exist_ok=True)
+            save(part)
+            shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this step
+            part.replace(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+# Checkpoints
 
 
 @dataclass(frozen=True)
@@ -57,12 +217,12 @@ def write_checkpoint(
     """
     home = folder / CHECKPOINTS
     home.mkdir(exist_ok=True)
-    path = home / f"step-{step:08d}.safetensors"
+    path = home / f"{_step_name(step)}.safetensors"
     with replacing(path) as file:
         file.write(sealed(arrays, about))
         file.flush()
         os.fsync(file.fileno())  # so that after a power cut it is whole, too
-    for old in [one for one in _paths(folder) if one.name <= path.name][:-_KEPT]:
+    for old in [one for one in _checkpoints(folder) if one.name <= path.name][:-_KEPT]:
         old.unlink()
     return path
 
@@ -84,7 +244,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
         ValueError: there are some, and none is whole.
     """
     damaged: list[str] = []
-    for path in reversed(_paths(folder)):
+    for path in reversed(_checkpoints(folder)):
         try:
             return Checkpoint(path, *_read(path), tuple(damaged))
         except OSError as error:
@@ -129,7 +289,8 @@ def saving(what: str, folder: Path) -> Iterator[None]:
         raise OSError(error.errno, told, str(folder)) from error
 
 
-def _paths(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
+    """The files of checkpoints, in order."""
     return sorted((folder / CHECKPOINTS).glob(f"step-{'[0-9]' * 8}.safetensors"))
 
 

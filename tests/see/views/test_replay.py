@@ -15,7 +15,6 @@ from rich.console import Console
 import qkv
 from qkv.see import replay
 from qkv.see.analysis.measures import after_copies, on_cells
-from qkv.see.analysis.snapshots import read_losses
 from qkv.see.analysis.training import replay_of
 from qkv.see.views.replay import ReplayView
 from qkv.trace import Trace
@@ -227,23 +226,6 @@ def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) 
     assert found.steps == STEPS
     assert found.replay.losses == []
     assert found.replay.loss_at(3) is None
-
-
-def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"step": 10, "loss": 3.5}\n\n{"step": 20, "loss": 3}\n{"step": 20, "loss": 2.5}\n'
-        '{"step": 5, "loss": 4.0}\n{"step": 30, "loss": NaN}\n{"step": 31, "loss": Infinity}\n'
-        '{"step": 40}\n[1]\n"x"\n{"step": true, "loss": []}\n{"step": 1.5, "loss": 1}\n'
-        f'{{"step": 50, "loss": {"9" * 400}}}\n{{"step": 60, "los'
-    )
-    assert read_losses(path) == [(5, 4.0), (10, 3.5), (20, 2.5)]
-    path.write_text('{"step": 1, "loss": 2}\n{"step"\n{"step": 3, "loss": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is no JSON"):
-        read_losses(path)
-    path.write_bytes(b"\xff\xfe\n")
-    assert read_losses(path) == []
-    assert read_losses(tmp_path / "none") == []
 
 
 def test_a_text_that_is_cut_is_said_once(folder: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +13,13 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model, load
-from qkv.models.files.read import CONFIG
 from qkv.models.tasks.progress import progress
 from qkv.see.analysis import findings
 from qkv.see.analysis.inputs import texts_of
 from qkv.trace import Trace
 
-SNAPSHOTS, METRICS = "snapshots", "metrics.jsonl"
-
 Text = str | Sequence[int] | None
 
-_LOGGED = ("step", "loss")
-_MOST = 10**15
-_STEP = re.compile(r"step-(\d{1,15})")
 # What may differ between the configs of one run: how it came about, and not what it computes.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
@@ -57,6 +49,8 @@ def read_run(run: Any) -> Run:
         ValueError: there are no snapshots, or what was logged is broken.
         TypeError: it is neither a folder nor such a mapping.
     """
+    from qkv.learn.run_folder import SNAPSHOTS, read_losses, snapshots_in  # loads the loop too
+
     if isinstance(run, Mapping):
         return _of_mapping(run)
     if not isinstance(run, str | os.PathLike):
@@ -69,12 +63,7 @@ def read_run(run: Any) -> Run:
         raise FileNotFoundError(f"replay: there is no folder {folder}")
     if not folder.is_dir():
         raise NotADirectoryError(f"replay: {folder} is a file: give the folder of a run")
-    inner = folder / SNAPSHOTS
-    found: dict[int, Path] = {}
-    for path in inner.iterdir() if inner.is_dir() else ():
-        match = _STEP.fullmatch(path.name)
-        if match and (path / CONFIG).is_file():  # without it a snapshot is half written
-            found[int(match[1])] = path
+    found = snapshots_in(folder)
     if not found:
         raise ValueError(
             f"replay: {folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
@@ -82,8 +71,8 @@ def read_run(run: Any) -> Run:
         )
     return Run(
         folder.resolve().name,
-        sorted(found),
-        read_losses(folder / METRICS),
+        list(found),
+        read_losses(folder, call="replay"),
         lambda step: load(found[step]),
     )
 
@@ -101,38 +90,6 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
             )
     steps = sorted(int(step) for step in run)
     return Run("", steps, [], lambda step: run[step])
-
-
-def read_losses(path: Path) -> list[tuple[int, float]]:
-    """The loss of each logged step, in order; a step that was logged twice counts as the later.
-
-    Lines without a loss and losses that are not finite are passed over, and so is a last line that
-    is not whole, as a run leaves it that was killed.
-
-    Raises:
-        ValueError: another line is no JSON.
-    """
-    if not path.is_file():
-        return []
-    found: dict[int, float] = {}
-    broken = 0
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if broken:
-                raise ValueError(f"replay: {path}, line {broken} is no JSON: mend or remove it")
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                broken = number
-                continue
-            step, loss = (entry.get(k) if isinstance(entry, dict) else None for k in _LOGGED)
-            if not isinstance(step, int) or not isinstance(loss, int | float):
-                continue
-            if 0 <= step < _MOST and -_MOST < loss < _MOST:  # and no NaN
-                found[step] = float(loss)
-    return sorted(found.items())
 
 
 def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
