@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from qkv.models.files.read import ModelError, plain
+from qkv.models.files.read import ModelError, is_number, is_whole, plain, read_json
 
 Choice = TypeVar("Choice")
 
@@ -75,29 +76,28 @@ class Config:
         self.source = source
         self._read: set[str] = set()
 
-    def size(self, key: str, default: int, *, least: int = 1) -> int:
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The values of a JSON file.
+
+        Raises:
+            ModelError: there is no such file, or it holds no JSON object.
+        """
+        return cls(read_json(path), str(path))
+
+    def size(self, key: str, default: int, *, least: int = 1, most: float = _MOST_WHOLE) -> int:
         """A whole number of at least 1, or what `least` says, that fits in 32 bits."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a whole number >= {least}"
-            )
-        if value > _MOST_WHOLE:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be at most {_MOST_WHOLE}"
-            )
-        return value
+        self.need(is_whole(value) and value >= least, key, value, f"a whole number >= {least}")
+        self.need(value <= most, key, value, f"at most {most}")
+        return int(value)
 
     def pair(self, key: str, default: int) -> tuple[int, int]:
         """Height and width: two whole numbers of at least 1, or one for both."""
         value = self._get(key, default)
         both = value if isinstance(value, list) else [value, value]
-        whole = all(isinstance(side, int) and not isinstance(side, bool) for side in both)
-        if not whole or len(both) != 2 or not 1 <= min(both) <= max(both) <= _MOST_WHOLE:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a whole number from 1 to "
-                f"{_MOST_WHOLE}, or two"
-            )
+        fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
+        self.need(fine, key, value, f"a whole number from 1 to {_MOST_WHOLE}, or two")
         return both[0], both[1]
 
     def heads(
@@ -120,28 +120,23 @@ class Config:
     def positive(self, key: str, default: float) -> float:
         """A number above 0, of a size that can be computed with in float32."""
         value = self._get(key, default)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not _LEAST <= value <= _MOST:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a number above 0, from "
-                f"{_LEAST:g} to {_MOST:g}"
-            )
+        fine = is_number(value) and _LEAST <= value <= _MOST
+        self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
         return float(value)
 
     def layers(self, key: str, default: int) -> int:
         """How many layers, a number that a list of them can have."""
-        count = self.size(key, default)
-        if count > _MOST_LAYERS:
-            raise ModelError(f"{self.source}: {key} is {count}: it must be at most {_MOST_LAYERS}")
-        return count
+        return self.size(key, default, most=_MOST_LAYERS)
 
     def whole(self, key: str, default: int) -> int:
         """A whole number of at least 0."""
         return self.size(key, default, least=0)
 
-    def size_or_none(self, key: str, default: int | None = None) -> int | None:
+    def size_or_none(
+        self, key: str, default: int | None = None, *, most: float = _MOST_WHOLE
+    ) -> int | None:
         """A whole number of at least 1, or None where the config has null or nothing."""
-        return None if self._get(key, default) is None else self.size(key, default or 1)
+        return None if self._get(key, default) is None else self.size(key, default or 1, most=most)
 
     def positive_or_none(self, key: str, default: float | None = None) -> float | None:
         """A number above 0, or None where the config has null or nothing."""
@@ -150,9 +145,8 @@ class Config:
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be true or false")
-        return value
+        self.need(isinstance(value, bool), key, value, "true or false")
+        return bool(value)
 
     def activation(self, key: str, default: str) -> str:
         """The activation of an MLP, as `qkv.layers.MLP` calls it."""
@@ -200,42 +194,28 @@ class Config:
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
         """What `choices` has for the value."""
         value = self._get(key, default)
-        if not isinstance(value, str) or value not in choices:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.80}, which qkv does not support: "
-                f"it knows {', '.join(choices)}"
-            )
+        known = isinstance(value, str) and value in choices
+        self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse any other value; a key that is not there is as good as the first one."""
         value = self._get(key, allowed[0])
-        if value not in allowed:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.80}, which qkv does not support: "
-                f"it knows {', '.join(map(repr, allowed))}"
-            )
+        self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """A list of so many numbers above 0."""
         value = self._get(key, None)
-        if not isinstance(value, list) or len(value) != count:
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.40}: it must be a list of {count} numbers"
-            )
-        return tuple(
-            Config({f"{key}[{n}]": one}, self.source).positive(f"{key}[{n}]", 1.0)
-            for n, one in enumerate(value)
-        )
+        fine = isinstance(value, list) and len(value) == count
+        self.need(fine, key, value, f"a list of {count} numbers")
+        parts = Config({f"{key}[{n}]": one for n, one in enumerate(value)}, self.source)
+        return tuple(parts.positive(part, 1.0) for part in parts.values)
 
     def table(self, key: str) -> dict[str, Any]:
         """A JSON object, empty where the config has null or nothing."""
         value = self._get(key, None)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise ModelError(f"{self.source}: {key} is {value!r:.40}: it must be a JSON object")
-        return dict(value)
+        self.need(isinstance(value, dict | None), key, value, "a JSON object")
+        return dict(value or {})
 
     def kinds(self, default: Sequence[str], key: str = "layer_types") -> tuple[str, ...]:
         """What each layer attends to, as `default` has it where the config does not say.
@@ -246,18 +226,11 @@ class Config:
         value = self._get(key, None)
         if value is None:
             return tuple(default)
+        fine = isinstance(value, list) and len(value) == len(default)
+        self.need(fine, key, value, f"a list of {len(default)}, one for each layer", 80)
         known = (FULL, SLIDING)
-        if not isinstance(value, list) or len(value) != len(default):
-            raise ModelError(
-                f"{self.source}: {key} is {value!r:.80}: it must be a list of {len(default)}, "
-                "one for each layer"
-            )
         for kind in value:
-            if kind not in known:
-                raise ModelError(
-                    f"{self.source}: {key} has {kind!r:.80}, which qkv does not support: "
-                    f"it knows {', '.join(known)}"
-                )
+            self._support(kind in known, f"{key} has {kind!r:.80}", known)
         return tuple(value)
 
     def windows(self, kinds: Sequence[str], default: int) -> tuple[int | None, ...]:
@@ -301,6 +274,27 @@ class Config:
                 "and went on without",
                 UserWarning,
                 stacklevel=2,
+            )
+
+    def need(self, fine: bool, key: str, value: Any, must: str, most: int = 40) -> None:
+        """Refuse the value of a key that is not fine: it must be something else.
+
+        Args:
+            fine: whether it is.
+            key: what it stands under.
+            value: what the file has.
+            must: what it must be.
+            most: how many characters of the value are shown.
+        """
+        if not fine:
+            shown = f"{value!r:.{most}}"
+            raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
+
+    def _support(self, fine: bool, given: str, known: Iterable[str]) -> None:
+        """Refuse what is not one of those that are known."""
+        if not fine:
+            raise ModelError(
+                f"{self.source}: {given}, which qkv does not support: it knows {', '.join(known)}"
             )
 
     @property

@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.extras import need
-from qkv.models.files.read import (
-    CONFIG,
-    INDEX,
-    MODULES,
-    NEEDED,
-    WEIGHTS,
-    ModelError,
-    first_line,
-    shards,
-)
+from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -79,15 +70,12 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
                 f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
             )
         return SHIPPED[str(name)]
-    known: Known | None
-    if name in SHORT_NAMES:
-        known = SHORT_NAMES[str(name)]
-        hub_id = known.hub_id
-    elif isinstance(name, str) and _HUB_ID.fullmatch(name):
-        known, hub_id = _known_as(name), name
-    elif os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
-        raise FileNotFoundError(f"load: there is no folder {name}")
-    else:
+    names = SHORT_NAMES.items()
+    known = next((one for short, one in names if name in (short, one.hub_id)), None)
+    hub_id = str(name) if known is None else known.hub_id
+    if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
+        if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
+            raise FileNotFoundError(f"load: there is no folder {name}")
         raise ValueError(_unknown_name(str(name)))
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
@@ -177,14 +165,14 @@ def _has_model(folder: Path) -> bool:
     """Whether a folder holds a model, all of its shards included."""
     if not (folder / CONFIG).is_file() and not (folder / MODULES).is_file():
         return False
-    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        try:
-            return all((folder / name).is_file() for name in shards(folder / INDEX).values())
-        except ModelError:
-            return False
-    return next(folder.glob("*.safetensors"), None) is not None or (
-        next(folder.glob("*/*.safetensors"), None) is not None
-    )
+    try:
+        index = shards(folder)
+    except ModelError:
+        return False
+    if index is not None:
+        return all((folder / name).is_file() for name in index.values())
+    patterns = ("*.safetensors", "*/*.safetensors")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
@@ -204,10 +192,6 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
             f"({first_line(error)}). Ways out: {ways}"
         ) from error
     return Path(found)
-
-
-def _known_as(hub_id: str) -> Known | None:
-    return next((known for known in SHORT_NAMES.values() if known.hub_id == hub_id), None)
 
 
 def _unknown_name(name: str) -> str:

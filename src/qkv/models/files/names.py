@@ -121,22 +121,17 @@ class Names:
         >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")
         ('layer.12.query.weight', None)
         """
-        if name in self.parts:  # a tensor that is no part of a layer of its own
-            part, ending, number = name, "", ""
-        else:
-            part, _, ending = name.rpartition(".")
-            number = ""
-        layer = re.search(r"\bblocks\.(\d+)\.", part)
+        layer = re.search(r"\bblocks\.(\d+)\.", name)
+        part, ending = name, ""
         if layer is not None:
-            number = layer[1]
-            part = f"{part[: layer.start()]}blocks.*.{part[layer.end() :]}"
-            whole = f"{part}.{ending}"
-            if whole in self.parts:
-                part, ending = whole, ""
+            part = f"{name[: layer.start()]}blocks.*.{name[layer.end() :]}"
+        if part not in self.parts:  # as a tensor of its own
+            part, _, ending = part.rpartition(".")
         found = self.parts[part]
         file = found.name if isinstance(found, Fused) else found
         full = f"{file}.{ending}" if ending else file
-        return full.replace("*", number), found if isinstance(found, Fused) else None
+        full = full if layer is None else full.replace("*", layer[1])
+        return full, found if isinstance(found, Fused) else None
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,12 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.extras import need
 from qkv.models.files.config import Config
-from qkv.models.files.read import PREPROCESSOR, ModelError, read_json
+from qkv.models.files.read import PREPROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
 _MOST = 1e30  # of a mean or a deviation, which are float32
-
-
-_PROCESSORS = (
-    *("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor"),
-)
+_VIT = "ViTImageProcessor"
+_PROCESSORS = (_VIT, f"{_VIT}Fast", f"{_VIT}Pil", "ViTFeatureExtractor")
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,14 @@ class Pixels:
         path = folder / PREPROCESSOR
         if not path.is_file():
             return None
-        values = read_json(path)
-        config, channels = Config(values, str(path)), design.channels
+        config, channels = Config.read(path), design.channels
         for key in ("image_processor_type", "feature_extractor_type"):
             config.only(key, *_PROCESSORS, None)
         for key in ("do_center_crop", "do_pad"):
             config.only(key, None, False)
         size = None
         if config.flag("do_resize", True):
-            size = _size(values.get("size", 224), config)
+            size = _size(config)
             if size != design.image:
                 raise ModelError(
                     f"{path}: size is {size[0]} x {size[1]} and the model takes images of "
@@ -72,11 +68,11 @@ class Pixels:
             factor = config.positive("rescale_factor", 1 / 255)
         mean, std = (0.0,) * channels, (1.0,) * channels
         if config.flag("do_normalize", True):
-            mean = _numbers(values, "image_mean", channels, path)
-            std = _numbers(values, "image_std", channels, path)
+            mean, std = (_numbers(config, f"image_{name}", channels) for name in ("mean", "std"))
             if not np.array(std, np.float32).all():
-                raise ModelError(f"{path}: image_std is {values['image_std']}: none may be 0")
-        found = cls(size, config.whole("resample", 2), factor, mean, std, values)
+                given = config.values["image_std"]
+                raise ModelError(f"{path}: image_std is {given}: none may be 0")
+        found = cls(size, config.whole("resample", 2), factor, mean, std, config.values)
         if found.resample > 5:
             raise ModelError(f"{path}: resample is {found.resample}: Pillow knows 0 to 5")
         return found
@@ -101,28 +97,26 @@ class Pixels:
         return np.moveaxis((scaled - mean) / std, -1, 0)
 
 
-def _size(given: Any, config: Config) -> tuple[int, int]:
+def _size(config: Config) -> tuple[int, int]:
+    """Height and width that images are brought to: given as two, or as one number for both."""
+    given = config.values.get("size", 224)
     sides = given if isinstance(given, dict) else {"height": given, "width": given}
     if set(sides) != {"height", "width"}:
         raise ModelError(
             f"{config.source}: size has {', '.join(map(str, sides))}, which qkv does not support: "
             "it knows height and width"
         )
-    config.only("size", given)
     part = Config(sides, f"{config.source}: size")
     return part.size("height", 224), part.size("width", 224)
 
 
-def _numbers(values: Mapping[str, Any], key: str, channels: int, path: Path) -> tuple[float, ...]:
-    given = values.get(key, [0.5] * channels)
+def _numbers(config: Config, key: str, channels: int) -> tuple[float, ...]:
+    """A number for each channel, or one for all."""
+    given = config.values.get(key, [0.5] * channels)
     numbers = given if isinstance(given, list) else [given] * channels
-    fine = all(
-        isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= _MOST
-        for one in numbers
-    )
-    if len(numbers) != channels or not fine:
-        raise ModelError(f"{path}: {key} is {given!r:.60}: it must be {channels} numbers")
-    return tuple(float(one) for one in numbers)
+    fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)
+    config.need(fine, key, given, f"{channels} numbers", 60)
+    return tuple(map(float, numbers))
 
 
 def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, TypeGuard
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -33,13 +32,16 @@ class ModelError(ValueError):
     """A model's files are broken, do not fit each other, or hold what qkv does not support."""
 
 
-def shards(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index says; each is a plain name of a file beside it.
+def shards(folder: Path) -> dict[str, str] | None:
+    """The file of each tensor, where a folder has an index of several; names of files in it.
 
     Raises:
         ModelError: it is not an index, or a name or a link leads out of the folder.
     """
-    names = read_json(index).get("weight_map")
+    index = folder / INDEX
+    if not index.is_file() or (folder / WEIGHTS).is_file():
+        return None
+    names: Any = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise ModelError(f"{index}: it has no weight_map from tensors to files")
     for file in set(names.values()):
@@ -47,12 +49,12 @@ def shards(index: Path) -> dict[str, str]:
         odd = not file.isprintable() or len(file.encode()) > 255
         if not beside or file in ("", ".", "..") or odd:
             raise ModelError(f"{index}: the shard {file!r:.80} is not the name of a file beside it")
-        if not _stays(index.parent / file):
+        if not _stays(folder / file):
             raise ModelError(
                 f"{index}: the shard {file} is a link that leads out of the folder: "
                 "put the file itself there"
             )
-    return names
+    return dict(names)
 
 
 def _stays(path: Path) -> bool:
@@ -100,6 +102,16 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     return values
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a JSON value is a number."""
+    return isinstance(value, float) or is_whole(value)
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, on one line."""
     return plain(" ".join(str(error).split()), 200) or type(error).__name__
@@ -113,11 +125,3 @@ def plain(text: str, most: int) -> str:
     """
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
-
-
-def weight_files(folder: Path) -> Iterator[Path]:
-    """The safetensors files of a folder that has no index."""
-    if (folder / WEIGHTS).is_file():
-        yield folder / WEIGHTS
-    else:
-        yield from sorted(folder.glob("*.safetensors"))

@@ -39,27 +39,23 @@ def save_model(
     inner.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(one) for name, one in weights.to_files(names).items()}
     kind = next(iter(weights.parameters.values())).dtype.name
-    config = {key: value for key, value in config.items() if key != "torch_dtype"}
-    with replacing(inner / WEIGHTS) as file:
-        file.write(save(arrays, {"format": "pt"}))
-    files = sentence.to_files()
-    for name, content in files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(home / name) as file:
-            file.write(content)
+    about = {key: value for key, value in config.items() if key != "torch_dtype"}
+    listed = {**others, CONFIG: {**about, "dtype": kind}}  # last: without it there is no model
+    contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
+    contents |= {home / name: content for name, content in sentence.to_files().items()}
+    contents |= {
+        inner / name: json.dumps(values, indent=2).encode()
+        for name, values in listed.items()
+        if values is not None
+    }
+    stale = {home / name for name in TOP} | {inner / name for name in (*BESIDE, *others, TOKENIZER)}
     if tokenizer is not None:
         tokenizer.save(inner / TOKENIZER)
-    for name, values in others.items():
-        if values is not None:
-            with replacing(inner / name) as file:
-                file.write(json.dumps(values, indent=2).encode())
-    with replacing(inner / CONFIG) as file:  # last: without it a new folder is not a model
-        file.write(json.dumps({**config, "dtype": kind}, indent=2).encode())
-    written = {home / name for name in files}
-    stale = {home / name for name in TOP} | {inner / name for name in BESIDE}
-    stale |= {inner / name for name, values in others.items() if values is None}
-    if tokenizer is None:
-        stale.add(inner / TOKENIZER)
-    for path in stale - written:  # of another model, which would be read with this one
+        stale.remove(inner / TOKENIZER)
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(content)
+    for path in stale - contents.keys():  # of another model, which would be read with this one
         if path.is_file():
             path.unlink()

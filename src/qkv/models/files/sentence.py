@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from qkv.models.files.read import (
     SENTENCE,
     WEIGHTS,
     ModelError,
+    is_number,
     need_file,
     read_json,
 )
@@ -133,44 +135,26 @@ def read_sentence(folder: Path) -> Sentence:
     Raises:
         ModelError: they are broken, or ask for something that qkv does not know.
     """
-    home, normalize, include_prompt = "", False, True
-    modes: tuple[str, ...] = ("mean",)
-    dense = []
-    files = [PROMPTS]
+    said: dict[str, Any] = {}  # of the attributes of `Sentence`, those that the files speak of
+    files, home = [PROMPTS], ""
     if (folder / MODULES).is_file():
-        files.append(MODULES)
         kinds, places = _modules(folder / MODULES)
-        home, normalize = places[0], kinds[-1] == "Normalize"
-        modes, include_prompt = _pooling(folder / places[1] / CONFIG)
-        dense = [
-            _dense(folder, place)
-            for kind, place in zip(kinds, places, strict=True)
-            if kind == "Dense"
-        ]
-        files += [f"{place}/{CONFIG}" for place in (places[1], *(layer.home for layer in dense))]
-    prefix = f"{home}/" if home else ""
-    files += [prefix + name for name in BESIDE]
-    max_length, lowercase = _limit(folder / prefix)
-    if max_length is None and MODULES in files:
-        max_length = _tokenizer_limit(folder / prefix / TOKENIZER_CONFIG)
-    prompts, default_prompt = _prompts(folder / PROMPTS)
+        dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
+        said = _pooling(folder / places[1] / CONFIG)
+        said["dense"] = tuple(_dense(folder, place) for place in dense)
+        home = said["home"] = places[0]
+        said["normalize"] = kinds[-1] == "Normalize"
+        files += [MODULES, *(f"{place}/{CONFIG}" for place in (places[1], *dense))]
+    said |= _limit(folder / home) | _prompts(folder / PROMPTS)
+    if said.get("max_length") is None and MODULES in files:
+        said["max_length"] = _tokenizer_limit(folder / home / TOKENIZER_CONFIG)
+    files += [str(PurePosixPath(home, name)) for name in BESIDE]
     found = {}
     for name in files:
         if (folder / name).is_file():
             need_file(folder / name, MOST_JSON)
             found[name] = (folder / name).read_bytes()
-    return Sentence(
-        home=home,
-        modes=modes,
-        include_prompt=include_prompt,
-        dense=tuple(dense),
-        normalize=normalize,
-        max_length=max_length,
-        lowercase=lowercase,
-        prompts=prompts,
-        default_prompt=default_prompt,
-        files=found,
-    )
+    return Sentence(**said, files=found)
 
 
 def _modules(path: Path) -> tuple[list[str], list[str]]:
@@ -193,17 +177,13 @@ def _modules(path: Path) -> tuple[list[str], list[str]]:
     return kinds, places
 
 
-def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
+def _pooling(path: Path) -> dict[str, Any]:
     """The modes, and whether the tokens of a prompt are pooled with the others."""
-    values = read_json(path)
-    include_prompt = values.get("include_prompt", True)
-    if not isinstance(include_prompt, bool):
-        raise ModelError(
-            f"{path}: include_prompt is {include_prompt!r:.40}: it must be true or false"
-        )
-    chosen = values.get("pooling_mode")
+    config = Config.read(path)
+    include_prompt = config.flag("include_prompt", True)
+    chosen = config.values.get("pooling_mode")
     if chosen is None:
-        asked = [key for key, value in values.items() if value and key not in _OTHER_KEYS]
+        asked = [key for key, value in config.values.items() if value and key not in _OTHER_KEYS]
         modes = [_KEYS.get(key, key) for key in asked]
     else:
         modes = [str(mode) for mode in chosen] if isinstance(chosen, list) else [str(chosen)]
@@ -212,12 +192,12 @@ def _pooling(path: Path) -> tuple[tuple[str, ...], bool]:
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
             f"qkv knows {', '.join(POOLING)}"
         )
-    return tuple(mode for mode in POOLING if mode in modes), include_prompt
+    in_order = tuple(mode for mode in POOLING if mode in modes)
+    return {"modes": in_order, "include_prompt": include_prompt}
 
 
 def _dense(folder: Path, place: str) -> Dense:
-    source = folder / place / CONFIG
-    config = Config(read_json(source), str(source))
+    config = Config.read(folder / place / CONFIG)
     shape = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
     activation = config.choice(
@@ -232,44 +212,44 @@ def _dense(folder: Path, place: str) -> Dense:
         if name not in tensors or tensors.shape(name) != size or tensors.kind(name) not in FLOATS:
             found = f"{tensors.kind(name)} {tensors.shape(name)}" if name in tensors else "nothing"
             raise ModelError(
-                f"{tensors.source}: {name} is {found} and must be floats {size} by {source.name}"
+                f"{tensors.source}: {name} is {found} and must be floats {size} by {CONFIG}"
             )
     wide = np.float64 if tensors.kind("linear.weight") == "F64" else np.float32
     weight, *bias = (tensors[name].astype(wide, copy=False) for name in expected)
     return Dense(place, frozen(weight).T, bias[0] if bias else None, activation)
 
 
-def _limit(home: Path) -> tuple[int | None, bool]:
+def _limit(home: Path) -> dict[str, Any]:
+    """The most tokens of a text, and whether it is turned to lower case, where a file says so."""
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
     if path is None:
-        return None, False
-    values = read_json(path)
-    limit: Any = values.get("max_seq_length")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ModelError(f"{path}: max_seq_length is {limit!r:.40}: it must be a whole number >= 1")
-    lowercase = values.get("do_lower_case", False)
-    if not isinstance(lowercase, bool | None):
-        raise ModelError(f"{path}: do_lower_case is {lowercase!r:.40}: it must be true or false")
-    return limit, lowercase is True
+        return {}
+    config = Config.read(path)
+    limit = config.size_or_none("max_seq_length", most=math.inf)
+    lowercase = config.values.get("do_lower_case")
+    return {
+        "max_length": limit,
+        "lowercase": lowercase is not None and config.flag("do_lower_case", False),
+    }
 
 
 def _tokenizer_limit(path: Path) -> int | None:
     """`model_max_length`, which sentence-transformers takes where there is no `max_seq_length`."""
-    limit: Any = read_json(path).get("model_max_length") if path.is_file() else None
+    if not path.is_file():
+        return None
+    config = Config.read(path)
+    limit = config.values.get("model_max_length")
     if limit is None:
         return None
-    number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if not number or not limit >= 1 or limit % 1:
-        raise ModelError(
-            f"{path}: model_max_length is {limit!r:.40}: it must be a whole number >= 1"
-        )
+    fine = is_number(limit) and limit >= 1 and not limit % 1
+    config.need(fine, "model_max_length", limit, "a whole number >= 1")
     return None if limit >= _NO_LIMIT else int(limit)
 
 
-def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
-    """What may stand before a text, by name, and the name of what does by default."""
+def _prompts(path: Path) -> dict[str, Any]:
+    """What may stand before each text, by name, and the name of what does by default."""
     if not path.is_file():
-        return dict(_NO_PROMPTS), None
+        return {}
     values = read_json(path)
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
@@ -280,4 +260,4 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
         raise ModelError(
             f"{path}: default_prompt_name is {default!r:.40}: there is {', '.join(prompts)}"
         )
-    return prompts, default
+    return {"prompts": prompts, "default_prompt": default}

@@ -21,7 +21,6 @@ from qkv.models.files.read import (
     first_line,
     read_json,
     shards,
-    weight_files,
 )
 
 _TYPES = {
@@ -48,18 +47,19 @@ class Tensors(Mapping[str, Array]):
     def __init__(self, folder: Path) -> None:
         self._places: dict[str, _Place] = {}
         self.source = ""
-        for path in _files(folder):
+        index = shards(folder)
+        for path in _files(folder, index):
             self.source = self.source or str(path)
             for place in _header(path):
                 if place.name in self._places:
                     other = self._places[place.name].path.name
                     raise ModelError(f"{path}: the tensor {place.name} is also in {other}")
                 self._places[place.name] = place
-        if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
+        if index is not None:
             self.source = str(folder / INDEX)
-            for name, shard in shards(folder / INDEX).items():
+            for name, shard in index.items():
                 if name not in self._places or self._places[name].path.name != shard:
-                    raise ModelError(f"{folder / INDEX}: the tensor {name} is not in {shard}")
+                    raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
 
     def __getitem__(self, name: str) -> Array:
         return self._places[name].read()
@@ -111,15 +111,15 @@ class _Place:
         return array.view(bfloat16)
 
 
-def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        found = [folder / name for name in sorted(set(shards(folder / INDEX).values()))]
-        for path in found:
-            if not path.is_file():
-                raise ModelError(f"{folder / INDEX}: the shard {path.name} is not in the folder")
-        if found:
-            return found
-    found = list(weight_files(folder))
+def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
+    """The safetensors files of a folder: those of its index, the one there is by rule, or all."""
+    found = [folder / name for name in sorted(set((index or {}).values()))]
+    for path in found:
+        if not path.is_file():
+            raise ModelError(f"{folder / INDEX}: the shard {path.name} is not in the folder")
+    if not found:
+        whole = folder / WEIGHTS
+        found = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
         return found
     pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
