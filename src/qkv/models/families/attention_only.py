@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
@@ -14,16 +14,14 @@ def design(config: Config) -> Design:
     heads = config.heads(dim, 4)
     vocabulary = config.size("vocab_size", 1)
     positions = config.size("max_position_embeddings", 64)
+    attention = Attention(heads, heads, dim // heads, options={"is_causal": True})
     return Design(
         vocabulary=vocabulary,
         dim=dim,
         hidden=0,
         activation="relu",  # there is no MLP that has one
         eps=1e-5,
-        layers=tuple(
-            Attention(heads, heads, dim // heads, options={"is_causal": True})
-            for _ in range(config.layers("num_hidden_layers", 2))
-        ),
+        layers=(attention,) * config.layers("num_hidden_layers", 2),
         max_length=positions,
         positions=positions,
         qkv_bias=False,
@@ -39,10 +37,7 @@ ATTENTION_ONLY = Family(
         "embed": "embed",
         "pos_embed": "pos_embed",
         "blocks.*.norm1": "blocks.*.norm1",
-        **{
-            f"blocks.*.attn.{name}": f"blocks.*.attn.{name}"
-            for name in ("q_proj", "k_proj", "v_proj", "out_proj")
-        },
+        **projections("blocks.*.attn.", *PROJECTIONS),
         "final_norm": "final_norm",
         "head.out_proj": "head.out_proj",
     },

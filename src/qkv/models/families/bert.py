@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import Family, projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
@@ -70,10 +70,9 @@ BODY = {
     "pos_embed": "embeddings.position_embeddings",
     "token_type_embed": "embeddings.token_type_embeddings",
     "embed_norm": "embeddings.LayerNorm",
-    "blocks.*.attn.q_proj": "encoder.layer.*.attention.self.query",
-    "blocks.*.attn.k_proj": "encoder.layer.*.attention.self.key",
-    "blocks.*.attn.v_proj": "encoder.layer.*.attention.self.value",
-    "blocks.*.attn.out_proj": "encoder.layer.*.attention.output.dense",
+    **projections(
+        "encoder.layer.*.attention.", "self.query", "self.key", "self.value", "output.dense"
+    ),
     "blocks.*.norm1": "encoder.layer.*.attention.output.LayerNorm",
     "blocks.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
     "blocks.*.mlp.down_proj": "encoder.layer.*.output.dense",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.models.families import llama
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Fused
+from qkv.models.files.names import QKV, Family, Fused, fused
 from qkv.models.network.design import Attention, Design
 
 
@@ -37,15 +37,12 @@ def design(config: Config) -> Design:
 def names(config: Config) -> dict[str, str | Fused]:
     """What the files call the parts."""
     heads = config.size(config.spelling("n_head", "num_attention_heads"), 8)
-    fused = "h.*.self_attention.query_key_value"
     tops = {"SequenceClassification": "score", "TokenClassification": "classifier"}
     return {
         "embed": "word_embeddings",
         "embed_norm": "word_embeddings_layernorm",
         "blocks.*.norm1": "h.*.input_layernorm",
-        "blocks.*.attn.q_proj": Fused(fused, 0, 3, groups=heads),
-        "blocks.*.attn.k_proj": Fused(fused, 1, 3, groups=heads),
-        "blocks.*.attn.v_proj": Fused(fused, 2, 3, groups=heads),
+        **fused("h.*.self_attention.query_key_value", *QKV, groups=heads),
         "blocks.*.attn.out_proj": "h.*.self_attention.dense",
         "blocks.*.norm2": "h.*.post_attention_layernorm",
         "blocks.*.mlp.up_proj": "h.*.mlp.dense_h_to_4h",

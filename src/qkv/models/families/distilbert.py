@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.models.families import bert
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import Family, projections
 from qkv.models.network.design import Attention, Design
 
 
@@ -45,10 +45,7 @@ def names(config: Config) -> dict[str, str]:
         "embed": "embeddings.word_embeddings",
         "pos_embed": "embeddings.position_embeddings",
         "embed_norm": "embeddings.LayerNorm",
-        "blocks.*.attn.q_proj": "transformer.layer.*.attention.q_lin",
-        "blocks.*.attn.k_proj": "transformer.layer.*.attention.k_lin",
-        "blocks.*.attn.v_proj": "transformer.layer.*.attention.v_lin",
-        "blocks.*.attn.out_proj": "transformer.layer.*.attention.out_lin",
+        **projections("transformer.layer.*.attention.", "q_lin", "k_lin", "v_lin", "out_lin"),
         "blocks.*.norm1": "transformer.layer.*.sa_layer_norm",
         "blocks.*.mlp.up_proj": "transformer.layer.*.ffn.lin1",
         "blocks.*.mlp.down_proj": "transformer.layer.*.ffn.lin2",

@@ -6,103 +6,75 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qkv.models.families import llama
-from qkv.models.families.rope import Dynamic, read_rotary
-from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import Family, Fused
+from qkv.models.files.config import Config
+from qkv.models.files.names import Fused
 from qkv.models.network.design import Attention, Design
-from qkv.models.network.head import Head
+
+SIZES = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+}
 
 
 def design(config: Config) -> Design:
     """The sizes of a Gemma 2; keys that are left out have the values of transformers' own."""
-    count = config.layers("num_hidden_layers", 26)
-    kinds = config.kinds([FULL if layer % 2 else SLIDING for layer in range(count)])
     config.only("use_bidirectional_attention", False, None)
-    size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 8192)
-    rotary = read_rotary(config, size, positions)
     scores = {
         "is_causal": True,
         "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping", 50.0),
     }
-    heads = config.size("num_attention_heads", 8)
-    kv_heads = llama.key_heads(config, heads, 4)
-    full = Attention(heads, kv_heads, size, rotary=rotary, options=scores)
-    return decoder(
-        config,
-        [
-            replace(full, options={**scores, "window": (width - 1, 0)}) if width else full
-            for width in config.windows(kinds, 4096)
-        ],
-        None if isinstance(rotary.scaling, Dynamic) else positions,
-        vocabulary=256000,
-        softcap=config.positive_or_none("final_logit_softcapping", 30.0),
-    )
+    config.size("head_dim", SIZES["head_dim"])  # there is no other for null
+    full = llama.attention(config, SIZES, options=scores)
+    windows = llama.windows(config, SIZES["num_hidden_layers"], every=2, width=4096)
+    softcap = config.positive_or_none("final_logit_softcapping", 30.0)
+    return decoder(config, SIZES, [full.within(width) for width in windows], softcap)
 
 
 def decoder(
-    config: Config,
-    layers: Sequence[Attention],
-    positions: int | None,
-    *,
-    vocabulary: int,
-    softcap: float | None,
+    config: Config, sizes: Mapping[str, int], layers: Sequence[Attention], softcap: float | None
 ) -> Design:
     """What Gemma 2 and 3 share.
 
     Args:
         config: of the model.
+        sizes: what stands for keys that it leaves out.
         layers: how each one attends.
-        positions: the most tokens of a text.
-        vocabulary: its size, where the config does not say.
-        softcap: of the logits.
+        softcap: of the logits over words.
     """
-    dim, words = config.size("hidden_size", 2304), config.size("vocab_size", vocabulary)
     bias = config.flag("attention_bias", False)
-    return Design(
-        vocabulary=words,
-        dim=dim,
-        hidden=config.size("intermediate_size", 9216),
+    found = llama.decoder(
+        config,
+        sizes,
+        layers,
+        tied=True,
         activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
-        eps=config.positive("rms_norm_eps", 1e-6),
-        layers=tuple(layers),
-        max_length=positions,
-        embed_scale=dim**0.5,
         norms="both",
-        rms=True,
         norm_offset=1.0,
-        gated=True,
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=False,
-        head=head(config, words, softcap),
     )
+    head = found.head
+    if head is not None and config.head() == "CausalLM":
+        head = replace(head, softcap=softcap)
+    return replace(found, embed_scale=found.dim**0.5, head=head)
 
 
-def head(config: Config, vocabulary: int, softcap: float | None) -> Head | None:
-    """That of Llama, with a soft cap on the logits of words."""
-    found = llama.head(config, vocabulary, tied=True)
-    if found is None or config.head() != "CausalLM":
-        return found
-    return replace(found, softcap=softcap)
-
-
-def names(config: Config) -> Mapping[str, str | Fused]:
-    """What the files call the parts: those of Llama, but for the norms."""
+def names(config: Config, **others: str) -> Mapping[str, str | Fused]:
+    """What the files call the parts: those of Llama, but for the norms; `others` differ in one."""
     return {
         **llama.names(config),
         "blocks.*.out_norm1": "layers.*.post_attention_layernorm",
         "blocks.*.norm2": "layers.*.pre_feedforward_layernorm",
         "blocks.*.out_norm2": "layers.*.post_feedforward_layernorm",
+        **others,
     }
 
 
-GEMMA2 = Family(
-    model_type="gemma2",
-    design=design,
-    names=names,
-    prefix="model.",
-    body=llama.BODY,
-    unused=llama.UNUSED,
-    harmless=("cache_implementation", "hidden_act"),
-)
+GEMMA2 = llama.family("gemma2", design, names, harmless=("cache_implementation", "hidden_act"))

@@ -4,60 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from qkv.models.families import gemma2, llama
-from qkv.models.families.rope import Dynamic, read_rotaries
+from qkv.models.families.rope import read_rotaries
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import Family, Fused
-from qkv.models.network.design import Attention, Design
+from qkv.models.network.design import Design
+
+SIZES = {**gemma2.SIZES, "vocab_size": 262208, "max_position_embeddings": 131072}
 
 
 def design(config: Config) -> Design:
     """The sizes of a Gemma 3; keys that are left out have the values of transformers' own."""
     config.only("attn_logit_softcapping", None)
-    size, positions = config.size("head_dim", 256), config.size("max_position_embeddings", 131072)
+    config.only("use_bidirectional_attention", False, None, True)
+    size, positions = (
+        config.size(key, SIZES[key]) for key in ("head_dim", "max_position_embeddings")
+    )
     bases = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
     rotary = read_rotaries(config, size, positions, bases, scaled=(FULL,))
-    config.only("use_bidirectional_attention", False, None, True)
-    causal = not config.values.get("use_bidirectional_attention")
-    scores: dict[str, Any] = {
-        "is_causal": causal,
+    scores = {
+        "is_causal": not config.values.get("use_bidirectional_attention"),
         "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
     }
-    heads = config.size("num_attention_heads", 8)
-    full = Attention(
-        heads,
-        llama.key_heads(config, heads, 4),
-        size,
-        rotary=rotary[FULL],
-        options=scores,
-        qk_norm=True,
-    )
-    layers = []
-    for width in windows(config):
-        if width is None:
-            layers.append(full)
-        else:  # that of a model that looks to both sides is split between them
-            window = (width - 1, 0) if causal else (width // 2, width // 2)
-            layers.append(
-                replace(full, rotary=rotary[SLIDING], options={**scores, "window": window})
-            )
-    return gemma2.decoder(
-        config,
-        layers,
-        None if isinstance(rotary[FULL].scaling, Dynamic) else positions,
-        vocabulary=262208,
-        softcap=config.positive_or_none("final_logit_softcapping"),
-    )
-
-
-def windows(config: Config) -> tuple[int | None, ...]:
-    """How wide the window of each layer is, None for all."""
-    count = config.layers("num_hidden_layers", 26)
+    full = llama.attention(config, SIZES, rotary=rotary[FULL], options=scores, qk_norm=True)
+    local = replace(full, rotary=rotary[SLIDING])
     every = config.size("sliding_window_pattern", 6)
-    kinds = config.kinds([SLIDING if (n + 1) % every else FULL for n in range(count)])
-    return config.windows(kinds, 4096)
+    windows = llama.windows(config, SIZES["num_hidden_layers"], every=every, width=4096)
+    layers = [local.within(width) if width else full for width in windows]
+    softcap = config.positive_or_none("final_logit_softcapping")
+    return gemma2.decoder(config, SIZES, layers, softcap)
 
 
 def beside_images(config: Config) -> Design:
@@ -81,23 +57,11 @@ def text(config: Config) -> Config:
 
 def names(config: Config) -> Mapping[str, str | Fused]:
     """What the files call the parts: those of Gemma 2, and the norms of queries and keys."""
-    return {
-        **gemma2.names(config),
-        "blocks.*.attn.q_norm": "layers.*.self_attn.q_norm",
-        "blocks.*.attn.k_norm": "layers.*.self_attn.k_norm",
-    }
+    return gemma2.names(config, **llama.QK_NORMS)
 
 
 HARMLESS = ("_sliding_window_pattern", "cache_implementation", "hidden_act")
-GEMMA3_TEXT = Family(
-    model_type="gemma3_text",
-    design=design,
-    names=names,
-    prefix="model.",
-    body=llama.BODY,
-    unused=llama.UNUSED,
-    harmless=HARMLESS,
-)
+GEMMA3_TEXT = llama.family("gemma3_text", design, names, harmless=HARMLESS)
 GEMMA3 = Family(
     model_type="gemma3",
     design=beside_images,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Fused
+from qkv.models.files.names import QKV, Family, fused
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
@@ -57,9 +57,7 @@ GPT2 = Family(
         "embed": "wte",
         "pos_embed": "wpe",
         "blocks.*.norm1": "h.*.ln_1",
-        "blocks.*.attn.q_proj": Fused("h.*.attn.c_attn", 0, 3),
-        "blocks.*.attn.k_proj": Fused("h.*.attn.c_attn", 1, 3),
-        "blocks.*.attn.v_proj": Fused("h.*.attn.c_attn", 2, 3),
+        **fused("h.*.attn.c_attn", *QKV),
         "blocks.*.attn.out_proj": "h.*.attn.c_proj",
         "blocks.*.norm2": "h.*.ln_2",
         "blocks.*.mlp.up_proj": "h.*.mlp.c_fc",

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from qkv.layers import Rotary
 from qkv.models.families import llama
-from qkv.models.families.rope import Dynamic, read_rotary
-from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import Family
+from qkv.models.families.rope import read_rotary
+from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, Design, Mixture
+from qkv.models.network.design import Design, Mixture
 
 YARN = {
     "rope_type": "yarn",
@@ -23,46 +18,38 @@ YARN = {
 }
 
 
+SIZES = {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+}
+
+
 def design(config: Config) -> Design:
     """The sizes of a GPT-OSS; keys that are left out have the values of gpt-oss-120b."""
-    size, positions = config.size("head_dim", 64), config.size("max_position_embeddings", 131072)
-    rotary = read_rotary(config, size, positions, base=150000.0, default=YARN)
-    vocabulary = config.size("vocab_size", 201088)
-    bias = config.flag("attention_bias", True)
     config.only("hidden_act", "silu")
-    return Design(
-        vocabulary=vocabulary,
-        dim=config.size("hidden_size", 2880),
-        hidden=config.size("intermediate_size", 2880),
-        activation="silu",
+    size, positions = (
+        config.size(key, SIZES[key]) for key in ("head_dim", "max_position_embeddings")
+    )
+    rotary = read_rotary(config, size, positions, base=150000.0, default=YARN)
+    full = llama.attention(config, SIZES, rotary=rotary, sinks=True)
+    windows = llama.windows(config, SIZES["num_hidden_layers"], every=2, width=128)
+    bias = config.flag("attention_bias", True)
+    return llama.decoder(
+        config,
+        SIZES,
+        [full.within(width) for width in windows],
         eps=config.positive("rms_norm_eps", 1e-5),
-        layers=layers(config, size, rotary),
-        max_length=None if isinstance(rotary.scaling, Dynamic) else positions,
-        rms=True,
+        gated=False,
         qkv_bias=bias,
         out_bias=bias,
+        mlp_bias=True,
         experts=experts(config),
-        head=llama.head(config, vocabulary),
-    )
-
-
-def layers(config: Config, size: int, rotary: Rotary) -> tuple[Attention, ...]:
-    """Windows and full attention in turn, with a sink in each head."""
-    count = config.layers("num_hidden_layers", 36)
-    kinds = config.kinds([FULL if layer % 2 else SLIDING for layer in range(count)])
-    heads = config.size("num_attention_heads", 64)
-    options: dict[str, Any] = {"is_causal": True}
-    full = Attention(
-        heads,
-        llama.key_heads(config, heads, 8),
-        size,
-        rotary=rotary,
-        options=options,
-        sinks=True,
-    )
-    return tuple(
-        replace(full, options={**options, "window": (width - 1, 0)}) if width else full
-        for width in config.windows(kinds, 128)
     )
 
 
@@ -84,10 +71,10 @@ def experts(config: Config) -> Mixture:
     )
 
 
-GPT_OSS = Family(
-    model_type="gpt_oss",
-    design=design,
-    names=lambda config: {
+GPT_OSS = llama.family(
+    "gpt_oss",
+    design,
+    lambda config: {
         **llama.names(config),
         "blocks.*.attn.sinks": "layers.*.self_attn.sinks",
         "blocks.*.mlp.router_proj": "layers.*.mlp.router",
@@ -96,8 +83,5 @@ GPT_OSS = Family(
         "blocks.*.mlp.experts.down": "layers.*.mlp.experts.down_proj",
         "blocks.*.mlp.experts.down_bias": "layers.*.mlp.experts.down_proj_bias",
     },
-    prefix="model.",
-    body=llama.BODY,
-    unused=llama.UNUSED,
     harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
 )

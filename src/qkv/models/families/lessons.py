@@ -8,13 +8,13 @@ from typing import Any
 
 from qkv.arrays import Array
 from qkv.embed import sinusoidal_positions
-from qkv.layers import SelfAttention
+from qkv.layers import MultiHeadAttention
 from qkv.layers.attention.forward import AttentionSaved
 from qkv.layers.gradient import Gradient
 from qkv.layers.packed import keep
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
-from qkv.models.network.embedding import Embedding
+from qkv.models.files.names import PROJECTIONS, Family, projections
+from qkv.models.network.design import Attention, Design, Shape
 from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
 
@@ -25,13 +25,12 @@ _HOOKS = (
     *(f"attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
     *("hook_attn_out", "hook_resid_post"),
 )
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class AttentionOnly:
     """A layer that is attention and nothing else: no residual connection, no norm, no MLP."""
 
-    def __init__(self, attn: SelfAttention) -> None:
+    def __init__(self, attn: MultiHeadAttention) -> None:
         self.attn = attn
 
     def run(
@@ -54,50 +53,56 @@ class AttentionOnly:
 
 @dataclass(frozen=True)
 class Lesson:
-    """The design of such a model."""
+    """The design of such a model: one of attention alone, whose layers add nothing to their input.
 
-    vocabulary: int
-    dim: int
-    num_heads: int
-    causal: bool
+    Attributes:
+        inner: the sizes and options.
+        positions: whether there are sinusoidal positions.
+    """
+
+    inner: Design
     positions: bool
-    max_length: int = MAX_LENGTH
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text."""
+        return MAX_LENGTH
+
+    def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter and its shape."""
-        yield "embed.weight", (self.vocabulary, self.dim)
-        for name in _PROJECTIONS:
-            yield f"blocks.0.attn.{name}.weight", (self.dim, self.dim)
+        return self.inner.shapes()
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters."""
-        table = parameters["embed.weight"]
-        places = None
+        body = self.inner.build(parameters)
+        body.layers = [AttentionOnly(layer.attn) for layer in body.layers]
+        body.hooks = _HOOKS
         if self.positions:
-            places = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
-        attn = SelfAttention.from_parameters(
-            {f"{name}.weight": parameters[f"blocks.0.attn.{name}.weight"] for name in _PROJECTIONS},
-            num_heads=self.num_heads,
-        )
-        return Transformer(
-            Embedding(table, positions=places),
-            [AttentionOnly(attn)],
-            options=[{"is_causal": True} if self.causal else {}],
-            hooks=_HOOKS,
-        )
+            table = parameters["embed.weight"]
+            places = sinusoidal_positions(MAX_LENGTH, self.inner.dim).astype(table.dtype)
+            body.embedding.positions = places
+        return body
 
 
 def design(config: Config) -> Lesson:
     """The sizes of a lesson's model."""
     dim = config.size("hidden_size", 8)
-    config.only("causal", False, True)
-    config.only("positions", True, False)
+    heads = config.heads(dim, 2)
+    options = {"is_causal": True} if config.flag("causal", False) else {}
     return Lesson(
-        vocabulary=config.size("vocab_size", 1),
-        dim=dim,
-        num_heads=config.heads(dim, 2),
-        causal=config.values.get("causal", False),
-        positions=config.values.get("positions", True),
+        Design(
+            vocabulary=config.size("vocab_size", 1),
+            dim=dim,
+            hidden=0,
+            activation="relu",  # there is no MLP that has one
+            eps=1e-5,
+            layers=(Attention(heads, heads, dim // heads, options=options),),
+            first_norm=False,
+            final_norm=False,
+            qkv_bias=False,
+            out_bias=False,
+        ),
+        positions=config.flag("positions", True),
     )
 
 
@@ -106,7 +111,7 @@ LESSON = Family(
     design=design,
     names={
         "embed": "embed",
-        **{f"blocks.*.attn.{name}": f"blocks.*.attn.{name}" for name in _PROJECTIONS},
+        **projections("blocks.*.attn.", *PROJECTIONS),
     },
     body=("embed.", "blocks."),
     harmless=("seed",),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qkv.models.families.rope import Dynamic, read_rotary
-from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Fused
+from qkv.models.files.config import FULL, SLIDING, Config
+from qkv.models.files.names import Family, Fused, projections
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
@@ -26,16 +26,58 @@ def design(config: Config) -> Design:
     """The sizes of a Llama; keys that are left out have the values of Llama 2 7B."""
     config.only("pretraining_tp", 1, None)
     config.only("rope_interleaved", False, None)
-    bias = config.flag("attention_bias", False)
-    return decoder(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+    count, bias = config.layers("num_hidden_layers", 32), config.flag("attention_bias", False)
+    return decoder(
+        config,
+        SIZES,
+        [attention(config, SIZES)] * count,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False),
+    )
+
+
+def attention(config: Config, sizes: Mapping[str, int], **others: Any) -> Attention:
+    """How a layer of Llama, or of a family after it, attends.
+
+    Args:
+        config: of the model.
+        sizes: what stands for keys that it leaves out.
+        others: fields that are different.
+    """
+    heads = config.size("num_attention_heads", sizes["num_attention_heads"])
+    size = config.size_or_none("head_dim", sizes.get("head_dim"))
+    if size is None:
+        dim = config.size("hidden_size", sizes["hidden_size"])
+        size = dim // config.heads(dim, heads)
+    kv_heads = config.size_or_none("num_key_value_heads", sizes.get("num_key_value_heads")) or heads
+    if heads % kv_heads:
+        raise ModelError(
+            f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is "
+            f"{kv_heads}: the first must be a multiple of the second"
+        )
+    if "rotary" not in others:
+        positions = config.size("max_position_embeddings", sizes["max_position_embeddings"])
+        others["rotary"] = read_rotary(config, size, positions)
+    return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **others})
+
+
+def windows(config: Config, layers: int, *, every: int, width: int) -> tuple[int | None, ...]:
+    """How many tokens a query of each layer sees: all in one layer of so many, else a window.
+
+    `layers` and `width` hold where the config is silent.
+    """
+    count = config.layers("num_hidden_layers", layers)
+    kinds = [SLIDING if layer % every else FULL for layer in range(1, count + 1)]
+    return config.windows(config.kinds(kinds), width)
 
 
 def decoder(
     config: Config,
-    sizes: Mapping[str, int] = SIZES,
+    sizes: Mapping[str, int],
+    layers: Sequence[Attention],
     *,
-    windows: Sequence[int | None] = (),
-    qk_norm: bool = False,
+    tied: bool = False,
     **others: Any,
 ) -> Design:
     """What Llama and the families after it share.
@@ -43,55 +85,29 @@ def decoder(
     Args:
         config: of the model.
         sizes: what stands for keys that it leaves out.
-        windows: for each layer how many tokens a query sees, itself included, None for all.
-        qk_norm: whether the queries and keys of each head are normalised.
+        layers: how each one attends.
+        tied: whether the output matrix is the token table, where the config does not say.
         others: fields of the design that are different.
     """
-    found = {key: config.size(key, size) for key, size in sizes.items() if key in SIZES}
-    dim, heads = found["hidden_size"], found["num_attention_heads"]
-    size = config.size_or_none("head_dim", sizes.get("head_dim"))
-    if size is None:
-        size = dim // config.heads(dim, heads)
-    positions = found["max_position_embeddings"]
-    rotary = read_rotary(config, size, positions)
-    count = config.layers("num_hidden_layers", sizes["num_hidden_layers"])
+    found = {key: config.size(key, sizes[key]) for key in SIZES}
+    if "activation" not in others:
+        others["activation"] = config.activation("hidden_act", "silu")
+    dynamic = any(one.rotary and isinstance(one.rotary.scaling, Dynamic) for one in layers)
     settings: dict[str, Any] = {
         "vocabulary": found["vocab_size"],
-        "dim": dim,
+        "dim": found["hidden_size"],
         "hidden": found["intermediate_size"],
-        "activation": config.activation("hidden_act", "silu"),
         "eps": config.positive("rms_norm_eps", 1e-6),
-        "layers": tuple(
-            Attention(
-                heads,
-                key_heads(config, heads, sizes.get("num_key_value_heads")),
-                size,
-                rotary=rotary,
-                options={"is_causal": True} | ({"window": (window - 1, 0)} if window else {}),
-                qk_norm=qk_norm,
-            )
-            for window in windows or [None] * count
-        ),
-        "max_length": None if isinstance(rotary.scaling, Dynamic) else positions,
+        "layers": tuple(layers),
+        "max_length": None if dynamic else found["max_position_embeddings"],
         "rms": True,
         "gated": True,
         "qkv_bias": False,
         "out_bias": False,
         "mlp_bias": False,
-        "head": head(config, found["vocab_size"]),
+        "head": head(config, found["vocab_size"], tied=tied),
     }
     return Design(**{**settings, **others})
-
-
-def key_heads(config: Config, heads: int, default: int | None = None) -> int:
-    """Hkv, which divides Hq, here `heads`."""
-    found = config.size_or_none("num_key_value_heads", default) or heads
-    if heads % found:
-        raise ModelError(
-            f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is {found}: "
-            "the first must be a multiple of the second"
-        )
-    return found
 
 
 def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
@@ -108,35 +124,43 @@ def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
     return None
 
 
-NAMES: dict[str, str | Fused] = {
+NAMES: dict[str, str] = {
     "embed": "embed_tokens",
     "blocks.*.norm1": "layers.*.input_layernorm",
-    "blocks.*.attn.q_proj": "layers.*.self_attn.q_proj",
-    "blocks.*.attn.k_proj": "layers.*.self_attn.k_proj",
-    "blocks.*.attn.v_proj": "layers.*.self_attn.v_proj",
-    "blocks.*.attn.out_proj": "layers.*.self_attn.o_proj",
+    **projections("layers.*.self_attn.", "q_proj", "k_proj", "v_proj", "o_proj"),
     "blocks.*.norm2": "layers.*.post_attention_layernorm",
     "blocks.*.mlp.gate_proj": "layers.*.mlp.gate_proj",
     "blocks.*.mlp.up_proj": "layers.*.mlp.up_proj",
     "blocks.*.mlp.down_proj": "layers.*.mlp.down_proj",
     "final_norm": "norm",
 }
+QK_NORMS = {f"blocks.*.attn.{one}_norm": f"layers.*.self_attn.{one}_norm" for one in "qk"}
 BODY = ("embed_tokens.", "layers.", "norm.")
-UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
-def names(config: Config, **others: str | Fused) -> dict[str, str | Fused]:
+def names(config: Config, **others: str) -> dict[str, str | Fused]:
     """What the files of Llama and its followers call the parts; `others` differ in one."""
     top = "score" if config.head().endswith("Classification") else "lm_head"
     return {**NAMES, "head.out_proj": top, **others}
 
 
-LLAMA = Family(
-    model_type="llama",
-    design=design,
-    names=names,
-    prefix="model.",
-    body=BODY,
-    unused=UNUSED,
-    harmless=("is_llama_config", "max_sequence_length"),
-)
+def family(
+    model_type: str,
+    design: Callable[[Config], Design],
+    names: Callable[[Config], Mapping[str, str | Fused]] = names,
+    *,
+    harmless: tuple[str, ...] = (),
+) -> Family:
+    """A family whose files are laid out as those of Llama."""
+    return Family(
+        model_type=model_type,
+        design=design,
+        names=names,
+        prefix="model.",
+        body=BODY,
+        unused=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+        harmless=harmless,
+    )
+
+
+LLAMA = family("llama", design, harmless=("is_llama_config", "max_sequence_length"))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from qkv.models.families.llama import BODY, UNUSED, decoder, names
+from qkv.models.families import llama
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import Family
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Design
 
 SIZES = {  # of Mistral 7B
-    "vocab_size": 32000,
-    "hidden_size": 4096,
+    **llama.SIZES,
     "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
 }
@@ -29,9 +25,8 @@ def design(config: Config) -> Design:
             f"{config.source}: layer_types has others than {kind!r} beside sliding_window "
             f"{window}: all layers of a mistral are alike"
         )
-    return decoder(config, SIZES, windows=[window] * count)
+    layer = llama.attention(config, SIZES).within(window)
+    return llama.decoder(config, SIZES, [layer] * count)
 
 
-MISTRAL = Family(
-    model_type="mistral", design=design, names=names, prefix="model.", body=BODY, unused=UNUSED
-)
+MISTRAL = llama.family("mistral", design)

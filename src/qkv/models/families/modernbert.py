@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from qkv.models.families.rope import read_rotaries
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import Family, Fused
+from qkv.models.files.names import QKV, Family, Fused, fused
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
@@ -49,13 +49,11 @@ def layers(config: Config, dim: int, positions: int) -> tuple[Attention, ...]:
     local = config.positive_or_none("local_rope_theta", 10000.0) or base
     bases = {FULL: ("global_rope_theta", base), SLIDING: ("local_rope_theta", local)}
     rotary = read_rotaries(config, dim // heads, positions, bases, scaled=bases)
-    side = config.size("local_attention", 128) // 2
-    config.only("sliding_window", side, None)  # transformers' own name for it
-    options: dict[str, dict[str, Any]] = {FULL: {}, SLIDING: {"window": (side, side)}}
-    return tuple(
-        Attention(heads, heads, dim // heads, rotary=rotary[kind], options=options[kind])
-        for kind in kinds
-    )
+    width = config.size("local_attention", 128)
+    config.only("sliding_window", width // 2, None)  # transformers' own name for a side of it
+    full = Attention(heads, heads, dim // heads, rotary=rotary[FULL])
+    attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
+    return tuple(attends[kind] for kind in kinds)
 
 
 def head(config: Config, vocabulary: int) -> Head | None:
@@ -88,13 +86,10 @@ def names(config: Config) -> dict[str, str | Fused]:
         "embed": "embeddings.tok_embeddings",
         "embed_norm": "embeddings.norm",
         "blocks.*.norm1": "layers.*.attn_norm",
-        "blocks.*.attn.q_proj": Fused("layers.*.attn.Wqkv", 0, 3),
-        "blocks.*.attn.k_proj": Fused("layers.*.attn.Wqkv", 1, 3),
-        "blocks.*.attn.v_proj": Fused("layers.*.attn.Wqkv", 2, 3),
+        **fused("layers.*.attn.Wqkv", *QKV),
         "blocks.*.attn.out_proj": "layers.*.attn.Wo",
         "blocks.*.norm2": "layers.*.mlp_norm",
-        "blocks.*.mlp.gate_proj": Fused("layers.*.mlp.Wi", 0, 2),
-        "blocks.*.mlp.up_proj": Fused("layers.*.mlp.Wi", 1, 2),
+        **fused("layers.*.mlp.Wi", "blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj"),
         "blocks.*.mlp.down_proj": "layers.*.mlp.Wo",
         "final_norm": "final_norm",
         "head.dense_proj": "head.dense",

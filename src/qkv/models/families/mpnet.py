@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qkv.models.families import bert
-from qkv.models.families.roberta import behind_padding, top
+from qkv.models.families.roberta import ROBERTA, behind_padding, top
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import projections
 from qkv.models.network.design import Design
 from qkv.models.network.relative_bias import Buckets
 
@@ -23,30 +25,21 @@ def design(config: Config) -> Design:
 
 
 def names(config: Config) -> dict[str, str]:
-    """What the files call the parts."""
+    """What the files call the parts: as BERT does, but for the attention."""
     return {
-        "embed": "embeddings.word_embeddings",
-        "pos_embed": "embeddings.position_embeddings",
-        "embed_norm": "embeddings.LayerNorm",
+        **bert.BODY,
         "relative_bias": "encoder.relative_attention_bias",
-        "blocks.*.attn.q_proj": "encoder.layer.*.attention.attn.q",
-        "blocks.*.attn.k_proj": "encoder.layer.*.attention.attn.k",
-        "blocks.*.attn.v_proj": "encoder.layer.*.attention.attn.v",
-        "blocks.*.attn.out_proj": "encoder.layer.*.attention.attn.o",
+        **projections("encoder.layer.*.attention.attn.", "q", "k", "v", "o"),
         "blocks.*.norm1": "encoder.layer.*.attention.LayerNorm",
-        "blocks.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
-        "blocks.*.mlp.down_proj": "encoder.layer.*.output.dense",
-        "blocks.*.norm2": "encoder.layer.*.output.LayerNorm",
         **top(config),
     }
 
 
-MPNET = Family(
+MPNET = replace(
+    ROBERTA,
     model_type="mpnet",
     design=design,
     names=names,
     prefix="mpnet.",
-    instead={"lm_head.decoder.bias": "lm_head.bias"},
-    body=("embeddings.", "encoder."),
     unused=(r"embeddings\.position_ids",),
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from qkv.models.families import qwen2
-from qkv.models.families.llama import BODY, UNUSED, decoder, names
+from qkv.models.families import llama, qwen2
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
 from qkv.models.network.design import Design
 
 SIZES = {**qwen2.SIZES, "head_dim": 128}  # of `Qwen3Config` in transformers
@@ -13,23 +11,9 @@ SIZES = {**qwen2.SIZES, "head_dim": 128}  # of `Qwen3Config` in transformers
 
 def design(config: Config) -> Design:
     """The sizes of a Qwen3; keys that are left out have the values that transformers has."""
+    layers = qwen2.windowed(config, llama.attention(config, SIZES, qk_norm=True))
     bias = config.flag("attention_bias", False)
-    return decoder(
-        config, SIZES, windows=qwen2.windows(config), qk_norm=True, qkv_bias=bias, out_bias=bias
-    )
+    return llama.decoder(config, SIZES, layers, qkv_bias=bias, out_bias=bias)
 
 
-QWEN3 = Family(
-    model_type="qwen3",
-    design=design,
-    names=lambda config: names(
-        config,
-        **{
-            "blocks.*.attn.q_norm": "layers.*.self_attn.q_norm",
-            "blocks.*.attn.k_norm": "layers.*.self_attn.k_norm",
-        },
-    ),
-    prefix="model.",
-    body=BODY,
-    unused=UNUSED,
-)
+QWEN3 = llama.family("qwen3", design, lambda config: llama.names(config, **llama.QK_NORMS))

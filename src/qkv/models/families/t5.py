@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.models.files.config import ACTIVATIONS, Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import Family, projections
 from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
@@ -111,10 +111,11 @@ def names(config: Config, feed: str = "relu") -> dict[str, str]:
         **encoder,
         **stack("decoder.", 2, gated),
         "decoder.blocks.*.norm_cross": "decoder.block.*.layer.1.layer_norm",
-        "decoder.blocks.*.cross_attn.q_proj": "decoder.block.*.layer.1.EncDecAttention.q",
-        "decoder.blocks.*.cross_attn.k_proj": "decoder.block.*.layer.1.EncDecAttention.k",
-        "decoder.blocks.*.cross_attn.v_proj": "decoder.block.*.layer.1.EncDecAttention.v",
-        "decoder.blocks.*.cross_attn.out_proj": "decoder.block.*.layer.1.EncDecAttention.o",
+        **projections(
+            "decoder.block.*.layer.1.EncDecAttention.",
+            *("q", "k", "v", "o"),
+            ours="decoder.blocks.*.cross_attn.",
+        ),
         "head.out_proj": top,
     }
 
@@ -123,15 +124,11 @@ def stack(side: str, mlp: int, gated: bool) -> dict[str, str]:
     """The names of encoder or decoder, the MLP of which is part number `mlp` of a layer."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
-    attention = f"{block}0.SelfAttention."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}
     return {
         f"{side}relative_bias": f"{side}block.0.layer.0.SelfAttention.relative_attention_bias",
         f"{side}blocks.*.norm1": f"{block}0.layer_norm",
-        f"{side}blocks.*.attn.q_proj": f"{attention}q",
-        f"{side}blocks.*.attn.k_proj": f"{attention}k",
-        f"{side}blocks.*.attn.v_proj": f"{attention}v",
-        f"{side}blocks.*.attn.out_proj": f"{attention}o",
+        **projections(f"{block}0.SelfAttention.", "q", "k", "v", "o", ours=f"{side}blocks.*.attn."),
         f"{side}blocks.*.norm2": f"{block}{mlp}.layer_norm",
         **gate,
         f"{side}blocks.*.mlp.up_proj": f"{feed}wi_1" if gated else f"{feed}wi",

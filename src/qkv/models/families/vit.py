@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family
+from qkv.models.files.names import Family, projections
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design, VisionDesign
 from qkv.models.network.head import Head
@@ -47,10 +47,10 @@ VIT = Family(
         "patch_embed": "embeddings.patch_embeddings.projection",
         "pos_embed.weight": "embeddings.position_embeddings",
         "blocks.*.norm1": "encoder.layer.*.layernorm_before",
-        "blocks.*.attn.q_proj": "encoder.layer.*.attention.attention.query",
-        "blocks.*.attn.k_proj": "encoder.layer.*.attention.attention.key",
-        "blocks.*.attn.v_proj": "encoder.layer.*.attention.attention.value",
-        "blocks.*.attn.out_proj": "encoder.layer.*.attention.output.dense",
+        **projections(
+            "encoder.layer.*.attention.",
+            *("attention.query", "attention.key", "attention.value", "output.dense"),
+        ),
         "blocks.*.norm2": "encoder.layer.*.layernorm_after",
         "blocks.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
         "blocks.*.mlp.down_proj": "encoder.layer.*.output.dense",

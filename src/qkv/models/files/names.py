@@ -16,6 +16,8 @@ from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.design import AnyDesign, Shape
 from qkv.models.network.head import Head
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 
@@ -53,6 +55,24 @@ class Fused:
         split = [part.reshape(*lead, self.groups, columns // self.groups) for part in parts]
         joined: Array = np.stack(split, axis=-2).reshape(*lead, columns * self.count)
         return joined
+
+
+def fused(name: str, *parts: str, groups: int = 1) -> dict[str, Fused]:
+    """Our names of the parts that files hold as one tensor, in their order, each with its place.
+
+    >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
+    Fused(name='wi', index=1, count=2, groups=1)
+    """
+    return {part: Fused(name, index, len(parts), groups) for index, part in enumerate(parts)}
+
+
+def projections(place: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
+    """Our names of an attention's projections, each with what files call it behind `place`.
+
+    >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
+    'h.*.o'
+    """
+    return {f"{ours}{name}": place + one for name, one in zip(PROJECTIONS, theirs, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from qkv.arrays import Array
@@ -26,7 +26,7 @@ class Attention:
         num_heads: Hq.
         num_kv_heads: Hkv.
         head_size: d.
-        rotary: turns queries and keys.
+        rotary: rotates queries and keys.
         options: those of `qkv.attention` that hold in every run: `is_causal`, `window`, `scale`,
             `softcap`.
         alibi: whether scores fall with the distance.
@@ -42,6 +42,16 @@ class Attention:
     alibi: bool = False
     sinks: bool = False
     qk_norm: bool = False
+
+    def within(self, width: int | None) -> Attention:
+        """The same where a query sees a window of so many tokens; all of them for None.
+
+        They are those up to itself, or where it is not causal half of them to each side.
+        """
+        if width is None:
+            return self
+        window = (width - 1, 0) if self.options.get("is_causal") else (width // 2, width // 2)
+        return replace(self, options={**self.options, "window": window})
 
 
 @dataclass(frozen=True)
