@@ -1,7 +1,7 @@
 // Attention over many queries: blocks of keys pass by chunks of queries (Dao et al. 2022).
 #pragma once
 
-#include "chunks.h"
+#include "schedule.h"
 #include "softmax.h"
 
 namespace qkv {

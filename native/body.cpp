@@ -6,11 +6,11 @@
 #include "gradient.h"
 #include "summary.h"
 #include "linear.h"
-#include "narrow.h"
+#include "half.h"
 #include "norm.h"
 #include "outer.h"
 #include "rates.h"
-#include "train.h"
+#include "training.h"
 
 namespace qkv {
 namespace QKV_BODY {

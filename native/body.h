@@ -1,4 +1,4 @@
-// The bodies: one source, compiled once for each instruction set; see cpu.cpp for the choice.
+// The bodies: one source, compiled once for each instruction set; see isa.cpp for the choice.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 // lie beside each other in depth (d for keys, the keys themselves for values) share one number.
 #pragma once
 
-#include "careful.h"
+#include "exact.h"
 #include "tile.h"
 
 namespace qkv {

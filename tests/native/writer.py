@@ -1,4 +1,4 @@
-"""Case files for native/driver.cpp: what a body is asked, and what the float64 formula makes of it.
+"""Case files for driver.cpp: what a body is asked, and what the float64 formula makes of it.
 
 The order of fields is that of the constructors there.
 """
