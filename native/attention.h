@@ -14,16 +14,16 @@ constexpr int QUERIES = TILES * TILE;  // of a chunk: a block of keys meets them
 struct Scratch {
   Buffer<float> queries, scores, context;
   Running rows[TILES];
-  bool careful[QUERIES];
+  bool exact[QUERIES];  // which queries are computed again
   RowScratch row;
-  CarefulRow careful_row;
+  ExactRow exact_row;
 
-  // Room for all that a task may need, so that no task fails half done.
+  // Memory for all that a task may need, so that no task fails half done.
   void need(int64_t keys, int64_t size, int64_t value_size) {
     queries.need(QUERIES * STEP);
     scores.need(TILE * STEP);
     context.need(size_t(QUERIES * rounded_up(value_size, PANEL)));
-    careful_row.need(keys, size, value_size);
+    exact_row.need(keys, size, value_size);
   }
 };
 
@@ -102,7 +102,7 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
       for (int64_t c = seen.begin; c < seen.end; ++c)
         if (head.unsound[(tile.block - head.first) * BLOCK + c] &&
             mask_allows(a, p, tile.block * BLOCK + c))
-          s.careful[tile.begin + i] = true;
+          s.exact[tile.begin + i] = true;
   }
   Running& running = s.rows[tile.index];
   exponentiate<Product, ROWS>(scores, columns.begin, columns.end, factor, running);
@@ -211,8 +211,8 @@ inline bool is_sound(const Running& rows, int64_t i, bool plain) {
 // Once all keys have passed: divide the context of a tile's `count` queries by their sums. What met
 // infinity or NaN, or no number at all, is computed again.
 inline void finish_rows(const Attention& a, Place p, int64_t count, const Running& rows,
-                        const bool* careful, float* context, int64_t wide,
-                        CarefulRow& careful_row) {
+                        const bool* exact, float* context, int64_t wide,
+                        ExactRow& exact_row) {
   bool plain = is_plain(a);
   alignas(64) float shares[ROUND];
   for (int i = 0; i < ROUND; ++i) shares[i] = float(1 / rows.given[i]);
@@ -224,8 +224,8 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
       store(context + c, x);
     }
     bool sound = is_sound(rows, i, plain);
-    if (careful[i] || !sound || !all_zero(trace)) {
-      attend_carefully(a, p, careful_row);
+    if (exact[i] || !sound || !all_zero(trace)) {
+      attend_exactly(a, p, exact_row);
       // a summary computes the scores again, in float32: the sum has to be that of these
       if (a.top_k && sound)
         static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = rows.log_sum_exp(i);
@@ -248,7 +248,7 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
   int64_t wide = rounded_up(a.value_size, PANEL);
   int64_t tiles = (real + TILE - 1) / TILE;
   for (int64_t t = 0; t < tiles; ++t) s.rows[t].start(a, first.head * a.group + first.group);
-  std::memset(s.careful, 0, sizeof s.careful);
+  std::memset(s.exact, 0, sizeof s.exact);
   load_queries<Product>(a, first, real, s);
   std::memset(s.context.data(), 0, size_t(real * wide) * sizeof(float));
   for_each_tile(a, chunk, real, [&](int64_t rows, const TileOfBlock& tile) {
@@ -259,8 +259,8 @@ void attend_chunk(const Attention& a, const Chunk& chunk, const Packed& head, Sc
     int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;
     Place p = first;
     p.i += begin;
-    finish_rows(a, p, end - begin, s.rows[t], s.careful + begin, &s.context[size_t(begin * wide)],
-                wide, s.careful_row);
+    finish_rows(a, p, end - begin, s.rows[t], s.exact + begin, &s.context[size_t(begin * wide)],
+                wide, s.exact_row);
   }
   for (int64_t r = real; r < chunk.count; ++r) {
     Place p = first;

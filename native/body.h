@@ -18,7 +18,7 @@ struct Body {
   void (*differentiate)(const Attention&, const Gradient&, int threads);
 
   // Weights are packed once for many products. `type` is that of W, and of the packed numbers:
-  // float32 products take float32 weights, halves take weights of their own type.
+  // float32 products take float32 weights, half precision takes weights of its own type.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);

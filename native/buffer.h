@@ -1,4 +1,4 @@
-// Scratch memory: aligned to a cache line, not initialised, given back at the end of its scope.
+// Scratch buffers: aligned to a cache line, not initialised, given back at the end of its scope.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // Room for `count`; what was in it is lost where it has to grow.
+  // Memory for `count`; what was in it is lost where it has to grow.
   void need(size_t count) {
     if (count <= count_) return;
     drop();

@@ -1,7 +1,7 @@
-// Where numbers stand, and which query may see which key.
+// Where numbers are in memory, and which query may see which key.
 #pragma once
 
-#include "simd.h"
+#include "half.h"
 
 namespace qkv {
 namespace QKV_BODY {
@@ -57,9 +57,9 @@ QKV_INLINE Floats load_floats(const Cells& from, int64_t at, int64_t count) {
     return count >= WIDTH ? load(x) : load_some(x, count);
   }
   const uint16_t* x = static_cast<const uint16_t*>(from.data) + at;
-  Halves bits{};
+  HalfBits bits{};
   if (count >= WIDTH)
-    bits = load_as<Halves>(x);
+    bits = load_as<HalfBits>(x);
   else
     for (int k = 0; k < WIDTH; ++k) bits[k] = k < count ? x[k] : 0;
   return from.type == Type::float16 ? from_float16(bits) : from_bfloat16(bits);

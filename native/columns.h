@@ -1,4 +1,4 @@
-// Some neighbouring columns of an array, copied so that they stand together.
+// Some neighbouring columns of an array, copied so that they are contiguous.
 #pragma once
 
 #include "simd.h"
@@ -29,8 +29,8 @@ class First {
 };
 
 // `count` columns of `rows` rows, taken apart into tiles of STEP columns: [tile][row][STEP], tiles
-// `tile_step` apart, each with room for whole vectors behind its last row; zeros stand in place of
-// columns that are not there. What columns come to is added to `sums`, where they are wanted.
+// `tile_step` apart, each long enough for whole vectors behind its last row; zeros take the place
+// of columns that are not there. What columns come to is added to `sums`, where they are wanted.
 template <int STEP>
 inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t count, float* to,
                          int64_t tile_step, float* sums) {
@@ -54,7 +54,7 @@ inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t 
   }
 }
 
-// The same of columns that stand in one piece each, `step` apart: PANEL of them, without sums.
+// The same of columns that are contiguous each, `step` apart: PANEL of them, without sums.
 inline void copy_transposed(const float* from, int64_t step, int64_t rows, int64_t count, float* to) {
   for (int64_t c = 0; c < PANEL; c += WIDTH) {
     for (int64_t k = 0; k < rows; k += WIDTH) {

@@ -1,6 +1,6 @@
 // Attention of few queries over many keys, as in decoding with a cache: bound by reading.
 //
-// Keys and values are read once, where they stand, by all the queries that share them (the heads of
+// Keys and values are read once, in place, by all the queries that share them (the heads of
 // a group, and their queries). A task is a run of SPLIT keys of one head; the last one to finish
 // joins the parts in their order.
 #pragma once
@@ -20,20 +20,10 @@ inline bool is_short(const Attention& a) {
   return true;
 }
 
-template <Type TYPE>
-QKV_INLINE Floats load_type(const void* data, int64_t at) {
-  if constexpr (TYPE == Type::float32)
-    return load(static_cast<const float*>(data) + at);
-  else if constexpr (TYPE == Type::float16)
-    return from_float16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
-  else
-    return from_bfloat16(load_as<Halves>(static_cast<const uint16_t*>(data) + at));
-}
-
 // Products of ROWS queries with WIDTH / ROWS keys, at key_at[0], key_at[1] ...; the result holds
-// them key after key. Queries stand STEP apart, filled up with zeros. Each key is read from end to
-// end before the next, since memory is quickest to give what stands in line.
-template <Type TYPE, int ROWS>
+// them key after key. Queries are STEP apart, filled up with zeros. Each key is read from end to
+// end before the next, since memory is quickest to give what is contiguous.
+template <class T, int ROWS>
 QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const int64_t* key_at,
                                 int64_t size) {
   constexpr int KEYS = WIDTH / ROWS;
@@ -45,7 +35,7 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
     for (int r = 0; r < ROWS; ++r) here[r] = Floats{};
     int64_t c = 0;
     for (; c + WIDTH <= size; c += WIDTH) {
-      Floats x = load_type<TYPE>(key.data, key_at[k] + c);
+      Floats x = take(static_cast<const T*>(key.data) + key_at[k] + c);
       QKV_UNROLL
       for (int r = 0; r < ROWS; ++r) here[r] += load(queries + r * STEP + c) * x;
     }
@@ -62,21 +52,21 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
 
 // The products of ROWS queries with the keys of some columns of a block; columns that round these
 // up to WIDTH hold anything.
-template <Type TYPE, int ROWS>
+template <class T, int ROWS>
 void multiply_short(const float* queries, const Cells& key, int64_t block_at, int64_t size,
                     Range columns, float* scores) {
   constexpr int KEYS = WIDTH / ROWS;
   for (int64_t c = columns.begin; c < columns.end; c += KEYS) {
     int64_t at[KEYS];
     for (int k = 0; k < KEYS; ++k) at[k] = block_at + at_most(c + k, columns.end - 1) * key.i;
-    Floats products = multiply_rows<TYPE, ROWS>(queries, key, at, size);
+    Floats products = multiply_rows<T, ROWS>(queries, key, at, size);
     for (int k = 0; k < KEYS; ++k)
       for (int r = 0; r < ROWS; ++r) scores[r * STEP + c + k] = products[k * ROWS + r];
   }
 }
 
 // weights @ values, for ROWS rows and the keys of some columns.
-template <Type TYPE, int ROWS>
+template <class T, int ROWS>
 void weigh_short(const float* weights, const Cells& value, int64_t block_at, int64_t size,
                  Range columns, float* context, int64_t wide) {
   constexpr int VECTORS = WIDTH / ROWS < 8 ? WIDTH / ROWS : 8;
@@ -95,7 +85,7 @@ void weigh_short(const float* weights, const Cells& value, int64_t block_at, int
       for (int r = 0; r < ROWS; ++r) w[r] = splat(weights[r * STEP + k]);
       QKV_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
-        Floats x = load_type<TYPE>(value.data, at + v * WIDTH);
+        Floats x = take(static_cast<const T*>(value.data) + at + v * WIDTH);
         QKV_UNROLL
         for (int r = 0; r < ROWS; ++r) sums[r][v] += w[r] * x;
       }
@@ -125,18 +115,18 @@ void weigh_short(const float* weights, const Cells& value, int64_t block_at, int
 struct Part {
   Running* rows;   // one for every FOUR
   float* context;  // `wide` apart
-  uint8_t* careful;
+  uint8_t* exact;
 };
 
 struct ShortScratch {
   Buffer<float> queries, scores, sums, clean;
   RowScratch row;
-  CarefulRow careful_row;
+  ExactRow exact_row;
 };
 
-// Values of a block as floats, infinities and NaN as 0; whoever sees one is noted in `careful`.
+// Values of a block as floats, infinities and NaN as 0; whoever sees one is noted in `exact`.
 inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int64_t block,
-                         Range columns, uint8_t* careful, Buffer<float>& clean) {
+                         Range columns, uint8_t* exact, Buffer<float>& clean) {
   clean.need(size_t(BLOCK * a.value_size));
   for (int64_t k = columns.begin; k < columns.end; ++k) {
     bool sound = true;
@@ -150,7 +140,7 @@ inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int6
     for (int64_t r = 0; r < a.group * length; ++r) {
       Place p{head.row, head.head, r / length, r % length};
       Range seen = keys_of(a, p.row, p.i);
-      if (key >= seen.begin && key < seen.end && mask_allows(a, p, key)) careful[r] = 1;
+      if (key >= seen.begin && key < seen.end && mask_allows(a, p, key)) exact[r] = 1;
     }
   }
   Cells cells;
@@ -162,14 +152,14 @@ inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int6
 }
 
 // Some rows (ROWS at most) of one head meet one block of keys.
-template <Type TYPE, int ROWS>
+template <class T, int ROWS>
 void short_block(const Attention& a, const Place& head, int64_t first, int64_t count,
                  int64_t block, Range columns, const Part& part, ShortScratch& s) {
   int64_t length = a.length[head.row], wide = rounded_up(a.value_size, WIDTH);
   int64_t key_at = cell(a.key, head, 0) + block * BLOCK * a.key.i;
   int64_t value_at = cell(a.value, head, 0) + block * BLOCK * a.value.i;
   float* scores = s.scores.data();
-  multiply_short<TYPE, ROWS>(&s.queries[size_t(first * STEP)], a.key, key_at, a.size, columns,
+  multiply_short<T, ROWS>(&s.queries[size_t(first * STEP)], a.key, key_at, a.size, columns,
                              scores);
   bool plain = is_plain(a);
   float factor = factor_of(a, plain);
@@ -192,12 +182,12 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
   Running& running = part.rows[first / FOUR];
   exponentiate<Single, ROWS>(scores, wider.begin, wider.end, factor, running);
   float* sums = s.sums.data();
-  weigh_short<TYPE, ROWS>(scores, a.value, value_at, a.value_size, columns, sums, wide);
+  weigh_short<T, ROWS>(scores, a.value, value_at, a.value_size, columns, sums, wide);
   Floats trace{};
   for (int64_t k = 0; k < ROWS * wide; k += WIDTH) trace += load(sums + k) * 0.0f;
   if (!all_zero(trace)) {
-    Cells clean = clean_block(a, head, value_at, block, columns, part.careful, s.clean);
-    weigh_short<Type::float32, ROWS>(scores, clean, 0, a.value_size, columns, sums, wide);
+    Cells clean = clean_block(a, head, value_at, block, columns, part.exact, s.clean);
+    weigh_short<float, ROWS>(scores, clean, 0, a.value_size, columns, sums, wide);
   }
   for (int64_t r = 0; r < count; ++r) {
     float* context = part.context + (first + r) * wide;
@@ -207,7 +197,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
 }
 
 // One run of keys, seen by all rows that share them.
-template <Type TYPE>
+template <class T>
 void short_part(const Attention& a, const Place& head, Range keys, const Part& part,
                 ShortScratch& s) {
   int64_t length = a.length[head.row], rows = a.group * length;
@@ -215,7 +205,7 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
   for (int64_t r = 0; r < rows; ++r) {
     Place p{head.row, head.head, r / length, r % length};
     part.rows[r / FOUR].start();
-    part.careful[r] = 0;
+    part.exact[r] = 0;
     if (p.i < a.query_length[p.row])
       copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
     else  // padding, which is not read
@@ -227,9 +217,9 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
                   at_most(keys.end - block * BLOCK, BLOCK)};
     for (int64_t r = 0; r < rows; r += FOUR) {
       int64_t count = at_most(rows - r, FOUR);
-      auto compute = count == 1   ? short_block<TYPE, 1>
-                     : count == 2 ? short_block<TYPE, 2>
-                                  : short_block<TYPE, FOUR>;
+      auto compute = count == 1   ? short_block<T, 1>
+                     : count == 2 ? short_block<T, 2>
+                                  : short_block<T, FOUR>;
       compute(a, head, r, count, block, columns, part, s);
       worked(count * (columns.end - columns.begin) * (a.size + a.value_size));
     }
@@ -244,12 +234,12 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
     Place p{head.row, head.head, r / length, r % length};
     Running row;
     row.start(a, p.head * a.group + p.group);
-    bool careful = false;
+    bool exact = false;
     float top = row.top[0];
     for (int64_t k = 0; k < count; ++k) {
       float here = parts[k].rows[r / FOUR].top[r % FOUR];
       if (here > top) top = here;
-      careful |= parts[k].careful[r] != 0;
+      exact |= parts[k].exact[r] != 0;
     }
     double base = top == -INF ? 0 : top;
     float* context = s.sums.data();
@@ -267,13 +257,13 @@ inline void join_parts(const Attention& a, const Place& head, const Part* parts,
     row.top[0] = top;
     row.total[0] = row.given[0] = total;
     if (p.i < a.query_length[p.row])
-      finish_rows(a, p, 1, row, &careful, context, wide, s.careful_row);
+      finish_rows(a, p, 1, row, &exact, context, wide, s.exact_row);
     else
       finish_padding(a, p);
   }
 }
 
-template <Type TYPE>
+template <class T>
 void attend_parts(const Attention& a, int threads) {
   int64_t heads = a.rows * a.kv_heads, most_rows = 0, most_keys = 0, tasks = 0, rows = 0;
   double work = 0;
@@ -299,13 +289,13 @@ void attend_parts(const Attention& a, int threads) {
   Buffer<Part> parts{size_t(tasks)};
   Buffer<Running> running{size_t(rows / FOUR + tasks)};
   Buffer<float> context{size_t(rows * wide)};
-  Buffer<uint8_t> careful{size_t(rows)};
+  Buffer<uint8_t> exact{size_t(rows)};
   for (int64_t h = 0; h < heads; ++h)
     for (int64_t t = first_task[size_t(h)]; t < first_task[size_t(h + 1)]; ++t) {
       int64_t row = first_row[size_t(h)] +
                     (t - first_task[size_t(h)]) * a.group * a.length[h / a.kv_heads];
       parts[size_t(t)] = {&running[size_t(row / FOUR + t)], &context[size_t(row * wide)],
-                          &careful[size_t(row)]};
+                          &exact[size_t(row)]};
     }
   Objects<std::atomic<int64_t>> left{size_t(heads)};
   for (int64_t h = 0; h < heads; ++h)
@@ -317,7 +307,7 @@ void attend_parts(const Attention& a, int threads) {
     std::memset(s.queries.data(), 0, size_t(rounded_up(most_rows, FOUR) * STEP) * sizeof(float));
     s.scores.need(FOUR * STEP);
     s.sums.need(size_t(FOUR * wide));
-    s.careful_row.need(most_keys, a.size, a.value_size);
+    s.exact_row.need(most_keys, a.size, a.value_size);
     int64_t h = 0;
     for (int64_t task; (task = next++) < tasks;) {
       while (first_task[size_t(h + 1)] <= task) ++h;
@@ -325,7 +315,7 @@ void attend_parts(const Attention& a, int threads) {
       Range keys = keys_of_row(a, head.row);
       int64_t split = keys.begin / SPLIT + task - first_task[size_t(h)];
       Range here{at_least(keys.begin, split * SPLIT), at_most(keys.end, (split + 1) * SPLIT)};
-      short_part<TYPE>(a, head, here, parts[size_t(task)], s);
+      short_part<T>(a, head, here, parts[size_t(task)], s);
       if (--left[size_t(h)] == 0)
         join_parts(a, head, &parts[size_t(first_task[size_t(h)])],
                    first_task[size_t(h + 1)] - first_task[size_t(h)], s);
@@ -335,9 +325,9 @@ void attend_parts(const Attention& a, int threads) {
 
 inline void attend_short(const Attention& a, int threads) {
   switch (a.query.type) {
-    case Type::float32: return attend_parts<Type::float32>(a, threads);
-    case Type::float16: return attend_parts<Type::float16>(a, threads);
-    default: return attend_parts<Type::bfloat16>(a, threads);
+    case Type::float32: return attend_parts<float>(a, threads);
+    case Type::float16: return attend_parts<Float16>(a, threads);
+    default: return attend_parts<Bfloat16>(a, threads);
   }
 }
 

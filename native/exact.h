@@ -15,9 +15,9 @@ namespace QKV_BODY {
 typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 
 // Weights of one query in double precision, and its log-sum-exp.
-class CarefulRow {
+class ExactRow {
  public:
-  // Room for `keys` keys; it is made here so that nothing is left to fail later.
+  // Memory for `keys` keys; it is taken here so that nothing is left to fail later.
   void need(int64_t keys, int64_t size, int64_t value_size) {
     weights_.need(size_t(keys) + 1);
     visible_.need(size_t(keys) + 1);
@@ -40,7 +40,7 @@ class CarefulRow {
       if (!visible_[k]) continue;
       any_ = true;
       double s = weights_[k] = score(a, p, range_.begin + k);
-      if (s > top || s != s) top = s;  // NaN stays: nothing is above it
+      if (s > top || s != s) top = s;  // NaN stays: nothing is greater
     }
     if (top == -HUGE_VAL) top = 0;
     double total = 0;
@@ -110,7 +110,7 @@ class CarefulRow {
 };
 
 // Out, log-sum-exp and weights of one query.
-inline void attend_carefully(const Attention& a, const Place& p, CarefulRow& row) {
+inline void attend_exactly(const Attention& a, const Place& p, ExactRow& row) {
   row.compute(a, p);
   int64_t out = cell(a.out, p, 0);
   const double* context = row.context(a, p);

@@ -1,15 +1,141 @@
-// float32 to bfloat16, rounded to nearest.
+// float16 and bfloat16, to and from float32: one number, a vector, or a whole array.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 
-#include "linear.h"
+#include "simd.h"
 #include "threads.h"
 
 namespace qkv {
 namespace QKV_BODY {
 
+// By their bits, told apart.
+struct Float16 {
+  uint16_t bits;
+};
+struct Bfloat16 {
+  uint16_t bits;
+};
+typedef uint16_t HalfBits __attribute__((vector_size(2 * WIDTH)));
+
+// From bits.
+QKV_INLINE float from_bfloat16(uint16_t bits) {
+  uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &wide, 4);
+  return x;
+}
+QKV_INLINE Floats from_bfloat16(HalfBits bits) {
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
+QKV_INLINE Floats from_float16(HalfBits bits) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)bits);
+#else
+  Words wide = __builtin_convertvector(bits, Words);
+  Words sign = (wide & 0x8000) << 16;
+  Words rest = (wide & 0x7fff) << 13;
+  // the exponent's bias goes from 15 to 127 by a multiplication, which also makes subnormals right
+  Floats value = (Floats)rest * 0x1p112f;
+  Words special = (Words)(rest >= (0x7c00u << 13));  // infinity and NaN
+  value = (Floats)(((Words)value & ~special) | ((rest | 0x7f800000u) & special));
+  return (Floats)((Words)value | sign);
+#endif
+}
+QKV_INLINE float from_float16(uint16_t bits) {
+  HalfBits v{};
+  v[0] = bits;
+  return from_float16(v)[0];
+}
+
+// To bits: the nearest, ties to even; NaN stays NaN.
+QKV_INLINE uint16_t to_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline uint16_t to_float16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);   // NaN
+  if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);  // rounds to infinity
+  if (bits < 0x38800000) {                                 // subnormal: the adder rounds
+    float scaled;
+    std::memcpy(&scaled, &bits, 4);
+    scaled += 0.5f;
+    uint32_t shifted;
+    std::memcpy(&shifted, &scaled, 4);
+    return uint16_t(sign | (shifted - 0x3f000000));
+  }
+  bits += 0xfff + ((bits >> 13) & 1);
+  return uint16_t(sign | ((bits - 0x38000000) >> 13));
+}
+
+// One number of any of the float types.
+inline double number_at(const void* data, Type type, int64_t at) {
+  switch (type) {
+    case Type::float16: return from_float16(static_cast<const uint16_t*>(data)[at]);
+    case Type::bfloat16: return from_bfloat16(static_cast<const uint16_t*>(data)[at]);
+    case Type::float32: return static_cast<const float*>(data)[at];
+    case Type::float64: return static_cast<const double*>(data)[at];
+    case Type::boolean: return static_cast<const uint8_t*>(data)[at];
+    default: return static_cast<double>(static_cast<const int64_t*>(data)[at]);
+  }
+}
+
+// A vector of any working type, as floats.
+QKV_INLINE Floats take(const float* from) { return load(from); }
+QKV_INLINE Floats take(const Float16* from) { return from_float16(load_as<HalfBits>(from)); }
+QKV_INLINE Floats take(const Bfloat16* from) { return from_bfloat16(load_as<HalfBits>(from)); }
+
+QKV_INLINE void put(float* to, Floats v) { store(to, v); }
+QKV_INLINE void put(Float16* to, Floats v) {
+#if defined(__AVX512F__)
+  __m256i bits = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &bits, sizeof bits);
+#elif defined(__AVX2__)
+  __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &bits, sizeof bits);
+#else
+  for (int k = 0; k < WIDTH; ++k) to[k].bits = to_float16(v[k]);
+#endif
+}
+QKV_INLINE void put(Bfloat16* to, Floats v) {
+#if defined(__AVX512BF16__)
+  __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
+#else
+  Words bits = (Words)v;
+  Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Words nan = (Words)(v != v);
+  nearest = (nearest & ~nan) | (((bits >> 16) | 0x40) & nan);
+  HalfBits rounded = __builtin_convertvector(nearest, HalfBits);
+#endif
+  std::memcpy(to, &rounded, sizeof rounded);
+}
+
+// The first `count` of a vector's numbers, zeros in place of the rest.
+template <class T>
+QKV_INLINE Floats take_some(const T* from, int64_t count) {
+  if (count >= WIDTH) return take(from);
+  T all[WIDTH] = {};
+  if (count > 0) std::memcpy(static_cast<void*>(all), from, size_t(count) * sizeof(T));
+  return take(all);
+}
+template <class T>
+QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
+  if (count >= WIDTH) return put(to, v);
+  T all[WIDTH];
+  put(all, v);
+  if (count > 0) std::memcpy(static_cast<void*>(to), all, size_t(count) * sizeof(T));
+}
+
+// An array of float32 as bfloat16.
 inline void narrow(const float* x, int64_t count, void* y, int threads) {
   constexpr int64_t PIECE = 1 << 15;  // numbers that are worth a thread's while
   Bfloat16* to = static_cast<Bfloat16*>(y);

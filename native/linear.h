@@ -1,6 +1,6 @@
 // x @ W + bias with an activation, a gate and a residual, on weights that were packed before.
 //
-// Packed weights stand in panels of PANEL columns: [panel][k][PANEL], zeros behind the last column.
+// Packed weights are in panels of PANEL columns: [panel][k][PANEL], zeros behind the last column.
 // A register tile is TILE rows of x by one panel: its sums stay in registers over all of k, so each
 // number of y is one chain of multiply-adds, the same however rows and panels are shared out.
 // The rows of x are copied to a buffer with a fixed step, from where they are broadcast.
@@ -12,6 +12,7 @@
 #include "activation.h"
 #include "buffer.h"
 #include "columns.h"
+#include "half.h"
 #include "problem.h"
 #include "threads.h"
 #include "tile.h"
@@ -19,66 +20,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Halves by their bits, told apart.
-struct Float16 {
-  uint16_t bits;
-};
-struct Bfloat16 {
-  uint16_t bits;
-};
-
-QKV_INLINE Floats take(const float* from) { return load(from); }
-QKV_INLINE Floats take(const Float16* from) {
-#if defined(__F16C__) && !defined(__AVX512F__)
-  return (Floats)_mm256_cvtph_ps(load_as<__m128i>(from));
-#else
-  return from_float16(load_as<Halves>(from));
-#endif
-}
-QKV_INLINE Floats take(const Bfloat16* from) { return from_bfloat16(load_as<Halves>(from)); }
-
-QKV_INLINE void put(float* to, Floats v) { store(to, v); }
-QKV_INLINE void put(Float16* to, Floats v) {
-#if defined(__AVX512F__)
-  __m256i bits = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
-  std::memcpy(to, &bits, sizeof bits);
-#elif defined(__AVX2__)
-  __m128i bits = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
-  std::memcpy(to, &bits, sizeof bits);
-#else
-  for (int k = 0; k < WIDTH; ++k) to[k].bits = to_float16(v[k]);
-#endif
-}
-QKV_INLINE void put(Bfloat16* to, Floats v) {
-#if defined(__AVX512BF16__)
-  __m256bh halves = _mm512_cvtneps_pbh((__m512)v);
-#else
-  Words bits = (Words)v;
-  Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  Words nan = (Words)(v != v);
-  nearest = (nearest & ~nan) | (((bits >> 16) | 0x40) & nan);
-  Halves halves = __builtin_convertvector(nearest, Halves);
-#endif
-  std::memcpy(to, &halves, sizeof halves);
-}
-
-// The first `count` of a vector's numbers, zeros in place of the rest.
-template <class T>
-QKV_INLINE Floats take_some(const T* from, int64_t count) {
-  if (count >= WIDTH) return take(from);
-  T all[WIDTH] = {};
-  if (count > 0) std::memcpy(static_cast<void*>(all), from, size_t(count) * sizeof(T));
-  return take(all);
-}
-template <class T>
-QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
-  if (count >= WIDTH) return put(to, v);
-  T all[WIDTH];
-  put(all, v);
-  if (count > 0) std::memcpy(static_cast<void*>(to), all, size_t(count) * sizeof(T));
-}
-
-// One row of a packed panel. Of bfloat16, columns c and c + WIDTH stand in one word, which takes
+// One row of a packed panel. Of bfloat16, columns c and c + WIDTH share a word, which takes
 // less to pull apart than neighbours.
 QKV_INLINE void take_row(const float* from, Floats& w0, Floats& w1) {
   w0 = load(from);
@@ -104,8 +46,8 @@ QKV_INLINE void fetch_row(const Weight* row) {
   }
 }
 
-// How a type of numbers is multiplied, and what a packed weight is: halves stay halves until they
-// are used.
+// How a type of numbers is multiplied, and what a packed weight is: half precision stays as it is
+// until it is used.
 template <class T>
 struct Product {
   typedef Single Step;
@@ -119,7 +61,7 @@ struct Product<Bfloat16> {
 };
 #endif
 
-constexpr int64_t X_BLOCK = 384;             // units of a row that stand together in the copy of x
+constexpr int64_t X_BLOCK = 384;             // contiguous units of a row in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
 constexpr int64_t X_ROWS = 112 / TILE * TILE;  // rows of x that are copied, for each reading of W
 
@@ -130,7 +72,7 @@ inline int64_t units_of(int64_t in) {
   return (in + depth - 1) / depth;
 }
 
-// The sums of ROWS rows and one panel. `x` stands in blocks of X_BLOCK units, `block_step` apart.
+// The sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, `block_step` apart.
 template <class Step, class Weight, int ROWS>
 void multiply(const float* x, int64_t block_step, const void* panel, int64_t units, float* sums) {
   const Weight* w = static_cast<const Weight*>(panel);
@@ -303,7 +245,7 @@ void multiply_all(const Linear& p, int threads) {
   });
 }
 
-// Where in a packed row the `d`th number of a unit of column `c` stands.
+// Where in a packed row the `d`th number of a unit of column `c` is.
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;

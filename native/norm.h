@@ -67,9 +67,9 @@ inline void norm(const Norm& p, int threads) {
   norm_rows<float>(p, threads);
 }
 
-// The way back, one row: the gradient of x; and what the row adds to those of weight and bias.
-inline void norm_grad_row(const NormGrad& p, const float* x, const float* above, float scale, float* y,
-                          float* weight_sums, float* bias_sums) {
+// The backward pass, one row: the gradient of x; and what the row adds to those of weight and bias.
+inline void norm_grad_row(const NormGrad& p, const float* x, const float* upstream, float scale,
+                          float* y, float* weight_sums, float* bias_sums) {
   const float size = float(p.size), factor = 1 / scale;
   float mean = 0, rest = 0;
   if (p.centred) {
@@ -80,7 +80,7 @@ inline void norm_grad_row(const NormGrad& p, const float* x, const float* above,
   for (int64_t k = 0; k < p.size; k += WIDTH) {
     const int64_t count = p.size - k;
     Floats normal = (take_some(x + k, count) - mean - rest) * factor;
-    Floats g = take_some(above + k, count), inner = g * take_some(p.weight + k, count);
+    Floats g = take_some(upstream + k, count), inner = g * take_some(p.weight + k, count);
     plain += inner;
     along += inner * normal;
     put_some(weight_sums + k, take_some(weight_sums + k, count) + g * normal, count);
@@ -107,7 +107,7 @@ inline void norm_grad(const NormGrad& p, int threads) {
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
     for (int64_t piece; (piece = next++) < pieces;)
       for (int64_t r = piece * rows; r < p.rows && r < (piece + 1) * rows; ++r, worked(p.size))
-        norm_grad_row(p, p.x + r * p.x_step, p.above + r * p.above_step, p.scale[r],
+        norm_grad_row(p, p.x + r * p.x_step, p.upstream + r * p.upstream_step, p.scale[r],
                       p.y + r * p.size, sums.data() + 2 * piece * p.size,
                       sums.data() + (2 * piece + 1) * p.size);
   });

@@ -13,7 +13,7 @@ namespace QKV_BODY {
 
 constexpr int BLOCK = 256;       // keys of a block: what one pass of the running softmax takes in
 constexpr int STEP = BLOCK + 16; // between rows of a tile: not a power of two, for the cache's sake
-static_assert(MAX_SIZE <= STEP, "queries stand in rows like scores");
+static_assert(MAX_SIZE <= STEP, "rows of queries are as long as rows of scores");
 
 // Up to WIDTH numbers in the 32 bits that `Product` multiplies, where depth runs along the row; `at`
 // and `count` (which may be more) are in numbers of the array.
@@ -36,7 +36,7 @@ constexpr int64_t depth_of(int64_t size) {
   return (size + Product::DEPTH - 1) / Product::DEPTH;
 }
 
-// `count` numbers (at most MAX_SIZE) of an array as they stand, in what `Product` multiplies.
+// `count` numbers (at most MAX_SIZE) of an array in their order, in what `Product` multiplies.
 template <class Product>
 inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) {
   constexpr int NUMBERS = WIDTH * Product::DEPTH;
@@ -55,7 +55,7 @@ struct Packed {
 };
 
 template <class Product>
-inline void need_room(Packed& head, int64_t blocks, int64_t size, int64_t value_size) {
+inline void reserve(Packed& head, int64_t blocks, int64_t size, int64_t value_size) {
   head.keys.need(size_t(blocks * BLOCK * depth_of<Product>(size)));
   head.values.need(size_t(blocks * BLOCK / Product::DEPTH * rounded_up(value_size, PANEL)));
   head.unsound.need(size_t(blocks * BLOCK));

@@ -9,9 +9,9 @@ enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
 
 constexpr int64_t FURTHEST = int64_t(1) << 60;  // that an offset may be from 0
 constexpr int64_t FAR = int64_t(1) << 62;       // a window side without bound
-constexpr int64_t MAX_SIZE = 256;          // the largest d that there is room for
+constexpr int64_t MAX_SIZE = 256;          // the largest d that there are buffers for
 
-// An array over (row, key head, group, i, j), read where it stands. A row is one text of the batch
+// An array over (row, key head, group, i, j), read in place. A row is one text of the batch
 // (all leading axes as one). Steps count elements; 0 where an axis is broadcast.
 struct Cells {
   void* data = nullptr;  // nullptr: not given
@@ -57,7 +57,7 @@ struct Attention {
 // What attention_grad is asked beside the forward call, whose `out` and `lse` hold its results. What
 // is computed has an own place for each row.
 struct Gradient {
-  Cells above;              // the gradient of out, of any working type; j is 1
+  Cells upstream;           // the gradient of out, of any working type; j is 1
   double most = 0;          // log-sum-exps up to here make weights that are exact enough
   Cells query, key, value;  // float32, j is 1
   // These are added to:
@@ -69,12 +69,12 @@ struct Gradient {
 
 enum class Activation : int { none, gelu, gelu_tanh, silu, relu };
 
-// y = activation(x @ W + bias) * gate + residual, over rows; see qkv.backend.linear.
+// y = activation(x @ W + bias) * gate + residual, over rows; see `linear` in Python.
 struct Linear {
   int64_t rows = 0, in = 0, out = 0;
   Type type = Type::float32;       // of x and W; the sums are float32
   Type y_type = Type::float32;     // of y, gate and residual: float32, or that of x
-  const void* x = nullptr;    // (rows, in): steps between rows in elements, columns stand together
+  const void* x = nullptr;    // (rows, in): steps between rows in elements, rows contiguous
   int64_t x_step = 0;
   const void* packed = nullptr;  // what `pack` made of W (in, out)
   const float* bias = nullptr;   // (out)
@@ -91,7 +91,7 @@ struct Linear {
 struct Norm {
   int64_t rows = 0, size = 0;
   Type type = Type::float32;  // of x and y, or bfloat16; all else is float32
-  const void* x = nullptr;    // (rows, size): steps between rows, columns stand together
+  const void* x = nullptr;    // (rows, size): steps between rows, rows contiguous
   int64_t x_step = 0;
   bool centred = true;  // else the mean is taken as 0
   float eps = 0;
@@ -102,7 +102,7 @@ struct Norm {
   int64_t y_step = 0;
 };
 
-// left.T @ right; all float32, columns stand together and steps are between rows.
+// left.T @ right; all float32, rows contiguous and steps between them.
 struct Outer {
   int64_t depth = 0, rows = 0, columns = 0;
   const float* left = nullptr;  // (depth, rows)
@@ -115,17 +115,17 @@ struct Outer {
   float* right_sums = nullptr;  // (columns)
 };
 
-// The way back through Norm, all float32.
+// The backward pass of Norm, all float32.
 struct NormGrad {
   int64_t rows = 0, size = 0;
   const float* x = nullptr;  // (rows, size)
   int64_t x_step = 0;
-  const float* above = nullptr;  // (rows, size): the gradient of the result
-  int64_t above_step = 0;
+  const float* upstream = nullptr;  // (rows, size): the gradient of the result
+  int64_t upstream_step = 0;
   const float* weight = nullptr;  // (size)
   const float* scale = nullptr;   // (rows): what was divided by
   bool centred = true;
-  float* y = nullptr;            // (rows, size), in one piece: the gradient of x
+  float* y = nullptr;            // (rows, size), contiguous: the gradient of x
   float* weight_sums = nullptr;  // (size): that of the weight
   float* bias_sums = nullptr;    // (size), where wanted
 };
@@ -138,10 +138,10 @@ struct CrossEntropy {
   const int64_t* targets = nullptr;  // (rows): a loss is NaN where one is no column
   const float* weights = nullptr;    // (rows), or nullptr: 1
   float* losses = nullptr;           // (rows)
-  float* grad = nullptr;             // (rows, size), in one piece
+  float* grad = nullptr;             // (rows, size), contiguous
 };
 
-// One step of AdamW over `count` numbers; see qkv.backward.adamw.
+// One step of AdamW over `count` numbers; see `adamw` in Python.
 struct AdamW {
   int64_t count = 0;
   float *parameters = nullptr, *mean = nullptr, *square = nullptr;

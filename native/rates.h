@@ -56,7 +56,7 @@ inline float chain_bfloat16(int64_t rounds, float start) {
 
 // Floating-point operations a second in multiply-adds that touch registers only (a multiplication
 // and an addition where there are none). For bfloat16 those of the BF16 dot products, where this
-// body has them; other halves are computed in float32. The best of five runs, about 20 ms in all.
+// body has them; half precision is computed in float32 otherwise. The best of five runs, about 20 ms in all.
 inline double multiply_adds(Type type, int threads) {
   constexpr int64_t rounds = 20000;  // of a piece of work, about 0.1 ms
   double operations = 2.0 * CHAINS * WIDTH * rounds;

@@ -36,7 +36,7 @@ QKV_INLINE void wait_until(Ready ready) {
 struct Plan {
   int64_t most;      // queries of a chunk
   bool values;       // whether values are packed
-  int64_t received;  // numbers that a packed head has room for, beside keys and values; 0 at first
+  int64_t received;  // numbers that a packed head holds beside keys and values; 0 at first
 };
 
 // The packing of one head, shared by all who compute its chunks.
@@ -49,11 +49,11 @@ struct Shared {
   int64_t chunks = 0;
 };
 
-// Room for packed heads: as many as there are workers is enough, since a head keeps its own only
+// Buffers for packed heads: as many as there are workers are enough, since a head keeps its own only
 // while some worker computes a part of it.
-class Room {
+class HeadBuffers {
  public:
-  explicit Room(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
+  explicit HeadBuffers(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
     for (size_t k = 0; k < size_t(count); ++k) free_[k] = &heads_[k];
   }
   Packed& operator[](int k) const { return heads_[size_t(k)]; }
@@ -95,10 +95,10 @@ inline int64_t blocks_of(Range keys) {
 // Pack a head's blocks, together with whoever else needs it; returns when all are packed.
 template <class Product>
 Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan& plan,
-                    Shared& shared, Room& room) {
+                    Shared& shared, HeadBuffers& buffers) {
   Range keys = keys_of_row(a, row);
   if (!shared.claimed.exchange(true)) {
-    Packed* head = room.take();
+    Packed* head = buffers.take();
     head->first = keys.begin / BLOCK;
     head->end = keys.end;
     head->with_values = plan.values;
@@ -135,7 +135,7 @@ inline void ask_for_head(const Attention& a, int64_t head) {
   ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
 }
 
-// Whether a worker takes all heads of a row: they stand beside each other, and rows are many.
+// Whether a worker takes all heads of a row: they are neighbours in memory, and rows are many.
 inline bool goes_by_row(const Attention& a, int threads) {
   return a.query.i >= a.size * a.kv_heads * a.group && a.rows >= 4 * threads;
 }
@@ -183,10 +183,10 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
   if (work < double(SMALL_WORK)) threads = 1;
   threads = int(at_most(threads, tasks));
 
-  Room room(int(at_most(threads, heads)));
-  for (int k = 0; k < room.size(); ++k) {
-    need_room<Product>(room[k], most_blocks, a.size, plan.values ? a.value_size : 0);
-    room[k].received.need(size_t(plan.received));
+  HeadBuffers buffers(int(at_most(threads, heads)));
+  for (int k = 0; k < buffers.size(); ++k) {
+    reserve<Product>(buffers[k], most_blocks, a.size, plan.values ? a.value_size : 0);
+    buffers[k].received.need(size_t(plan.received));
   }
   std::atomic<int64_t> next_head{0};
   bool by_row = goes_by_row(a, threads);
@@ -201,13 +201,13 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
         int64_t group = task / each;
         int64_t which = each - 1 - task % each;  // where causality leaves the most to do first
         int64_t begin = which * a.length[row] / each, end = (which + 1) * a.length[row] / each;
-        Packed* packed = packed_head<Product>(a, row, kv_head, plan, of, room);
+        Packed* packed = packed_head<Product>(a, row, kv_head, plan, of, buffers);
         Chunk chunk{{row, kv_head, group, begin}, end - begin, group * each + which};
         compute(chunk, *packed, scratch);
         worked(chunk.count * (a.size + a.value_size));
         if (--of.left == 0) {
           join(row, kv_head, *packed);
-          room.give_back(packed);
+          buffers.give_back(packed);
         }
       }
     };

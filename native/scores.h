@@ -7,7 +7,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Where bias and masks that do not stand as floats (or bytes) in a row are brought into one.
+// Scratch buffers for bias and masks that are not contiguous floats (or bytes).
 struct RowScratch {
   alignas(64) float numbers[STEP];
   alignas(64) uint8_t bytes[STEP];

@@ -35,7 +35,6 @@ constexpr int PANEL = 2 * WIDTH;  // columns of a register tile
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
 
 constexpr float INF = std::numeric_limits<float>::infinity();
@@ -177,76 +176,6 @@ QKV_INLINE Floats tanh(Floats x) {
   q = q * square + 1.0f;
   Floats y = larger(splat(-1.0f), bounded * p / q);
   return -larger(splat(-1.0f), -y);
-}
-
-// Halves, by their bits.
-QKV_INLINE float from_bfloat16(uint16_t bits) {
-  uint32_t wide = uint32_t(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-QKV_INLINE Floats from_bfloat16(Halves bits) {
-  return (Floats)(__builtin_convertvector(bits, Words) << 16);
-}
-QKV_INLINE Floats from_float16(Halves bits) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
-#elif defined(__F16C__)
-  return (Floats)_mm256_cvtph_ps((__m128i)bits);
-#else
-  Words wide = __builtin_convertvector(bits, Words);
-  Words sign = (wide & 0x8000) << 16;
-  Words rest = (wide & 0x7fff) << 13;
-  // the exponent's bias goes from 15 to 127 by a multiplication, which also makes subnormals right
-  Floats value = (Floats)rest * 0x1p112f;
-  Words special = (Words)(rest >= (0x7c00u << 13));  // infinity and NaN
-  value = (Floats)(((Words)value & ~special) | ((rest | 0x7f800000u) & special));
-  return (Floats)((Words)value | sign);
-#endif
-}
-QKV_INLINE float from_float16(uint16_t bits) {
-  Halves v{};
-  v[0] = bits;
-  return from_float16(v)[0];
-}
-
-// To the nearest, ties to even; NaN stays NaN.
-QKV_INLINE uint16_t to_bfloat16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if (x != x) return uint16_t((bits >> 16) | 0x40);
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-inline uint16_t to_float16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  uint16_t sign = uint16_t((bits >> 16) & 0x8000);
-  bits &= 0x7fffffff;
-  if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);   // NaN
-  if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);  // rounds to infinity
-  if (bits < 0x38800000) {                                 // subnormal: the adder rounds
-    float scaled;
-    std::memcpy(&scaled, &bits, 4);
-    scaled += 0.5f;
-    uint32_t shifted;
-    std::memcpy(&shifted, &scaled, 4);
-    return uint16_t(sign | (shifted - 0x3f000000));
-  }
-  bits += 0xfff + ((bits >> 13) & 1);
-  return uint16_t(sign | ((bits - 0x38000000) >> 13));
-}
-
-// One number of any of the float types.
-inline double number_at(const void* data, Type type, int64_t at) {
-  switch (type) {
-    case Type::float16: return from_float16(static_cast<const uint16_t*>(data)[at]);
-    case Type::bfloat16: return from_bfloat16(static_cast<const uint16_t*>(data)[at]);
-    case Type::float32: return static_cast<const float*>(data)[at];
-    case Type::float64: return static_cast<const double*>(data)[at];
-    case Type::boolean: return static_cast<const uint8_t*>(data)[at];
-    default: return static_cast<double>(static_cast<const int64_t*>(data)[at]);
-  }
 }
 
 }  // namespace QKV_BODY

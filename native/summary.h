@@ -33,12 +33,12 @@ struct Kept {
       : weights(static_cast<float*>(a.top_weights.data) + cell(a.top_weights, p, 0)),
         indices(static_cast<int64_t*>(a.top_indices.data) + cell(a.top_indices, p, 0)),
         count(a.top_k) {}
-  // What a weight must be above to be kept.
+  // What a weight must exceed to be kept.
   float least() const { return indices[count - 1] < 0 ? -1.0f : weights[count - 1]; }
 };
 
 // A query whose weights have to be computed in double precision, all keys at once.
-inline void summarize_carefully(const Attention& a, const Place& p, CarefulRow& row,
+inline void summarize_exactly(const Attention& a, const Place& p, ExactRow& row,
                                 double* received) {
   row.compute(a, p);
   Kept kept(a, p);
@@ -52,7 +52,7 @@ inline void summarize_carefully(const Attention& a, const Place& p, CarefulRow& 
 
 // Scores of one query in columns begin ... end of a block become weights, -1 where hidden.
 inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Range columns,
-                          float factor, float* scores, CarefulRow& careful) {
+                          float factor, float* scores, ExactRow& exact) {
   double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
   float base = float(lse / LN_2), rest = float(lse / LN_2 - double(base));
   Ints odd{};
@@ -63,11 +63,11 @@ inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Ran
     store(scores + c, select(s == splat(-INF), splat(-1.0f), weights));
   }
   if (all_zero(odd)) return;
-  careful.compute(a, p);  // a score was beyond float32
+  exact.compute(a, p);  // a score was beyond float32
   for (int64_t c = columns.begin; c < columns.end; ++c) {
     int64_t j = block * BLOCK + c;
-    bool inside = j >= careful.range().begin && j < careful.range().end && careful.visible(j);
-    scores[c] = inside ? float(careful.weight(j)) : -1.0f;
+    bool inside = j >= exact.range().begin && j < exact.range().end && exact.visible(j);
+    scores[c] = inside ? float(exact.weight(j)) : -1.0f;
   }
 }
 
@@ -93,7 +93,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
   float factor = factor_of(a, tile.plain);
   for (int i = 0; i < ROWS; ++i) {
     float* row = scores + i * STEP;
-    if (s.careful[tile.begin + i]) {
+    if (s.exact[tile.begin + i]) {
       for (int64_t c = columns.begin; c < columns.end; ++c) row[c] = -1;
       continue;
     }
@@ -104,7 +104,7 @@ void summarize_tile(const Attention& a, const Chunk& chunk, const Packed& head,
       finish_row(a, p, tile.block * BLOCK, columns.begin, columns.end, seen, row, s.row);
     else if (seen.begin > columns.begin || seen.end < columns.end)
       hide_outside(row, columns.begin, columns.end, seen);
-    weigh_columns(a, p, tile.block, columns, factor, row, s.careful_row);
+    weigh_columns(a, p, tile.block, columns, factor, row, s.exact_row);
     keep_columns(Kept(a, p), tile.block, columns, row);
     worked((columns.end - columns.begin) * a.top_k);
   }
@@ -135,9 +135,9 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
     for (int64_t k = 0; k < kept.count; ++k) kept.indices[k] = -1, kept.weights[k] = 0;
     if (r >= real) continue;
     double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
-    s.careful[r] = !(std::fabs(lse) < 1e37);
-    if (s.careful[r])
-      summarize_carefully(a, p, s.careful_row,
+    s.exact[r] = !(std::fabs(lse) < 1e37);
+    if (s.exact[r])
+      summarize_exactly(a, p, s.exact_row,
                           head.received.data() + chunk.part * a.keys[first.row]);
   }
   load_queries<Product>(a, first, real, s);

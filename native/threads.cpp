@@ -108,7 +108,7 @@ Turn::~Turn() { turn = before_; }
 
 struct Job {
   const std::function<void(int)>& work;
-  int room;  // how many more may join
+  int wanted;  // how many more may join
   const Cores cores{};
   int joined = 1;  // the caller is worker 0
   std::atomic<int> active{0};
@@ -143,7 +143,7 @@ class Pool {
       job.next = jobs_;
       jobs_ = &job;
       open_.fetch_add(1, std::memory_order_release);
-      for (int i = 0; i < job.room && i < asleep_; ++i) wake_.notify_one();
+      for (int i = 0; i < job.wanted && i < asleep_; ++i) wake_.notify_one();
     }
     attempt(job, 0);
     {
@@ -192,7 +192,7 @@ class Pool {
       while (Job* job = jobs_) {
         int worker = job->joined++;
         job->active.fetch_add(1);
-        if (--job->room == 0) close(*job);
+        if (--job->wanted == 0) close(*job);
         lock.unlock();
         own.adopt(job->cores);
         attempt(*job, worker);

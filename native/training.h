@@ -1,4 +1,4 @@
-// What learning needs besides products: activations and their gradients, the loss, AdamW.
+// What training needs besides products: activations and their gradients, the loss, AdamW.
 #pragma once
 
 #include <atomic>

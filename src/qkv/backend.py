@@ -28,7 +28,7 @@ BODIES = (
 )
 BACKENDS = (*BODIES, "numpy")  # those that this machine can run, the best first
 
-MOST_THREADS = 1024  # native/module.cpp
+MOST_THREADS = 1024  # native/arguments.h
 
 _threads: int | None = None
 _lock = threading.RLock()

@@ -1,0 +1,137 @@
+// Linear layers and norms: methods of qkv._kernel, and the weights that are packed for them.
+#include "module.h"
+
+namespace qkv {
+
+namespace {
+
+// Packed weights are a float32 array, whatever is in them.
+void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out, Type type) {
+  need(packed.is(Type::float32, packed.count()) &&
+           size_t(packed.count()) * sizeof(float) == body.packed_bytes(in, out, type),
+       "packed weights are not of the size that they need");
+}
+
+}  // namespace
+
+PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    int64_t in = whole(args[1]), out = whole(args[2]);
+    need(in >= 0 && out >= 0 && (in == 0 || out <= FURTHEST / 64 / in), "too many weights");
+    Type type = Array(args[3]).type();
+    need(is_working_float(type), "weights are not of a working type");
+    return PyLong_FromSize_t(body.packed_bytes(in, out, type) / sizeof(float));
+  });
+}
+
+PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    Array weight(args[1]), packed(args[2], true);
+    int threads = number_of_threads(args[3]);
+    need(weight && weight.axes() == 2 && is_working_float(weight.type()),
+         "weights are not (in, out) of a working type");
+    int64_t in = weight.length(-2), out = weight.length(-1);
+    need_packed(body, packed, in, out, weight.type());
+    {
+      Unlocked unlocked;
+      body.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
+                packed.data(), threads);
+    }
+    return none();
+  });
+}
+
+PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 9, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), packed(args[2]), bias(args[3]), gate(args[5]), residual(args[6]);
+    Array y(args[7], true);
+    Linear p;
+    p.activation = activation_of(args[4]);
+    int threads = number_of_threads(args[8]);
+    need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, in) and (rows, out)");
+    p.rows = x.length(-2);
+    p.in = x.length(-1);
+    p.out = y.length(-1);
+    p.type = x.type();
+    p.y_type = y.type();
+    need(is_working_float(p.type) && (p.y_type == p.type || p.y_type == Type::float32) &&
+             y.length(-2) == p.rows,
+         "x and y do not fit");
+    need_contiguous_rows({&x, &y});
+    need_packed(body, packed, p.in, p.out, p.type);
+    p.bias = floats_or_none(bias, p.out);
+    for (const Array* more : {&gate, &residual}) {
+      if (!*more) continue;
+      need(more->type() == p.y_type && more->axes() == 2 && more->length(-2) == p.rows &&
+               more->length(-1) == p.out,
+           "gate or residual is not like y");
+      need_contiguous_rows({more});
+    }
+    p.x = x.data();
+    p.x_step = x.step(-2);
+    p.packed = packed.data();
+    p.gate = gate ? gate.data() : nullptr;
+    p.gate_step = gate.step(-2);
+    p.residual = residual ? residual.data() : nullptr;
+    p.residual_step = residual.step(-2);
+    p.y = y.data();
+    p.y_step = y.step(-2);
+    if (p.rows && p.out) {
+      Unlocked unlocked;
+      body.linear(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 9, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), weight(args[2]), bias(args[3]), y(args[6], true), scale(args[7], true);
+    Norm p;
+    p.eps = float(real(args[4]));
+    p.centred = whole(args[5]) != 0;
+    int threads = number_of_threads(args[8]);
+    need(x && y && x.axes() == 2 && y.axes() == 2,
+         "x and y are not (rows, size)");
+    p.rows = x.length(-2);
+    p.size = x.length(-1);
+    need(y.length(-2) == p.rows && y.length(-1) == p.size, "x and y do not fit");
+    need_contiguous_rows({&x, &y});
+    p.type = x.type();
+    need((p.type == Type::float32 || p.type == Type::bfloat16) && y.type() == p.type,
+         "x and y are not both float32 or bfloat16");
+    p.x = x.data();
+    p.x_step = x.step(-2);
+    p.weight = floats(weight, p.size);
+    p.bias = floats_or_none(bias, p.size);
+    p.scale = floats(scale, p.rows);
+    p.y = y.data();
+    p.y_step = y.step(-2);
+    if (p.rows && p.size) {
+      Unlocked unlocked;
+      body.norm(p, threads);
+    }
+    return none();
+  });
+}
+
+PyObject* narrow(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return guarded(count, 4, [&] {
+    const Body& body = body_of(args[0]);
+    Array x(args[1]), y(args[2], true);
+    int threads = number_of_threads(args[3]);
+    const float* from = floats(x, x.count());
+    need(y.is(Type::bfloat16, x.count()), "y is not as many contiguous bfloat16 as x");
+    {
+      Unlocked unlocked;
+      body.narrow(from, x.count(), y.data(), threads);
+    }
+    return none();
+  });
+}
+
+}  // namespace qkv

@@ -1,0 +1,49 @@
+// The methods of qkv._kernel, and what each of them does around its work.
+#pragma once
+
+#include "arguments.h"
+#include "threads.h"
+
+namespace qkv {
+
+// Computing without the interpreter's lock, which is taken again however it ends. A signal that
+// comes meanwhile is handled; where its handler raises an error, the work ends.
+class Unlocked : Asked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() override { lock(); }
+
+ private:
+  bool ends() override;
+  void lock();
+
+  PyThreadState* state_;
+};
+
+// The Python error for the C++ exception that is being handled.
+void raise_in_python();
+
+// A method's result, or its error: `work` reads `expected` arguments.
+template <class Work>
+PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, const Work& work) {
+  try {
+    if (count == expected) return work();
+    PyErr_Format(PyExc_TypeError, "%zd arguments are wanted and %zd given", expected, count);
+  } catch (...) {
+    raise_in_python();
+  }
+  return nullptr;
+}
+
+inline PyObject* none() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+using Method = PyObject*(PyObject* module, PyObject* const* args, Py_ssize_t count);
+
+Method attend, attend_packed, summarize, differentiate, differentiate_packed;  // attention_module.cpp
+Method packed_size, pack, linear, norm, narrow;                                // dense_module.cpp
+Method outer, map, norm_grad, cross_entropy, adamw, squares;                   // training_module.cpp
+
+}  // namespace qkv
