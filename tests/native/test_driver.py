@@ -70,7 +70,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
         path = folder / ("part" if part else "all")
         if not made:
             made.extend(
-                [*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear(), *learning()]
+                [*sizes(), *long(), *drawn(), *packed(), *gradients(), *linear(), *training()]
             )
         if not path.exists():
             path.write_bytes(b"".join(made[::3] if part else made))
@@ -318,8 +318,8 @@ def linear() -> list[bytes]:
     return found
 
 
-def learning() -> list[bytes]:
-    """The way back, over sizes that no tile or piece divides; expected values are NumPy's."""
+def training() -> list[bytes]:
+    """The backward pass, over sizes that no tile or piece divides; expected values are NumPy's."""
     found = []
     for seed in range(24):
         rng = np.random.default_rng(seed)
@@ -327,23 +327,23 @@ def learning() -> list[bytes]:
         left, right = (int(n) for n in rng.choice([1, 5, 13, 14, 15, 31, 33, 64], 2))
         if seed == 0:  # more than one piece of everything
             left = right = 200
-        gap, name = int(rng.integers(0, 3)), f"learning {seed}"
+        gap, name = int(rng.integers(0, 3)), f"training {seed}"
 
         def some(*shape: int, gap: int = 0) -> Any:
             drawn = rng.standard_normal((*shape[:-1], shape[-1] + gap)).astype(np.float32)  # noqa: B023
             return drawn[..., : shape[-1]]
 
-        def room(*shapes: Any) -> list[Any]:
+        def outputs(*shapes: Any) -> list[Any]:
             return [np.full(shape, 7, np.float32) for shape in shapes]
 
-        x, above = some(rows, left, gap=gap), some(rows, right, gap=2 * gap)
+        x, upstream = some(rows, left, gap=gap), some(rows, right, gap=2 * gap)
         steps = (left + gap, right + 2 * gap)
-        a, b = x.astype(np.float64), above.astype(np.float64)
+        a, b = x.astype(np.float64), upstream.astype(np.float64)
         expected = [a.T @ b, a.sum(0), b.sum(0)]
         found.append(
-            writer.learning_case(
-                f"{name} outer", "outer", (rows, left, right, *steps), [x, above],
-                room((left, right), left, right), expected,
+            writer.training_case(
+                f"{name} outer", "outer", (rows, left, right, *steps), [x, upstream],
+                outputs((left, right), left, right), expected,
             )
         )  # fmt: skip
 
@@ -357,8 +357,8 @@ def learning() -> list[bytes]:
             else backward.activation_grad(wide, grad.astype(np.float64), kind)
         ]
         found.append(
-            writer.learning_case(
-                f"{name} map", "map", (count, activation), [flat, grad], room(count), expected
+            writer.training_case(
+                f"{name} map", "map", (count, activation), [flat, grad], outputs(count), expected
             )
         )
 
@@ -368,18 +368,18 @@ def learning() -> list[bytes]:
         wides = [it.astype(np.float64) for it in (x, weight, scale[:, None], grad)]
         expected = list(backward.norm_grad(*wides, centred=bool(centred), bias=True))
         found.append(
-            writer.learning_case(
+            writer.training_case(
                 f"{name} norm", "norm_grad", (rows, left, left + gap, left + 1, centred), given,
-                room((rows, left), left, left), expected,
+                outputs((rows, left), left, left), expected,
             )
         )  # fmt: skip
 
         targets, weights = rng.integers(0, right, rows), some(rows) if seed % 2 else None
         expected = list(backward.cross_entropy(b, targets, weights))
         found.append(
-            writer.learning_case(
+            writer.training_case(
                 f"{name} loss", "cross_entropy", (rows, right, right + 2 * gap),
-                [above, targets, weights], room(rows, (rows, right)), expected,
+                [upstream, targets, weights], outputs(rows, (rows, right)), expected,
             )
         )  # fmt: skip
 
@@ -393,18 +393,18 @@ def learning() -> list[bytes]:
         )  # fmt: skip
         rest = (0.1, 0.5, 1e-3, 0.9, 0.1, 0.98, 0.02, 0.1 / (1 - 0.9**3), (1 - 0.98**3) ** -0.5)
         found.append(
-            writer.learning_case(
+            writer.training_case(
                 f"{name} adamw", "adamw", (count,), [gradient, decays], states, wides,
                 settings=(0.2, *rest),
             )
         )  # fmt: skip
         found.append(
-            writer.learning_case(
+            writer.training_case(
                 f"{name} squares",
                 "squares",
                 (count,),
                 [flat],
-                room(1),
+                outputs(1),
                 [np.square(wide).sum()[None]],
             )
         )

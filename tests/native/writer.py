@@ -100,14 +100,14 @@ def _native(array: Array) -> Array:
 
 
 def _unit(array: Array) -> Array:
-    """Query, key and value reach a body with the last axis in one piece."""
+    """Query, key and value reach a body with a contiguous last axis."""
     array = _native(array)
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         return np.ascontiguousarray(array)
     return array
 
 
-def _room(shape: tuple[int, ...], dtype: Any, gap: int, fill: Any = 7) -> Array:
+def _output(shape: tuple[int, ...], dtype: Any, gap: int, fill: Any = 7) -> Array:
     """An array to write to, `gap` elements behind each row of it."""
     return np.full((*shape[:-1], shape[-1] + gap), fill, dtype)[..., : shape[-1]]
 
@@ -139,9 +139,9 @@ def attention_case(
     query, key, value = (_unit(x) for x in (call.query, call.key, call.value))
     keys_read, queries_read = (real_keys, real_queries) if trim else (S, L)
     out, sums, given_weights = (
-        _room((*call.shape, dv), call.dtype, gap),
-        _room((*call.shape, 1), np.float64, 0) if lse or top_k else None,
-        _room((*call.shape, S), np.float32, gap, 0) if weights else None,
+        _output((*call.shape, dv), call.dtype, gap),
+        _output((*call.shape, 1), np.float64, 0) if lse or top_k else None,
+        _output((*call.shape, S), np.float32, gap, 0) if weights else None,
     )
     arrays = [
         placed(query, (kv_heads, group, queries_read, d)),
@@ -190,11 +190,11 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     out = judged.loops.out.astype(call.dtype).reshape(*call.shape, dv)
     lse = np.ascontiguousarray(judged.loops.lse, np.float64).reshape(call.shape)
     rng = np.random.default_rng(seed)
-    above = rng.standard_normal(out.shape).astype(call.dtype)
+    upstream = rng.standard_normal(out.shape).astype(call.dtype)
     bias = case.options.get("bias")
     cells = () if bias is None else gradient._cells(np.shape(bias), call)
     truth = gradient._gradients(
-        wide, cells, above.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
+        wide, cells, upstream.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
     )
 
     def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
@@ -232,7 +232,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     if call.bias is not None:  # seen as large as the bias, its repeated axes without a step
         own = np.broadcast_to(fresh(truth.bias, 0), (*lead, kv_heads, group, L, S))
     outputs = [
-        placed(above, (kv_heads, group, L, dv)),
+        placed(upstream, (kv_heads, group, L, dv)),
         placed(fresh(truth.query, 7), (kv_heads, group, L, d)),
         placed(fresh(truth.key, 7), (kv_heads, 1, S, d)),
         placed(fresh(truth.value, 7), (kv_heads, 1, S, dv)),
@@ -357,7 +357,7 @@ def linear_case(
     def memory(array: Array | None) -> bytes:
         return block() if array is None else block(_memory(array))
 
-    y = _room((len(x), weight.shape[1]), x.dtype, gap)
+    y = _output((len(x), weight.shape[1]), x.dtype, gap)
     return b"".join(
         [
             heading(1, name),
@@ -371,7 +371,7 @@ def linear_case(
     )
 
 
-def learning_case(
+def training_case(
     name: str,
     which: str,
     sizes: Sequence[int],
@@ -381,7 +381,7 @@ def learning_case(
     *,
     settings: Sequence[float] = (),
 ) -> bytes:
-    """A call of what learning needs: `found` is what its results stand in, before the call."""
+    """A call of what training needs: `found` is what results are written to, before the call."""
     largest = max((np.abs(array).max(initial=1) for array in expected), default=1)
     return b"".join(
         [

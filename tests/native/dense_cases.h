@@ -1,0 +1,60 @@
+// Calls of linear layers.
+#pragma once
+
+#include "case.h"
+
+namespace qkv {
+
+struct LinearCase : Case {
+  Linear l;
+  Block weight, x, bias, gate, residual, y, expected, allowed;
+  int64_t in_step, out_step, y_start;
+
+  LinearCase(File& file, bool shifted) {
+    for (int64_t* n : {&l.rows, &l.in, &l.out, &in_step, &out_step, &l.x_step, &l.gate_step,
+                       &l.residual_step, &l.y_step})
+      *n = file.whole();
+    l.type = l.y_type = Type(file.whole());
+    l.activation = Activation(file.whole());
+    int64_t shift = shifted ? bytes_of(l.type) : 0;
+    for (Block* block : {&weight, &x, &bias, &gate, &residual, &y}) block->read(file, shift);
+    expected.read(file);
+    allowed.read(file);
+    l.x = x.data;
+    if (bias.count) l.bias = bias.as<float>();
+    if (gate.count) l.gate = gate.data;
+    if (residual.count) l.residual = residual.data;
+    l.y = y.data;
+  }
+  std::vector<Block*> inputs() override { return {&weight, &x, &bias, &gate, &residual}; }
+  std::vector<Block*> outputs() override { return {&y}; }
+
+  void run(const Where& where) override {
+    if (!where.body.linear) return;
+    size_t bytes = where.body.packed_bytes(l.in, l.out, l.type);
+    std::unique_ptr<void, void (*)(void*)> packed(
+        ::operator new(bytes, std::align_val_t(64)),
+        [](void* memory) { ::operator delete(memory, std::align_val_t(64)); });
+    std::memset(packed.get(), 0xff, bytes);  // NaN
+    where.body.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
+    l.packed = packed.get();
+    where.body.linear(l, where.threads);
+
+    int64_t size = bytes_of(l.type);
+    std::vector<uint8_t> mine(size_t(y.count), 0);
+    for (int64_t r = 0, k = 0; r < l.rows; ++r)
+      for (int64_t c = 0; c < l.out; ++c, ++k) {
+        int64_t at = (r * l.y_step + c) * size;
+        std::memset(mine.data() + at, 1, size_t(size));
+        double found = number(y.data + at, l.type), wanted = expected.as<double>()[k];
+        if (!agrees(found, wanted, allowed.as<double>()[k], NEAR))
+          return where.fail(said("y at row %ld, column %ld is %.9g and not %.9g (allowed %.2g)", long(r),
+                                 long(c), found, wanted, allowed.as<double>()[k]));
+      }
+    for (size_t k = 0; k < mine.size(); ++k)
+      if (!mine[k] && y.data[k] != uint8_t(y.original[k]))
+        return where.fail("something beside y was written to");
+  }
+};
+
+}  // namespace qkv
