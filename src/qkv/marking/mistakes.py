@@ -7,9 +7,10 @@ replacements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,17 +22,23 @@ Kind = Literal["wrong", "fragile", "convention"]
 
 @dataclass(frozen=True)
 class Mistake:
-    """One way to get attention wrong: what it is, how it shows, what mends it, how it computes."""
+    """One way to get attention wrong: what it is, how it shows, how it computes, what mends it."""
 
     key: str
     says: str
     shows: str
-    remedy: str
     variants: tuple[Steps, ...]
+    remedy: str = ""
     kind: Kind = "wrong"
 
 
-_SCALE = "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
+def _mended(remedy: str, *mistakes: Mistake, kind: Kind = "wrong") -> tuple[Mistake, ...]:
+    """Mistakes that one line mends, but where one has a remedy of its own."""
+    return tuple(replace(one, remedy=one.remedy or remedy, kind=kind) for one in mistakes)
+
+
+_SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
+_SCALE = f"{_SCORES} / np.sqrt(q.shape[-1])"
 _SOFTMAX = (
     "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
     " weights = e / e.sum(axis=-1, keepdims=True)"
@@ -39,95 +46,95 @@ _SOFTMAX = (
 _CONTEXT = "out = weights @ v"
 _HIDE = "scores = np.where(mask, scores, -np.inf)"
 _PROJECT = "q, k, v = x @ w_q, x @ w_k, x @ w_v"
+_SEES = "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)"
 
 
-SOFTMAX = (
+def _max(**over: Any) -> dict[str, Any]:
+    """Softmax that subtracts another maximum."""
+    return {"shift": lambda s: s - s.max(**over)}
+
+
+def _sum(**over: Any) -> dict[str, Any]:
+    """Softmax that divides by another sum."""
+    return {"normalise": lambda e: e / e.sum(**over)}
+
+
+def _over(*axes: int) -> tuple[Steps, Steps]:
+    """Softmax over other axes, of which the maximum may be right."""
+    over: dict[str, Any] = {"axis": axes, "keepdims": True}
+    return _max(**over) | _sum(**over), _sum(**over)
+
+
+SOFTMAX = _mended(
+    _SOFTMAX,
     Mistake(
         "no-softmax",
         "the values are weighted by the scores themselves: softmax is missing",
         "the weights of a row do not sum to 1, and a score below zero takes a value away",
-        _SOFTMAX,
         (RAW,),
     ),
     Mistake(
         "softmax-after-values",
         "the values are weighted by the scores first and softmax is taken of the result",
         "every row of the output sums to 1, whatever the values are",
-        f"{_SOFTMAX}; {_CONTEXT}",
         ({**RAW, "weigh": lambda w, v, n: softmax(w @ v)},),
+        remedy=f"{_SOFTMAX}; {_CONTEXT}",
     ),
     Mistake(
         "no-exp",
         "the scores are divided by their sum, without exp: that is not softmax",
         "a score below zero gives a weight below zero, and scores that sum to 0 divide by 0",
-        _SOFTMAX,
         ({"shift": same, "exp": same},),
     ),
     Mistake(
         "softmax-whole-matrix",
         "softmax runs over the whole matrix, not over each row",
         "all the weights together sum to 1, so each query has only a part of that",
-        _SOFTMAX,
-        (
-            {
-                "shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True),
-                "normalise": lambda e: e / e.sum(axis=(-1, -2), keepdims=True),
-            },
-            {"normalise": lambda e: e / e.sum(axis=(-1, -2), keepdims=True)},
-        ),
+        _over(-1, -2),
     ),
     Mistake(
         "softmax-columns",
         "softmax runs over the queries (down the columns), not over the keys (along each row)",
         "the columns of the weights sum to 1 and the rows do not",
-        _SOFTMAX,
-        (
-            {
-                "shift": lambda s: s - s.max(axis=-2, keepdims=True),
-                "normalise": lambda e: e / e.sum(axis=-2, keepdims=True),
-            },
-            {"normalise": lambda e: e / e.sum(axis=-2, keepdims=True)},
-        ),
+        _over(-2),
     ),
     Mistake(
         "softmax-keepdims",
         "softmax takes the maximum or the sum of each row without keepdims=True, so that row i's"
         " number is used on column i",
         "the rows of the weights do not sum to 1, or are shifted against each other",
-        _SOFTMAX,
         (
-            {"normalise": lambda e: e / e.sum(axis=-1)},
-            {"shift": same, "normalise": lambda e: e / e.sum(axis=-1)},
-            {"shift": lambda s: s - s.max(axis=-1)},
-            {"shift": lambda s: s - s.max(axis=-1), "normalise": lambda e: e / e.sum(axis=-1)},
+            _sum(axis=-1),
+            {"shift": same, **_sum(axis=-1)},
+            _max(axis=-1),
+            _max(axis=-1) | _sum(axis=-1),
         ),
     ),
     Mistake(
         "softmax-not-normalised",
         "the exponentials are never divided by their sum",
         "the weights of a row do not sum to 1",
-        _SOFTMAX,
         (
             {"shift": same, "normalise": same},
             {"normalise": same},
-            {"shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True), "normalise": same},
+            {**_max(axis=(-1, -2), keepdims=True), "normalise": same},
         ),
     ),
     Mistake(
         "softmax-twice",
         "softmax is taken twice",
         "the weights are too even: after the second softmax even a hidden place has some",
-        f"{_SOFTMAX}  # once",
         ({"weigh": lambda w, v, n: softmax(w) @ v},),
+        remedy=f"{_SOFTMAX}  # once",
     ),
 )
 
-SCALING = (
+SCALING = _mended(
+    _SCALE,
     Mistake(
         "no-scaling",
         "the scores are not scaled: the division by sqrt(d) is missing",
         "the weights are too sharp, the more so the larger d is",
-        _SCALE,
         ({"scale": same},),
     ),
     Mistake(
@@ -135,122 +142,102 @@ SCALING = (
         "the scores are divided by d, not by sqrt(d): either the root is missing, or sqrt(d) is"
         " divided by twice",
         "the weights are too even",
-        f"{_SCALE}  # once",
         ({"scale": lambda s, n: s / n.d},),
+        remedy=f"{_SCALE}  # once",
     ),
     Mistake(
         "scale-multiplied",
         "the scores are multiplied by sqrt(d) where they should be divided by it",
         "the weights are far too sharp",
-        _SCALE,
         ({"scale": lambda s, n: s * np.sqrt(n.d)},),
     ),
     Mistake(
         "scale-tokens",
         "the scores are divided by the root of the number of tokens, not of the head size d",
         "the same two words score differently in a longer sentence",
-        _SCALE,
         ({"scale": lambda s, n: s / np.sqrt(n.tokens)},),
     ),
     Mistake(
         "scale-model-width",
         "the scores are divided by the root of the width D of x, not of the size d of the queries",
         "the weights are too even where d is smaller than D",
-        _SCALE,
         ({"scale": lambda s, n: s / np.sqrt(n.width)},),
     ),
     Mistake(
         "scale-after-softmax",
         "the weights are divided by sqrt(d) after softmax, where the scores should be before it",
         "the weights of a row sum to 1/sqrt(d)",
-        f"{_SCALE}  # before softmax; the weights stay as they are",
         (
             {"scale": same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
             {"weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         ),
+        remedy=f"{_SCALE}  # before softmax; the weights stay as they are",
     ),
 )
 
-RESULT = (
+RESULT = _mended(
+    _CONTEXT,
     Mistake(
         "weights-returned",
         "the weights are returned, not the context: the last product with the values is missing",
         "the output has a column for each key, not for each dimension of the values",
-        _CONTEXT,
         ({"weigh": lambda w, v, n: w},),
     ),
     Mistake(
         "weights-transposed",
         "the values are mixed with the weights transposed",
         "each output mixes values by the weights of a column, which do not sum to 1",
-        _CONTEXT,
         ({"weigh": lambda w, v, n: flip(w) @ v},),
     ),
     Mistake(
         "causal-always",
         "every query sees only the keys up to its own place, though no causal mask was asked for",
         "the first output is the first value, and nothing else",
-        "apply the causal mask only where it is asked for: if is_causal: ...",
         ({"not_causal": lambda i, j: j <= i},),
+        remedy="apply the causal mask only where it is asked for: if is_causal: ...",
     ),
 )
 
 
-def _mixed(names: str) -> list[Mistake]:
-    """Each way to use query, key and value in each other's place."""
-    found = []
+_NAMED = {  # by which of query, key and value is used in whose place
+    (1, 0, 2): (
+        "query-key-swapped",
+        "query and key are swapped, so that the scores are transposed",
+        "a query's weights belong to the key of the same place",
+    ),
+    (0, 1, 1): (
+        "key-as-value",
+        "the key is used as the value",
+        "the output does not change when the values do",
+    ),
+}
+
+
+def _mixed(signature: str) -> Iterator[Mistake]:
+    """Each way to use query, key and value, or their projections, in each other's place."""
+    arguments = ("query", "key", "value")
+    names, remedy = arguments, f"{_SCALE}; {_CONTEXT}"
+    roles = "the {} is used as query, the {} as key and the {} as value"
+    order = "arguments-order", f"the arguments are in another order: {roles}"
+    shared = "arguments-shared", f"one of the three is used in place of another: {roles}"
+    if signature != "qkv":
+        names, remedy = ("w_q", "w_k", "w_v"), _PROJECT
+        roles = "q comes from {}, k from {} and v from {}"
+        order = "projections-swapped", f"the projections have changed places: {roles}"
+        shared = "projections-shared", f"one projection is used in place of another: {roles}"
     for used in product(range(3), repeat=3):
-        if used == (0, 1, 2):
-            continue
-        a, b, c = (("query", "key", "value")[n] for n in used)
-        if used == (1, 0, 2):
-            key = "query-key-swapped"
-            says = "query and key are swapped, so that the scores are transposed"
-            shows = "a query's weights belong to the key of the same place"
-        elif used == (0, 1, 1):
-            key = "key-as-value"
-            says = "the key is used as the value"
-            shows = "the output does not change when the values do"
-        elif len(set(used)) == 3:
-            key = "arguments-order"
-            says = f"the arguments are in another order: the {a} is used as query, the {b} as key"
-            says += f" and the {c} as value"
-            shows = "the shapes still fit, the meaning does not"
+        unused = [name for n, name in enumerate(arguments) if n not in used]
+        if used in _NAMED:
+            key, says, shows = _NAMED[used]
+        elif unused:
+            key, says = shared
+            shows = f"the output does not depend on the {' or the '.join(unused)} at all"
         else:
-            key = "arguments-shared"
-            says = (
-                f"one of the three is used in place of another: the {a} is used as query, the {b}"
-            )
-            says += f" as key and the {c} as value"
-            shows = f"the output does not depend on the {_unused(used)} at all"
-        if names != "qkv" and key == "arguments-shared":
-            key = "projections-shared"
-            says = f"one projection is used in place of another: q comes from {_w(used[0])}, k from"
-            says += f" {_w(used[1])} and v from {_w(used[2])}"
-        elif names != "qkv" and key == "arguments-order":
-            key = "projections-swapped"
-            says = f"the projections have changed places: q comes from {_w(used[0])}, k from"
-            says += f" {_w(used[1])} and v from {_w(used[2])}"
-        remedy = "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]); out = weights @ v"
-        found.append(
-            Mistake(
-                key,
-                says,
-                shows,
-                remedy if names == "qkv" else _PROJECT,
-                ({"choose": lambda q, k, v, used=used: [(q, k, v)[n] for n in used]},),
-            )
-        )
-    return found
-
-
-def _unused(used: tuple[int, ...]) -> str:
-    left = [name for n, name in enumerate(("query", "key", "value")) if n not in used]
-    return " or the ".join(left)
-
-
-def _w(n: int) -> str:
-    return ("w_q", "w_k", "w_v")[n]
+            (key, says), shows = order, "the shapes still fit, the meaning does not"
+        if used != (0, 1, 2):
+            says = says.format(*(names[n] for n in used))
+            choose = {"choose": lambda q, k, v, used=used: [(q, k, v)[n] for n in used]}
+            yield Mistake(key, says, shows, (choose,), remedy)
 
 
 def _bare(*bare: int) -> Steps:
@@ -262,72 +249,65 @@ def _bare(*bare: int) -> Steps:
     }
 
 
-PROJECTIONS = (
+PROJECTIONS = _mended(
+    _PROJECT,
     Mistake(
         "no-projection",
         "a projection is forgotten: x itself is used where x times a weight matrix should be",
         "the output does not depend on all of w_q, w_k and w_v",
-        _PROJECT,
         tuple(_bare(*n) for n in ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))),
     ),
     Mistake(
         "projection-transposed",
         "the weights are used transposed: they are (in, out), so x @ w projects",
         "it fails where the weights are not square and is silently wrong where they are",
-        _PROJECT,
         ({"project": lambda x, *weights: [x @ w.T for w in weights]},),
     ),
 )
 
-SHAPES = (
+SHAPES = _mended(
+    _SCALE,
     Mistake(
         "scale-value-size",
         "the scores are divided by the root of the size of the values, not of the queries and keys",
         "the weights change with the number of columns of the values",
-        _SCALE,
         ({"scale": lambda s, n: s / np.sqrt(n.dv)},),
     ),
 )
 
-LARGE = (
+LARGE = _mended(
+    _SOFTMAX,
     Mistake(
         "softmax-no-max",
         "softmax does not subtract the maximum of the row before exp",
         "exp(1000) overflows to inf, and inf / inf is nan",
-        _SOFTMAX,
         ({"shift": same},),
-        "fragile",
     ),
     Mistake(
         "softmax-global-max",
         "softmax subtracts the maximum of the whole matrix, not of each row",
         "a row far below it underflows to 0, and 0 / 0 is nan",
-        _SOFTMAX,
-        ({"shift": lambda s: s - s.max(axis=(-1, -2), keepdims=True)},),
-        "fragile",
+        (_max(axis=(-1, -2), keepdims=True),),
     ),
+    kind="fragile",
 )
 
-BATCHES = (
+BATCHES = _mended(
+    _SOFTMAX,
     Mistake(
         "batch-transpose",
         "right for one text (L, d), wrong for a batch (B, L, d): K.T turns all the axes round",
         "it fails, or mixes the texts of the batch with each other where the shapes happen to fit",
-        "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])",
         ({"score": lambda q, k: q @ k.T},),
+        remedy=_SCALE,
     ),
     Mistake(
         "batch-axis",
         "right for one text (L, d), wrong for a batch (B, L, d): softmax names an axis that is the"
         " last one only for one text",
         "the rows of the weights do not sum to 1",
-        _SOFTMAX,
         (
-            {
-                "shift": lambda s: s - s.max(axis=1, keepdims=True),
-                "normalise": lambda e: e / e.sum(axis=1, keepdims=True),
-            },
-            {"normalise": lambda e: e / e.sum(axis=1, keepdims=True)},
+            *_over(1),
             {
                 "shift": lambda s: s - s.max(axis=-1)[:, None],
                 "normalise": lambda e: e / e.sum(axis=-1)[:, None],
@@ -337,100 +317,90 @@ BATCHES = (
     ),
 )
 
-HIDING = (
+HIDING = _mended(
+    _HIDE,
     Mistake(
         "mask-multiplied",
         "the mask is multiplied on the scores: a hidden place only gets the score 0",
         "hidden keys still take weight, since exp(0) is 1",
-        _HIDE,
         ({"hide": lambda s, visible: s * visible, "blank": same},),
     ),
     Mistake(
         "mask-added",
         "the mask is added to the scores as 0 and 1",
         "a hidden place only loses a factor e against a visible one",
-        "scores = scores + np.where(mask, 0.0, -np.inf)",
         ({"hide": lambda s, visible: s + visible, "blank": same},),
+        remedy="scores = scores + np.where(mask, 0.0, -np.inf)",
     ),
     Mistake(
         "mask-after-softmax",
         "the mask is applied after softmax, and the weights that are left no longer sum to 1",
         "the output shrinks towards 0 where much is hidden",
-        f"{_HIDE}  # before softmax",
         ({"hide": same, "blank": lambda w, visible: w * visible},),
+        remedy=f"{_HIDE}  # before softmax",
     ),
 )
 
-MASK = (
+MASK = _mended(
+    _HIDE,
     Mistake(
         "mask-inverted",
         "the mask is read the wrong way round: True means that the query may attend",
         "each query sees what was hidden from it, and nothing else",
-        _HIDE,
         ({"mask": np.logical_not},),
     ),
     Mistake(
         "mask-ignored",
         "the mask makes no difference",
         "hidden keys take their full weight",
-        _HIDE,
         ({"mask": np.ones_like},),
     ),
     Mistake(
         "mask-transposed",
         "the mask is used transposed: its rows are the queries, its columns the keys",
         "it fails where there are more keys than queries and is silently wrong where not",
-        _HIDE,
         ({"mask": flip},),
     ),
 )
 
-EMPTY = (
+EMPTY = _mended(
+    _SEES,
     Mistake(
         "masked-row-nan",
         "a query that may attend to nothing gives nan; its output should be zeros",
         "softmax of a row of -inf alone is 0 / 0",
-        "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)",
         ({"blank": same},),
-        "fragile",
     ),
     Mistake(
         "masked-row-uniform",
         "a query that may attend to nothing still attends; its output should be zeros",
         "a large negative number in place of -inf hides a key only beside one that is visible",
-        "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)",
         (
             {"hide": lambda s, visible: np.where(visible, s, -1e9), "blank": same},
             {"hide": lambda s, visible: s + np.where(visible, 0.0, -1e9), "blank": same},
         ),
-        "fragile",
     ),
+    kind="fragile",
 )
 
-_TRIL = (
-    "visible = np.tril(np.ones((L, L), dtype=bool)); scores = np.where(visible, scores, -np.inf)"
-)
-
-CAUSAL = (
+CAUSAL = _mended(
+    "visible = np.tril(np.ones((L, L), dtype=bool)); scores = np.where(visible, scores, -np.inf)",
     Mistake(
         "causal-diagonal",
         "the causal mask is off by one: a token may attend to itself too",
         "the diagonal is hidden, and the first query sees nothing at all",
-        _TRIL,
         ({"causal": lambda i, j, offset, ahead: j < i + offset},),
     ),
     Mistake(
         "causal-ahead",
         "the causal mask is off by one: a token may not attend to the one after it",
         "each query sees one key of the future",
-        _TRIL,
         ({"causal": lambda i, j, offset, ahead: j <= i + offset + 1},),
     ),
     Mistake(
         "causal-upper",
         "the causal mask is the upper triangle: each token sees the future and not the past",
         "the last query sees nothing of what came before it",
-        _TRIL,
         (
             {"causal": lambda i, j, offset, ahead: j >= i + offset},
             {"causal": lambda i, j, offset, ahead: j > i + offset},
@@ -440,17 +410,16 @@ CAUSAL = (
         "causal-ignored",
         "asking for a causal mask makes no difference",
         "each query sees the future too",
-        _TRIL,
         ({"causal": lambda i, j, offset, ahead: (i >= 0) & (j >= 0)},),
     ),
 )
 
-BOTH = (
+BOTH = _mended(
+    "visible = mask & np.tril(np.ones((L, L), dtype=bool))",
     Mistake(
         "mask-or-causal",
         "of a mask and a causal mask together one is obeyed; a key is visible where both allow",
         "one of the two makes no difference beside the other",
-        "visible = mask & np.tril(np.ones((L, L), dtype=bool))",
         (
             {"both": lambda given, allowed: given},
             {"both": lambda given, allowed: allowed},
@@ -459,13 +428,13 @@ BOTH = (
     ),
 )
 
-OFFSET = (
+OFFSET = _mended(
+    "visible = np.arange(S) <= np.arange(L)[:, None] + q_offset",
     Mistake(
         "causal-offset",
         "q_offset is not where query 0 stands among the keys: key j is visible where"
         " j <= i + q_offset",
         "with a cache the new token does not see all the tokens before it, or sees later ones",
-        "visible = np.arange(S) <= np.arange(L)[:, None] + q_offset",
         (
             {"causal": lambda i, j, offset, ahead: j <= i},
             {"causal": lambda i, j, offset, ahead: j <= i - offset},
@@ -486,12 +455,12 @@ def _rejoin(a: Array) -> Array:
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 
-HEADS = (
+HEADS = _mended(
+    _SPLIT,
     Mistake(
         "heads-reshape",
         "the heads are split by a reshape without the transpose",
         "numbers of different tokens land in one head's vector",
-        _SPLIT,
         (
             {"split": _reshape},
             {"split": _reshape, "join": _rejoin},
@@ -505,37 +474,36 @@ HEADS = (
         "heads-join",
         "the heads are joined by a reshape without the transpose",
         "a row of the output holds numbers of different tokens",
-        _JOINED,
         ({"join": _rejoin},),
+        remedy=_JOINED,
     ),
     Mistake(
         "heads-not-joined",
         "the heads are not joined: their outputs stand side by side in one row per token",
         "the output has one dimension too many",
-        _JOINED,
         ({"join": same},),
+        remedy=_JOINED,
     ),
     Mistake(
         "heads-ignored",
         "num_heads makes no difference: all the dimensions are one head",
         "each token has one row of weights where every head should have its own",
-        _SPLIT,
         ({"split": same, "join": same},),
     ),
     Mistake(
         "heads-scale",
         "the scores of a head are divided by the root of all heads' size, not of its own",
         "the weights are too even, the more so the more heads there are",
-        "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(d)  # d = q.shape[-1] after the split",
         ({"scale": lambda s, n: s / np.sqrt(n.all_heads)},),
+        remedy=f"{_SCORES} / np.sqrt(d)  # d = q.shape[-1] after the split",
     ),
 )
 
 
 def core(signature: str) -> tuple[Mistake, ...]:
     """The mistakes that show without masks, heads or odd inputs."""
-    mixed = tuple(_mixed(signature))
+    mixed = _mixed(signature)
     if signature == "qkv":
-        scaling = tuple(m for m in SCALING if m.key != "scale-model-width")
+        scaling = (m for m in SCALING if m.key != "scale-model-width")
         return (*SOFTMAX, *scaling, *RESULT, *mixed)
     return (*SOFTMAX, *SCALING, *RESULT, *PROJECTIONS, *mixed)
