@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -91,16 +92,13 @@ def explain(
     runs: list[Run], steps: Steps, known: Sequence[Mistake]
 ) -> tuple[Steps, list[Mistake]] | None:
     """No mistake if these steps reproduce every run, or the first one that does, or else two."""
-    if reproduces(runs, steps):
-        return steps, []
-    each = [(m, variant) for m in known for variant in m.variants]
-    for mistake, variant in each:
+    each = [([mistake], variant) for mistake in known for variant in mistake.variants]
+    pairs = (
+        ([*one, *other], {**first, **second})
+        for (one, first), (other, second) in combinations(each, 2)
+        if one != other and not first.keys() & second.keys()
+    )
+    for made, variant in chain([([], {})], each, pairs):
         if reproduces(runs, {**steps, **variant}):
-            return {**steps, **variant}, [mistake]
-    for n, (one, first) in enumerate(each):
-        for two, second in each[n + 1 :]:
-            if one is two or first.keys() & second.keys():
-                continue
-            if reproduces(runs, {**steps, **first, **second}):
-                return {**steps, **first, **second}, [one, two]
+            return {**steps, **variant}, made
     return None

@@ -19,7 +19,7 @@ from qkv.marking.compare import (
     scaled_scores,
 )
 from qkv.marking.inputs import Case
-from qkv.marking.mistakes import EMPTY, LARGE, Kind, Mistake
+from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Kind, Mistake
 from qkv.marking.run import Run
 
 
@@ -54,6 +54,12 @@ def in_words(error: Exception | None) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _outcome(run: Run) -> str:
+    """What went wrong, and on arrays of which shapes."""
+    what = f"{in_words(run.error)}," if run.error else "the output is wrong"
+    return f"{what} on {_shapes(run.case)}"
 
 
 def _shapes(case: Case) -> str:
@@ -98,37 +104,27 @@ def weights_first(run: Run) -> Finding:
 def odd_shape(runs: list[Run]) -> Finding | None:
     """Right on squares; wrong where lengths or sizes differ."""
     wrong = first_wrong(runs)
-    arrays = wrong.case.arrays
-    shows = f"{in_words(wrong.error)}, on" if wrong.error else "the output is wrong on"
+    arrays, shows = wrong.case.arrays, _outcome(wrong)
     if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
-        return Finding(
-            "square-only",
-            "it works only where there are as many keys as queries",
-            f"{shows} {_shapes(wrong.case)}",
-            "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)",
-            wrong,
-        )
-    return Finding(
-        "value-size",
-        "it works only where the values have the size of the queries and keys",
-        f"{shows} {_shapes(wrong.case)}",
-        "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone",
-        wrong,
-    )
+        says = "it works only where there are as many keys as queries"
+        remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
+        return Finding("square-only", says, shows, remedy, wrong)
+    says = "it works only where the values have the size of the queries and keys"
+    remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
+    return Finding("value-size", says, shows, remedy, wrong)
 
 
 def large_scores(runs: list[Run]) -> Finding:
     """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
     wrong = first_wrong(runs)
-    if isinstance(wrong.error, OverflowError):
-        return of_mistake(next(m for m in LARGE if m.key == "softmax-no-max"), wrong)
-    if isinstance(wrong.error, ZeroDivisionError):
-        return of_mistake(next(m for m in LARGE if m.key == "softmax-global-max"), wrong)
+    no_max, global_max = LARGE
+    if isinstance(wrong.error, OverflowError | ZeroDivisionError):
+        return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
     return Finding(
         "large-scores",
         "it is right for small numbers and goes wrong where scores are as large as 1000",
         in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
-        LARGE[0].remedy,
+        no_max.remedy,
         wrong,
         kind="fragile",
     )
@@ -137,19 +133,18 @@ def large_scores(runs: list[Run]) -> Finding:
 def empty_row(runs: list[Run]) -> Finding | None:
     """Only the rows that see nothing go wrong, in whatever way?"""
     wrong = first_wrong(runs)
-    remedy = "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)"
+    row_nan, row_uniform = EMPTY
     if wrong.error is not None:
         says = "a query that may attend to nothing is an error; its output should be zeros"
         shows = in_words(wrong.error)
-        return Finding("masked-row-raises", says, shows, remedy, wrong, kind="fragile")
+        return Finding("masked-row-raises", says, shows, row_nan.remedy, wrong, kind="fragile")
     right, visible = answer(wrong.case).out, wrong.case.visible
     if wrong.out is None or wrong.out.shape != right.shape or visible is None:
         return None
     sees = visible.any(axis=-1)
     if not close(wrong.out[sees], right[sees]):
         return None
-    key = "masked-row-uniform" if np.isfinite(wrong.out).all() else "masked-row-nan"
-    return of_mistake(next(m for m in EMPTY if m.key == key), wrong)
+    return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
 
 
 def whole_numbers(run: Run) -> Finding | None:
@@ -170,7 +165,7 @@ def wrong_batch(runs: list[Run]) -> Finding | None:
     return Finding(
         "batch-wrong",
         "right for one text (L, d), wrong for a batch (B, L, d)",
-        f"the output is wrong on {_shapes(wrong.case)}",
+        _outcome(wrong),
         "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
         wrong,
     )
@@ -245,8 +240,7 @@ def unexplained(call: Callable[[Case], Run], runs: list[Run], what: str) -> Find
     """It is wrong, on which input, by how much, and what its properties hint at."""
     wrong = first_wrong(runs)
     if wrong.error is not None:
-        shows = f"{in_words(wrong.error)}, on {_shapes(wrong.case)}"
-        return Finding("raises", f"it raises an error ({what})", shows, "", wrong)
+        return Finding("raises", f"it raises an error ({what})", _outcome(wrong), "", wrong)
     if wrong.out is None:
         return no_array(wrong)
     right = answer(wrong.case).out
@@ -270,6 +264,7 @@ def unexplained(call: Callable[[Case], Run], runs: list[Run], what: str) -> Find
 
 
 def _hints(call: Callable[[Case], Run], wrong: Run) -> list[str]:
+    """What the properties of an output tell about the weights behind it."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -337,6 +332,6 @@ def _wrong_scale(runs: list[Run]) -> Finding | None:
         "scale-wrong",
         f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
         shows,
-        "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])",
+        SCALE,
         first_wrong(runs),
     )

@@ -9,6 +9,8 @@ import numpy as np
 
 from qkv.arrays import Array
 
+NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -35,101 +37,84 @@ class Case:
 
     def shown(self) -> dict[str, Any]:
         """What a learner needs to make this call by hand."""
-        options: dict[str, Any] = {}
-        if self.mask is not None:
-            options["mask"] = self.mask
-        if self.causal:
-            options["is_causal"] = True
-        if self.q_offset is not None:
-            options["q_offset"] = self.q_offset
-        if self.heads > 1:
-            options["num_heads"] = self.heads
-        return {**self.arrays, **options}
+        options = {
+            "mask": self.mask,
+            "is_causal": self.causal or None,
+            "q_offset": self.q_offset,
+            "num_heads": self.heads if self.heads > 1 else None,
+        }
+        return self.arrays | {name: it for name, it in options.items() if it is not None}
 
     def at_rank(self, rank: int) -> Case:
         """The same numbers with leading dimensions of 1, for a function that takes batches only."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
         }
-        lower = 1 if self.mask is not None and self.mask.ndim == 1 else 0  # a mask of keys alone
-        return replace(
-            self, arrays=arrays, mask=None if self.mask is None else _lift(self.mask, rank - lower)
-        )
+        mask = self.mask
+        if mask is not None:
+            mask = _lift(mask, rank - (mask.ndim == 1))  # of keys alone it has one dimension less
+        return replace(self, arrays=arrays, mask=mask)
 
     def permuted(self) -> Case:
         """Keys and values (or the tokens of x) in the opposite order."""
-        turned = ("key", "value", "x")
-        arrays = {n: a[..., ::-1, :].copy() if n in turned else a for n, a in self.arrays.items()}
+        ordered = ("key", "value", "x")
+        arrays = {n: a[..., ::-1, :].copy() if n in ordered else a for n, a in self.arrays.items()}
         return replace(self, arrays=arrays)
 
 
 def _lift(a: Array, rank: int) -> Array:
+    """As many dimensions as `rank`, with 1 where they are missing."""
     missing = max(0, rank - a.ndim)
     return a.reshape(a.shape[:-2] + (1,) * missing + a.shape[-2:])
 
 
-def _floats(*rows: list[Any]) -> list[Array]:
-    return [np.array(row, dtype=np.float64) for row in rows]
+def _case(signature: str, *rows: Any) -> Case:
+    arrays = [np.array(row, dtype=np.float64) for row in rows]
+    return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 
 
-def _halves(seed: int, *shape: int) -> Array:
-    """Multiples of 1/2 between -2 and 2: short to print, exact in float32."""
-    numbers: Array = np.random.default_rng(seed).integers(-4, 5, size=shape) / 2
-    return numbers
+def _drawn(signature: str, *sizes: int, seed: int, batch: tuple[int, ...] = ()) -> Case:
+    """Multiples of 1/2 between -2 and 2: short to print, exact in float32.
 
-
-def _qkv(
-    queries: int, keys: int, d: int, dv: int, *, seed: int, batch: int = 0
-) -> dict[str, Array]:
-    lead = (batch,) if batch else ()
-    return {
-        "query": _halves(seed, *lead, queries, d),
-        "key": _halves(seed + 1, *lead, keys, d),
-        "value": _halves(seed + 2, *lead, keys, dv),
-    }
-
-
-def _x(tokens: int, width: int, d: int, dv: int, *, seed: int, batch: int = 0) -> dict[str, Array]:
-    lead = (batch,) if batch else ()
-    return {
-        "x": _halves(seed, *lead, tokens, width),
-        "w_q": _halves(seed + 1, width, d),
-        "w_k": _halves(seed + 2, width, d),
-        "w_v": _halves(seed + 3, width, dv),
-    }
+    Args:
+        signature: what the sizes are of: (L, S, d, dv), or of x (T, D, d, dv).
+        sizes: these four.
+        seed: of the first array, those of the others follow.
+        batch: the dimension before.
+    """
+    a, b, d, dv = sizes
+    shapes = [(*batch, a, d), (*batch, b, d), (*batch, b, dv)]
+    if signature != "qkv":
+        shapes = [(*batch, a, b), (b, d), (b, d), (b, dv)]
+    generators = (np.random.default_rng(seed + n) for n in range(len(shapes)))
+    numbers = (rng.integers(-4, 5, size) / 2 for rng, size in zip(generators, shapes, strict=True))
+    return _case(signature, *numbers)
 
 
 def core(signature: str) -> list[Case]:
     """As many queries as keys, d == dv: where most mistakes show."""
-    if signature == "qkv":
-        q, k, v = _floats([[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
-        smallest = {"query": q, "key": k, "value": v}
-        rest = [_qkv(3, 3, 2, 2, seed=10), _qkv(3, 3, 4, 4, seed=20)]
-    else:
-        x, w_q, w_k, w_v = _floats(
-            [[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]
-        )
-        smallest = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        rest = [_x(2, 3, 3, 3, seed=30), _x(3, 4, 2, 2, seed=40)]
-    return [Case(smallest), *map(Case, rest)]
+    smallest: list[Any] = [[[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]]]
+    sizes, seed = [(3, 3, 2, 2), (3, 3, 4, 4)], 10
+    if signature != "qkv":
+        smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
+        sizes, seed = [(2, 3, 3, 3), (3, 4, 2, 2)], 30
+    rest = [_drawn(signature, *size, seed=seed + 10 * n) for n, size in enumerate(sizes)]
+    return [_case(signature, *smallest), *rest]
 
 
 def shapes(signature: str) -> list[Case]:
     """Other numbers of keys than queries, values of another size than keys."""
+    sizes, seed = [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)], 80
     if signature == "qkv":
-        sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
-        return [Case(_qkv(*size, seed=50 + 5 * n)) for n, size in enumerate(sizes)]
-    sizes = [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
-    return [Case(_x(*size, seed=80 + 5 * n)) for n, size in enumerate(sizes)]
+        sizes, seed = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), *sizes], 50
+    return [_drawn(signature, *size, seed=seed + 5 * n) for n, size in enumerate(sizes)]
 
 
 def large(signature: str) -> list[Case]:
     """Scores [[1000, 0], [-1000, 0]]: exp overflows, and rows far below the largest underflow."""
     if signature == "qkv":
-        q, k, v = _floats([[1000], [-1000]], [[1], [0]], [[1], [2]])
-        return [Case({"query": q, "key": k, "value": v})]
-    x, w_q, w_k, w_v = _floats([[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])
-    return [Case({"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v})]
+        return [_case(signature, [[1000], [-1000]], [[1], [0]], [[1], [2]])]
+    return [_case(signature, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])]
 
 
 def whole_numbers(signature: str) -> list[Case]:
@@ -140,24 +125,22 @@ def whole_numbers(signature: str) -> list[Case]:
 
 def batches(signature: str) -> list[Case]:
     """Two texts at once; the first is 2 x 2 x 2, where transposing too many axes goes unseen."""
-    if signature == "qkv":
-        return [
-            Case(_qkv(2, 2, 2, 2, seed=100, batch=2)),
-            Case(_qkv(3, 3, 4, 4, seed=110, batch=2)),
-        ]
-    return [Case(_x(2, 2, 2, 2, seed=120, batch=2)), Case(_x(3, 4, 4, 4, seed=130, batch=2))]
+    larger, seed = ((3, 3, 4, 4), 100) if signature == "qkv" else ((3, 4, 4, 4), 120)
+    return [
+        _drawn(signature, 2, 2, 2, 2, seed=seed, batch=(2,)),
+        _drawn(signature, *larger, seed=seed + 10, batch=(2,)),
+    ]
 
 
 def masks(signature: str) -> list[Case]:
     """Masks that leave every query something to see, and would if they were inverted."""
-    two, three = core(signature)[0], core(signature)[-1]
-    tokens = three.arrays["query" if signature == "qkv" else "x"].shape[0]
+    two, _, three = core(signature)
     cases = [
         replace(two, mask=np.array([[True, False], [False, True]])),
-        replace(three, mask=_LOPSIDED[:tokens, :tokens]),
+        replace(three, mask=_LOPSIDED),
     ]
     if signature == "qkv":
-        cases.append(Case(_qkv(2, 3, 2, 2, seed=140), mask=_LOPSIDED[:2]))
+        cases.append(replace(_drawn(signature, 2, 3, 2, 2, seed=140), mask=_LOPSIDED[:2]))
     return cases
 
 
@@ -166,12 +149,8 @@ _LOPSIDED = np.array([[True, False, True], [True, True, False], [True, False, Fa
 
 def key_masks(signature: str) -> list[Case]:
     """Masks that are the same for every query: one entry for each key."""
-    cases = core(signature)
-    tokens = cases[-1].arrays["key" if signature == "qkv" else "x"].shape[0]
-    return [
-        replace(cases[0], mask=np.array([False, True])),
-        replace(cases[-1], mask=_LOPSIDED[0, :tokens]),
-    ]
+    two, _, three = core(signature)
+    return [replace(two, mask=np.array([False, True])), replace(three, mask=_LOPSIDED[0])]
 
 
 def empty_rows(signature: str) -> list[Case]:
@@ -181,8 +160,8 @@ def empty_rows(signature: str) -> list[Case]:
 
 def causal(signature: str) -> list[Case]:
     """Queries that may not look ahead."""
-    cases = core(signature)
-    return [replace(cases[0], causal=True), replace(cases[-1], causal=True)]
+    two, _, three = core(signature)
+    return [replace(two, causal=True), replace(three, causal=True)]
 
 
 def masked_batches(signature: str) -> list[Case]:
@@ -204,16 +183,14 @@ def offsets(signature: str) -> list[Case]:
     """Queries that stand later among the keys, as with a cache; the last is not at their end."""
     if signature != "qkv":
         return []
-    return [
-        Case(_qkv(1, 2, 2, 2, seed=150), causal=True, q_offset=1),
-        Case(_qkv(2, 3, 2, 2, seed=160), causal=True, q_offset=1),
-        Case(_qkv(1, 3, 2, 2, seed=170), causal=True, q_offset=1),
-    ]
+    lengths = enumerate([(1, 2), (2, 3), (1, 3)])
+    cases = (_drawn(signature, *each, 2, 2, seed=150 + 10 * n) for n, each in lengths)
+    return [replace(case, causal=True, q_offset=1) for case in cases]
 
 
 def heads(signature: str) -> list[Case]:
     """Two heads; in the second case their sizes together are not the width of x."""
     if signature == "qkv":
         return []
-    smallest = core(signature)[0]
-    return [replace(smallest, heads=2), Case(_x(3, 3, 4, 4, seed=180), heads=2)]
+    cases = core(signature)[0], _drawn(signature, 3, 3, 4, 4, seed=180)
+    return [replace(case, heads=2) for case in cases]

@@ -12,10 +12,10 @@ import numpy as np
 from qkv.marking import findings, inputs, mistakes
 from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
 from qkv.marking.findings import Finding
-from qkv.marking.inputs import Case
+from qkv.marking.inputs import NAMES, Case
 from qkv.marking.mistakes import Mistake
 from qkv.marking.result import CheckResult
-from qkv.marking.run import NAMES, OPTIONS, Learner, Run, learner
+from qkv.marking.run import OPTIONS, Learner, Run, learner
 from qkv.marking.steps import RIGHT, Steps
 
 
@@ -90,6 +90,7 @@ class _Marking:
         self.limits: list[str] = []
 
     def run(self, cases: Iterable[Case]) -> list[Run]:
+        """Call the function on cases in the way that it takes them."""
         cases = [case.at_rank(self.rank) for case in cases]
         return [self.call(case.with_added_mask() if self.adds_mask else case) for case in cases]
 
@@ -99,6 +100,7 @@ class _Marking:
         return any(finding.kind == "wrong" for finding in self.found)
 
     def find(self, finding: Finding | None) -> None:
+        """Note what was found, if anything was."""
         if finding is not None:
             self.found.append(finding)
 
@@ -121,7 +123,7 @@ class _Marking:
         elif not self.wrong:
             finding = otherwise(runs) or findings.unexplained(self.call, runs, what)
             self.found.append(finding)
-            if finding.kind == "wrong":
+            if self.wrong:
                 self.steps = None
 
     def result(self) -> CheckResult:
@@ -197,21 +199,18 @@ def _first_calls(m: _Marking) -> None:
     """How many dimensions does the function take, and is its output an array, twice the same?"""
     cases = inputs.core(m.signature)
     if any(run.error is not None for run in m.run(cases)):
-        for rank in (3, 4):
-            if _is_right(m.call, cases, rank):
-                m.rank = rank
-                m.limits.append(
-                    f"It takes arrays of {rank} dimensions only, not a single text (L, d)."
-                )
-                break
+        m.rank = next((rank for rank in (3, 4) if _is_right(m.call, cases, rank)), m.rank)
+        if m.rank > 2:
+            told = f"It takes arrays of {m.rank} dimensions only, not a single text (L, d)."
+            m.limits.append(told)
     assert m.steps is not None
     if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
         shapes = product((False, True), (True, 0.0, False))
         ways = [replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes]
         m.call = next((way for way in ways if _is_right(way, cases, m.rank)), m.call)
     runs, known = m.run(cases), mistakes.core(m.signature)
-    turned = [run.turned() for run in runs]
-    if runs[0].second is not None and _explains_more(turned, runs, m.steps, known):
+    swapped = [run.swapped() for run in runs]
+    if runs[0].second is not None and _explains_more(swapped, runs, m.steps, known):
         m.find(findings.weights_first(runs[0]))
         m.call = replace(m.call, weights_first=True)
     run, again = m.run([cases[0], cases[0]])
@@ -232,7 +231,7 @@ def _test_masks(m: _Marking, batches: bool) -> bool:
     cases, known = inputs.masks(m.signature), (*mistakes.MASK, *mistakes.HIDING)
     as_bool = m.run(cases)
     added = m.run(case.with_added_mask() for case in cases)
-    # where(mask, -inf, scores) is turned round, and hides what is -inf too
+    # where(mask, -inf, scores) is inverted, and hides what is -inf too
     inverted = explain(as_bool, m.steps, [one for one in known if one.key == "mask-inverted"])
     if not (inverted and inverted[1]) and _explains_more(added, as_bool, m.steps, known):
         m.adds_mask = True

@@ -38,7 +38,7 @@ def _mended(remedy: str, *mistakes: Mistake, kind: Kind = "wrong") -> tuple[Mist
 
 
 _SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
-_SCALE = f"{_SCORES} / np.sqrt(q.shape[-1])"
+SCALE = f"{_SCORES} / np.sqrt(q.shape[-1])"
 _SOFTMAX = (
     "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
     " weights = e / e.sum(axis=-1, keepdims=True)"
@@ -130,7 +130,7 @@ SOFTMAX = _mended(
 )
 
 SCALING = _mended(
-    _SCALE,
+    SCALE,
     Mistake(
         "no-scaling",
         "the scores are not scaled: the division by sqrt(d) is missing",
@@ -143,7 +143,7 @@ SCALING = _mended(
         " divided by twice",
         "the weights are too even",
         ({"scale": lambda s, n: s / n.d},),
-        remedy=f"{_SCALE}  # once",
+        remedy=f"{SCALE}  # once",
     ),
     Mistake(
         "scale-multiplied",
@@ -171,7 +171,7 @@ SCALING = _mended(
             {"scale": same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
             {"weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         ),
-        remedy=f"{_SCALE}  # before softmax; the weights stay as they are",
+        remedy=f"{SCALE}  # before softmax; the weights stay as they are",
     ),
 )
 
@@ -216,7 +216,7 @@ _NAMED = {  # by which of query, key and value is used in whose place
 def _mixed(signature: str) -> Iterator[Mistake]:
     """Each way to use query, key and value, or their projections, in each other's place."""
     arguments = ("query", "key", "value")
-    names, remedy = arguments, f"{_SCALE}; {_CONTEXT}"
+    names, remedy = arguments, f"{SCALE}; {_CONTEXT}"
     roles = "the {} is used as query, the {} as key and the {} as value"
     order = "arguments-order", f"the arguments are in another order: {roles}"
     shared = "arguments-shared", f"one of the three is used in place of another: {roles}"
@@ -266,7 +266,7 @@ PROJECTIONS = _mended(
 )
 
 SHAPES = _mended(
-    _SCALE,
+    SCALE,
     Mistake(
         "scale-value-size",
         "the scores are divided by the root of the size of the values, not of the queries and keys",
@@ -299,7 +299,7 @@ BATCHES = _mended(
         "right for one text (L, d), wrong for a batch (B, L, d): K.T turns all the axes round",
         "it fails, or mixes the texts of the batch with each other where the shapes happen to fit",
         ({"score": lambda q, k: q @ k.T},),
-        remedy=_SCALE,
+        remedy=SCALE,
     ),
     Mistake(
         "batch-axis",

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.marking.inputs import Case
-
-NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
+from qkv.marking.inputs import NAMES, Case
 
 # what the marker calls an option: what learners call it
 OPTIONS = {
@@ -37,7 +35,7 @@ class Run:
     error: Exception | None = None
     changed: dict[str, Array] = field(default_factory=dict)
 
-    def turned(self) -> Run:
+    def swapped(self) -> Run:
         """The same with the second output as the first."""
         return replace(self, out=self.second, second=self.out)
 
@@ -70,7 +68,7 @@ class Learner:
             return Run(case, error=error)
         changed = {n: a for n, a in arrays.items() if not np.array_equal(a, case.arrays[n])}
         run = Run(case, out, second, returned, None, changed)
-        return run.turned() if self.weights_first else run
+        return run.swapped() if self.weights_first else run
 
     def _keywords(self, case: Case) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -79,9 +77,10 @@ class Learner:
                 if case.mask is not None:
                     found[parameter] = case.mask.copy()
                 elif option in self.needed:
-                    shape = _score_shape(case)
-                    shape = (*shape[:-2], shape[-1]) if self.per_key else shape
-                    found[parameter] = np.full(shape, self.unmasked)
+                    queries = next(iter(case.arrays.values()))
+                    keys = case.arrays.get("key", queries)
+                    before = queries.shape[: -2 if self.per_key else -1]
+                    found[parameter] = np.full((*before, keys.shape[-2]), self.unmasked)
             elif option == "q_offset":
                 if case.q_offset is not None or option in self.needed:
                     found[parameter] = case.q_offset or 0
@@ -100,43 +99,25 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
     except ValueError:  # some builtins do not say
         return Learner(function, name)
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = [p for p in parameters if p not in places[: len(names)]]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    options = {
-        option: p.name
-        for option, known in OPTIONS.items()
-        for p in rest
-        if p.name in known and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }
-    needed = [
-        p.name
-        for p in rest
-        if p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and p.name not in options.values()
-    ]
-    if needed or (len(places) < len(names) and not takes_any):
+    several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    rest = [p for p in parameters if p not in (*places[: len(names)], *several)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in several)
+    options = {option: p.name for option, known in OPTIONS.items() for p in rest if p.name in known}
+    needed = {p.name for p in rest if p.default is p.empty}
+    if needed - {*options.values()} or (len(places) < len(names) and not takes_any):
         other = next(s for s in NAMES if s != signature)
         raise TypeError(
             f'check: signature "{signature}" calls {name}({", ".join(names)}), but it is'
             f" {name}({', '.join(p.name for p in parameters)}): give further parameters a default,"
             f' or say signature="{other}"'
         )
-    without = {p.name for p in rest if p.default is p.empty}
     return Learner(
         function,
         name,
         options,
-        frozenset(option for option, p in options.items() if p in without),
+        frozenset(option for option, p in options.items() if p in needed),
         tuple(p for p in rest if p.kind == p.POSITIONAL_ONLY),
     )
-
-
-def _score_shape(case: Case) -> tuple[int, ...]:
-    arrays = case.arrays
-    if "x" in arrays:
-        return (*arrays["x"].shape[:-1], arrays["x"].shape[-2])
-    return (*arrays["query"].shape[:-1], arrays["key"].shape[-2])
 
 
 def _array(out: Any) -> Array | None:
