@@ -21,7 +21,7 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer, Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.ablation import ablated_heads, hidden_words, masks
+from qkv.models.tasks.edit import ablated_heads, hidden_words, masks
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     Row,
