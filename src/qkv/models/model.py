@@ -21,7 +21,7 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer, Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import ablated_heads, hidden_words, masks
+from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     Row,
@@ -33,7 +33,7 @@ from qkv.models.tasks.generate import (
     spelled,
     tokens_to_add,
 )
-from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given
+from qkv.models.tasks.inputs import Texts, check_tokenizer, checked_ids, ids_given
 from qkv.models.tasks.trace import names_to_keep
 from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.text import Tokenized, Tokenizer
@@ -76,6 +76,7 @@ class Model:
     """
 
     continues: ClassVar[bool] = True  # whether what it generates goes on from the prompt
+    _row: ClassVar[type[Row]] = Row
     _last_is_normed: ClassVar[bool] = True  # of a trace: see `Trace`
 
     def __init__(
@@ -234,7 +235,7 @@ class Model:
 
     def trace(
         self,
-        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        texts: Texts,
         *,
         layers: int | Iterable[int] | None = None,
         names: str | Iterable[str] | None = None,
@@ -281,13 +282,8 @@ class Model:
         keep = names_to_keep(self._body.hook_names, layers, names, top_k)
         single, batch = self._texts(texts)
         heads = [layer.attn.num_heads for layer in self._body.layers]
-        ablated = ablated_heads(ablate, heads)
-        words = [hide] if isinstance(hide, str) else list(hide)
-        found = masks(ablated, hidden_words(words, batch, self.pieces), heads)
-        changed = {name: value for name, value in (("ablate", ablated), ("hide", words)) if value}
-        return self._traced(
-            batch, Recorder(keep), single, top_k=top_k, masks=found, changed=changed
-        )
+        edits = Edits.checked(ablate, hide, batch=batch, heads=heads, pieces=self.pieces)
+        return self._traced(batch, Recorder(keep), single, top_k=top_k, edits=edits)
 
     def _traced(
         self,
@@ -296,17 +292,14 @@ class Model:
         single: bool,
         *,
         top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
-        changed: Mapping[str, Sequence[Any]] | None = None,
+        edits: Edits = Edits(),  # noqa: B008 (frozen)
     ) -> Trace:
         """The trace of texts that are known to fit."""
-        masks = masks or {}
-        self._run(batch, record=record, top_k=top_k, masks=masks)
-        settings = {
-            layer: options | ({"attn_mask": masks[layer]} if layer in masks else {})
-            for layer, options in self._body.settings(max(map(len, batch))).items()
-        }
-        return self._as_trace(record.arrays, batch, single, settings, changed)
+        self._run(batch, record=record, top_k=top_k, masks=edits.masks)
+        settings = self._body.settings(max(map(len, batch)))
+        for layer, mask in edits.masks.items():
+            settings[layer]["attn_mask"] = mask
+        return self._as_trace(record.arrays, batch, single, settings, edits.asked)
 
     def _as_trace(
         self,
@@ -418,7 +411,7 @@ class Model:
 
     def generate(
         self,
-        prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        prompt: Texts,
         *,
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
@@ -480,17 +473,21 @@ class Model:
                 f"generate: {self.name} has nothing that predicts the next token: load a decoder "
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
-        single, prompts, batch, counts = self._prompts(prompt, most)
+        single, prompts, batch = self._prompts(prompt)
+        limit, counts = self._design.max_length, []
+        for number, text in enumerate(batch):
+            which = "the prompt" if len(batch) == 1 else f"prompt {number}"
+            counts.append(tokens_to_add(which, len(text), most, limit, self.name))
         decode = spelled(self.tokenizer)
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = [
             self._row(
-                decode(text.ids.tolist()) if given is None else given,
+                prompts[number] if prompts else decode(text.ids.tolist()),
                 text,
-                TextStream(decode, self._before(text), strings),
-                np.random.default_rng(own),
+                TextStream(decode, text.ids.tolist() if self.continues else (), strings),
+                np.random.default_rng(seeds[number]),
             )
-            for given, text, own in zip(prompts, batch, seeds, strict=True)
+            for number, text in enumerate(batch)
         ]
         pieces = run(
             self._body, rows, sampling=sampling, most=counts, ends=self._ends, measure=bool(trace)
@@ -504,14 +501,6 @@ class Model:
             traced = self._rows_traced(rows)
         found = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
         return found[0] if single else found
-
-    def _row(self, *parts: Any) -> Row:
-        """One prompt that is to be continued."""
-        return Row(*parts)
-
-    def _before(self, prompt: Tokenized) -> list[int]:
-        """The tokens right before the new ones, in the new ones' own text."""
-        return [int(token) for token in prompt.ids]
 
     def _rows_traced(self, rows: Sequence[Row]) -> Any:
         """The trace of prompts and what they were continued with."""
@@ -582,68 +571,51 @@ class Model:
         )
         return self._body(ids, places, cu_lengths, **options), cu_lengths
 
-    def _prompts(
-        self, prompt: Any, most: int | None
-    ) -> tuple[bool, Sequence[str | None], list[Tokenized], list[int]]:
-        """Whether it is one prompt; each one's text if given, tokens, and how many to add."""
-        given = self._ids_given(prompt, "generate")
-        if given is not None:
-            single, batch = given
-            texts: Sequence[str | None] = [None] * len(batch)
-        else:
-            single = isinstance(prompt, str)
-            if not isinstance(prompt, Iterable):
-                kind = type(prompt).__name__
-                raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
-            tokenizer = self._need_tokenizer("generate")
-            texts = known = check_texts([prompt] if single else prompt, call="generate")
-            for number, one in enumerate(known):
-                if len(one) > MOST:
-                    raise ValueError(
-                        f"generate: prompt {number} has {len(one):,} characters: "
-                        f"give at most {MOST:,}"
-                    )
-            batch = tokenizer.tokenize_batch([self._prepared(text) for text in known])
-        counts = []
-        for number, text in enumerate(batch):
-            which = "the prompt" if len(batch) == 1 else f"prompt {number}"
-            if not len(text):
-                raise ValueError(f"generate: {which} is empty: there is no token to go on from")
-            counts.append(tokens_to_add(which, len(text), most, self._design.max_length, self.name))
-        return single, texts, batch, counts
-
-    def _ids_given(self, texts: Any, call: str) -> tuple[bool, list[Tokenized]] | None:
-        """What `ids_given` finds, within the token table and the limit."""
+    def _given(self, texts: Any, call: str) -> tuple[bool, list[str], list[Tokenized]]:
+        """Whether it is one text; the texts, or the tokens where ids stand in their place."""
         rows = len(self._body.embedding.table)
-        return ids_given(texts, rows=rows, limit=self.max_length, call=call)
+        found = ids_given(texts, rows=rows, limit=self.max_length, call=call)
+        if found is not None:
+            return found[0], [], found[1]
+        self._need_tokenizer(call)
+        if isinstance(texts, str):
+            return True, [check_text(texts, call=call, name="text")], []
+        return False, check_texts(texts, call=call), []
 
     def _texts(self, texts: Any) -> tuple[bool, list[Tokenized]]:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
-        given = self._ids_given(texts, "trace")
-        if given is None:
-            given = isinstance(texts, str), self._cut_tokens(texts, call="trace")
-        if not given[1]:
+        single, strings, batch = self._given(texts, "trace")
+        if strings:
+            truncator = Truncator(self._need_tokenizer("trace"), self.max_length)
+            batch = truncator([self._prepared(text) for text in strings])
+            for number, tokens in enumerate(batch):
+                if all(tokens.special):
+                    where = "the text" if single else f"text {number}"
+                    raise ValueError(f"trace: {where} is empty: there is no word in it")
+            truncator.warn()
+            batch = [
+                replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
+                for tokens, text in zip(batch, strings, strict=True)
+            ]
+        if not batch:
             raise ValueError("trace: there is no text: give at least one")
-        return given
+        return single, batch
 
-    def _cut_tokens(self, texts: str | Iterable[str], *, call: str) -> list[Tokenized]:
-        """The tokens of each text, cut at the limit; a warning counts what was cut."""
-        tokenizer = self._need_tokenizer(call)
-        if isinstance(texts, str):
-            given = [check_text(texts, call=call, name="text")]
-        else:
-            given = check_texts(texts, call=call)
-        truncator = Truncator(tokenizer, self.max_length)
-        batch = truncator([self._prepared(text) for text in given])
-        for number, tokens in enumerate(batch):
-            if len(tokens) == 0 or (call == "trace" and all(tokens.special)):
-                where = "the text" if isinstance(texts, str) else f"text {number}"
-                raise ValueError(f"{call}: {where} is empty: there is no word in it")
-        truncator.warn()
-        return [
-            replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
-            for tokens, text in zip(batch, given, strict=True)
-        ]
+    def _prompts(self, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
+        """Whether it is one prompt, what was given of text, and the tokens of each."""
+        if not isinstance(prompt, Iterable):
+            kind = type(prompt).__name__
+            raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
+        single, strings, batch = self._given(prompt, "generate")
+        for number, one in enumerate(strings):
+            if len(one) > MOST:
+                raise ValueError(
+                    f"generate: prompt {number} has {len(one):,} characters: give at most {MOST:,}"
+                )
+        if strings:
+            tokenizer = self._need_tokenizer("generate")
+            batch = tokenizer.tokenize_batch([self._prepared(text) for text in strings])
+        return single, strings, batch
 
     def _prepared(self, text: str) -> str:
         return text.lower() if self._sentence.lowercase else text

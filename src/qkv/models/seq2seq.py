@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
-from qkv.models.files.read import ModelError
+from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes
 from qkv.models.tasks.generate import Generated, Row, new_token
-from qkv.models.tasks.inputs import checked_ids
+from qkv.models.tasks.inputs import Texts, checked_ids
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
-from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.trace import Kept, TraceOptions, names_to_keep
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Trace
 
@@ -71,6 +71,7 @@ class Seq2SeqModel(Model):
     """
 
     continues: ClassVar[bool] = False
+    _row: ClassVar[type[Row]] = WrittenRow
 
     def _build(self) -> None:
         super()._build()
@@ -78,7 +79,7 @@ class Seq2SeqModel(Model):
         if first is None:
             first = self._pair.first
         rows = len(self._body.embedding.table)
-        if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < rows:
+        if not is_whole(first) or not 0 <= first < rows:
             raise ModelError(
                 f"load: decoder_start_token_id of {self.name} is {first!r:.40}: it must be the id "
                 f"of a token, 0 to {rows - 1}"
@@ -151,40 +152,22 @@ class Seq2SeqModel(Model):
 
     @overload
     def trace(
-        self,
-        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
-        *,
-        layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
-        top_k: int | None = None,
-        ablate: Iterable[tuple[int, int]] = (),
-        hide: str | Iterable[str] = (),
-        target: None = None,
+        self, texts: Texts, *, target: None = None, **options: Unpack[TraceOptions]
     ) -> Trace: ...
 
     @overload
     def trace(
-        self,
-        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
-        *,
-        layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
-        top_k: int | None = None,
-        ablate: Iterable[tuple[int, int]] = (),
-        hide: str | Iterable[str] = (),
-        target: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        self, texts: Texts, *, target: Texts, **options: Unpack[TraceOptions]
     ) -> Seq2SeqTrace: ...
 
     def trace(
         self,
-        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+        texts: Texts,
         *,
-        layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
-        top_k: int | None = None,
+        target: Texts | None = None,
         ablate: Iterable[tuple[int, int]] = (),
         hide: str | Iterable[str] = (),
-        target: str | Iterable[str] | Sequence[Sequence[int]] | Array | None = None,
+        **kept: Unpack[Kept],
     ) -> Trace | Seq2SeqTrace:
         """Run texts and keep every intermediate by its name.
 
@@ -194,25 +177,22 @@ class Seq2SeqModel(Model):
 
         Args:
             texts: what is read; see `Model.trace`.
-            layers: the layers to keep, of encoder and decoder alike.
-            names: the names to keep; with "encoder." or "decoder." in front of that one alone:
-                "pattern", "decoder.hook_resid_post", "decoder.0.cross_attn.hook_pattern".
-            top_k: keep summaries; see `Model.trace`.
-            ablate: as in `Model.trace`; not with a target.
-            hide: as in `Model.trace`; not with a target.
             target: what is written, a text for each of `texts`; or token ids from the start
                 token on, which are taken as they are.
+            ablate: as in `Model.trace`; not with a target.
+            hide: as in `Model.trace`; not with a target.
+            kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike.
+                Names with "encoder." or "decoder." in front are kept of that one alone:
+                "pattern", "decoder.hook_resid_post", "decoder.0.cross_attn.hook_pattern".
 
         Returns:
             A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
         """
         if target is None:
-            return super().trace(
-                texts, layers=layers, names=names, top_k=top_k, ablate=ablate, hide=hide
-            )
+            return super().trace(texts, ablate=ablate, hide=hide, **kept)
         if [*ablate, *hide]:
             raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
-        keep = names_to_keep(self._pair.pair_hook_names, layers, names, top_k)
+        keep = names_to_keep(self._pair.pair_hook_names, **kept)
         single, batch = self._texts(texts)
         _, written = self._texts(target)
         if len(batch) != len(written):
@@ -221,7 +201,7 @@ class Seq2SeqModel(Model):
             )
         if not _holds_ids(target):
             written = [self._after_start(text, self._ended(text)) for text in written]
-        return self._pair_traced(batch, written, single, Recorder(keep), top_k)
+        return self._pair_traced(batch, written, single, Recorder(keep), kept.get("top_k"))
 
     def _pair_traced(
         self,
@@ -274,12 +254,6 @@ class Seq2SeqModel(Model):
             special=[True, *text.special[:count]],
             text=text.text,
         )
-
-    def _row(self, *parts: Any) -> Row:
-        return WrittenRow(*parts)
-
-    def _before(self, prompt: Tokenized) -> list[int]:
-        return []
 
     def _rows_traced(self, rows: Sequence[Row]) -> Seq2SeqTrace:
         new = [row.new(self.tokenizer) for row in rows if isinstance(row, WrittenRow)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,6 @@ from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.design import VisionDesign
 from qkv.text import Tokenized
-from qkv.trace import Trace
 
 FIRST = "[CLS]"  # the token before the patches
 
@@ -57,9 +56,11 @@ class Picture(Tokenized):
 class VisionModel(Model):
     """A model that looks at images.
 
-    `model(pixel_values)` takes what `transformers` takes; `model.trace(image)` takes an image as
-    it is, and what it gives is a `Trace` like that of a text, whose tokens are "[CLS]" and then the
-    patches by row and column: "0,0", "0,1", ... It cannot read or write text.
+    `model(pixel_values)` takes what `transformers` takes; `model.trace(image)` takes an image
+    (H, W, C) of uint8 or one of Pillow's, or several, as `pixels` takes them, or floats
+    (B, C, H, W) as they are. What it gives is a `Trace` like that of a text, whose tokens are
+    "[CLS]" and then the patches by row and column, counted from 0: "0,0", "0,1", ...; so are those
+    that `hide` names. It cannot read or write text.
     """
 
     _last_is_normed: ClassVar[bool] = False
@@ -149,32 +150,6 @@ class VisionModel(Model):
         rows, cu_lengths = self._through(images)
         out[...] = rows.reshape(out.shape)
         return ModelOutput(out, None if head is None else head(rows, cu_lengths))
-
-    def trace(
-        self,
-        texts: Any,
-        *,
-        layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
-        top_k: int | None = None,
-        ablate: Iterable[tuple[int, int]] = (),
-        hide: str | Iterable[str] = (),
-    ) -> Trace:
-        """Run images and keep every intermediate by its name.
-
-        Args:
-            texts: an image (H, W, C) of uint8 or one of Pillow's, or several, as `pixels` takes
-                them; or floats (B, C, H, W) that are taken as they are.
-            layers: as in `Model.trace`.
-            names: as in `Model.trace`.
-            top_k: as in `Model.trace`.
-            ablate: heads to go without, as (layer, head).
-            hide: patches that nobody may look at, by their names: "3,4" stands in row 3 and
-                column 4, counted from 0.
-        """
-        return super().trace(
-            texts, layers=layers, names=names, top_k=top_k, ablate=ablate, hide=hide
-        )
 
     def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
         found = None if self._pixels is None else self._pixels.values

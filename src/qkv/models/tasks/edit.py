@@ -1,9 +1,10 @@
-"""What a run goes without: heads, and words that nobody may look at."""
+"""What a run does otherwise than the model would: heads left out, words that nobody looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,49 +14,67 @@ from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
 from qkv.text.tokenizer import check_text
 
 
-def ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
-    """The (layer, head) pairs in order, each once, counted from 0.
+@dataclass(frozen=True)
+class Edits:
+    """What a run is asked to do otherwise than the model would.
 
-    Args:
-        pairs: as the caller gave them; negative numbers count from the end.
-        heads: how many each layer has.
-
-    Raises:
-        TypeError: something in `pairs` is no pair of whole numbers.
-        ValueError: there is no such layer or head.
+    Attributes:
+        asked: "ablate", pairs of layer and head, and "hide", words, where there are any.
+        masks: for layers that have one, which keys each head sees; see `Transformer`.
     """
+
+    asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    masks: Mapping[int, Array] = field(default_factory=dict)
+
+    @classmethod
+    def checked(
+        cls,
+        ablate: Iterable[tuple[int, int]],
+        hide: str | Iterable[str],
+        *,
+        batch: Sequence[Tokenized],
+        heads: Sequence[int],
+        pieces: Callable[[str], list[list[str]]],
+    ) -> Self:
+        """The same of what a user gave.
+
+        Args:
+            ablate: the heads to leave out.
+            hide: the words that nobody may look at.
+            batch: the texts.
+            heads: how many each layer has.
+            pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
+
+        Raises:
+            TypeError: `ablate` holds something else than pairs, or a word is not a string.
+            ValueError: there is no such layer, head or word, or a text is left with no word.
+        """
+        ablated = _ablated_heads(ablate, heads)
+        words = [hide] if isinstance(hide, str) else list(hide)
+        asked: dict[str, Sequence[Any]] = {"ablate": ablated, "hide": words}
+        masks = _masks(ablated, _hidden_words(words, batch, pieces), heads)
+        return cls({name: value for name, value in asked.items() if value}, masks)
+
+
+def _ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
+    """The (layer, head) pairs in order, each once, counted from 0; negative ones from the end."""
     found = set()
     for pair in [pairs] if _is_number(pairs) else pairs:
         numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
         if len(numbers) != 2 or not all(map(_is_number, numbers)):
             raise TypeError(f"trace: ablate has {pair!r}: write (layer, head) pairs, as [(0, 4)]")
         layer, head = (int(number) for number in numbers)
-        if not -len(heads) <= layer < len(heads):
-            raise ValueError(
-                f"trace: ablate has layer {layer} and the model has {len(heads)}, "
-                f"0 to {len(heads) - 1}"
-            )
-        if not -heads[layer] <= head < heads[layer]:
-            raise ValueError(
-                f"trace: ablate has head {head} and layer {layer} has {heads[layer]}, "
-                f"0 to {heads[layer] - 1}"
-            )
-        found.add((layer % len(heads), head % heads[layer]))
+        layer = _from_start(layer, len(heads), "layer", "the model")
+        found.add((layer, _from_start(head, heads[layer], "head", f"layer {layer}")))
     return sorted(found)
 
 
-def hidden_words(
+def _hidden_words(
     words: Sequence[str], batch: Sequence[Tokenized], pieces: Callable[[str], list[list[str]]]
 ) -> list[Array]:
     """Which tokens of each text are hidden, `(T,)` bool: all places of each word.
 
-    Args:
-        words: the words, or special tokens such as "[SEP]".
-        batch: the texts.
-        pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
-
-    Raises:
-        ValueError: a word is in no text, or a text is left with no word; names the words there are.
+    A word may be a special token such as "[SEP]", by its name.
     """
     hidden = [np.zeros(len(text), bool) for text in batch]
     for word in words:
@@ -79,7 +98,7 @@ def hidden_words(
     return hidden
 
 
-def masks(
+def _masks(
     ablated: Sequence[tuple[int, int]], hidden: Sequence[Array], heads: Sequence[int]
 ) -> dict[int, Array]:
     """Which keys each head sees, `(B, Hq, 1, T)` or `(B, 1, 1, T)`, for layers that need it.
@@ -96,6 +115,15 @@ def masks(
         found[layer] = np.broadcast_to(found.get(layer, visible), shape).copy()
         found[layer][:, head] = False
     return found
+
+
+def _from_start(number: int, count: int, what: str, whole: str) -> int:
+    """The number of a layer or head, of which there are `count`, counted from 0."""
+    if not -count <= number < count:
+        raise ValueError(
+            f"trace: ablate has {what} {number} and {whole} has {count}, 0 to {count - 1}"
+        )
+    return number % count
 
 
 def _is_number(value: Any) -> bool:

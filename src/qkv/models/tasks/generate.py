@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from qkv.arrays import Array, whole_number
-from qkv.models.files.read import ModelError
+from qkv.arrays import Array, real_number, whole_number
+from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Trace
@@ -82,11 +82,13 @@ def tokens_to_add(which: str, given: int, wanted: int | None, limit: int | None,
     """How many tokens are added to a prompt of `given`: those wanted, or by default what fits.
 
     Raises:
-        ValueError: they do not fit, or none does.
+        ValueError: they do not fit, or none does, or the prompt has none.
 
     >>> [tokens_to_add("the prompt", given, None, 256, "tiny") for given in (202, 2)]
     [54, 64]
     """
+    if not given:
+        raise ValueError(f"generate: {which} is empty: there is no token to go on from")
     if limit is None:
         return wanted or DEFAULT_NEW
     left = limit - given
@@ -120,7 +122,7 @@ class Sampling:
     @classmethod
     def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> Sampling:
         """The same of what a user gave."""
-        temperature = _number("temperature", temperature)
+        temperature = real_number(temperature, call="generate", name="temperature")
         if not 0 <= temperature < math.inf:
             raise ValueError(
                 f"generate: temperature is {temperature}: it must be finite, and 0 or above"
@@ -128,7 +130,7 @@ class Sampling:
         if top_k is not None:
             top_k = whole_number(top_k, call="generate", name="top_k", least=1)
         if top_p is not None:
-            top_p = _number("top_p", top_p)
+            top_p = real_number(top_p, call="generate", name="top_p")
             if not 0 < top_p <= 1:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
         return cls(temperature, top_k, top_p)
@@ -350,7 +352,7 @@ def end_tokens(
         found = config.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int):
+        if not is_whole(token):
             raise ModelError(
                 f"generate: eos_token_id of {name} is {found!r:.40}: it must be a whole number, "
                 "or a list of such"
@@ -377,9 +379,3 @@ def _chance(logits: Array, token: int) -> float:
     """The probability of a token by the logits (V,)."""
     wide = logits.astype(np.float64)
     return float(1 / np.exp(wide - wide[token]).sum())
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"generate: {name} is {value!r:.40}: give a number")
-    return float(value)

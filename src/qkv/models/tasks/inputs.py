@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from qkv.arrays import Array, as_array
 from qkv.models.files.read import ModelError
 from qkv.models.network.embedding import Embedding
 from qkv.text import Tokenized, Tokenizer
+
+# One text or several, or the ids of their tokens.
+Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
 
 def ids_given(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -15,11 +15,26 @@ from qkv.models.network.transformer import SUMMARY_HOOKS
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
+class Kept(TypedDict, total=False):
+    """What of all intermediates a trace keeps; see `Model.trace`."""
+
+    layers: int | Iterable[int] | None
+    names: str | Iterable[str] | None
+    top_k: int | None
+
+
+class TraceOptions(Kept, total=False):
+    """What a trace is asked for beside its texts; see `Model.trace`."""
+
+    ablate: Iterable[tuple[int, int]]
+    hide: str | Iterable[str]
+
+
 def names_to_keep(
     known: Sequence[str],
-    layers: int | Iterable[int] | None,
-    names: str | Iterable[str] | None,
-    top_k: Any,
+    layers: int | Iterable[int] | None = None,
+    names: str | Iterable[str] | None = None,
+    top_k: Any = None,
 ) -> Callable[[str], bool]:
     """Says of each name that is known whether it is kept.
 
