@@ -33,7 +33,7 @@ from qkv.models.tasks.generate import (
     spelled,
     tokens_to_add,
 )
-from qkv.models.tasks.inputs import Texts, check_tokenizer, checked_ids, ids_given
+from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given
 from qkv.models.tasks.trace import names_to_keep
 from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.text import Tokenized, Tokenizer
@@ -235,7 +235,7 @@ class Model:
 
     def trace(
         self,
-        texts: Texts,
+        texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
         *,
         layers: int | Iterable[int] | None = None,
         names: str | Iterable[str] | None = None,
@@ -411,7 +411,7 @@ class Model:
 
     def generate(
         self,
-        prompt: Texts,
+        prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
         *,
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
