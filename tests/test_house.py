@@ -229,6 +229,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     views = {
         "draw.figure",
         "analysis.shift",
+        "page.shift",
         "views.image_view",
         "views.replay",
         "views.runs",

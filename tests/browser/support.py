@@ -6,7 +6,8 @@ import numpy as np
 from playwright.sync_api import Locator, Page
 
 from qkv.see.analysis.heads import Heads
-from qkv.see.page.html import fragment, payload_of, start_at, text_payload, whole_page
+from qkv.see.page.html import fragment, whole_page
+from qkv.see.page.payload import payload_of, start_at, text_payload
 
 STEP = 1 / 65535  # of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]

@@ -16,7 +16,7 @@ from qkv.models import Model, random_model
 from qkv.see import View, compare, head_view, plot_shift, replay, show, walk
 from qkv.see.analysis.heads import heads_from, heads_of
 from qkv.see.analysis.measures import measures_of
-from qkv.see.page import html
+from qkv.see.page import html, packing, payload
 from qkv.trace import Trace
 
 from ..analysis.test_measures import unpack
@@ -215,13 +215,13 @@ def test_what_a_mask_hides_is_marked() -> None:
 
 def test_bits_hold_for_all_heads_only_where_they_do() -> None:
     flags = np.zeros((2, 3, 2, 2), dtype=bool)
-    assert html.packed_flags(flags) is None
+    assert packing.pack_flags(flags) is None
     flags[1, 2, 0, 1] = True
-    assert html.packed_flags(flags)["shape"] == [2, 3, 2, 2]
+    assert packing.pack_flags(flags)["shape"] == [2, 3, 2, 2]
     flags[1, :, 0, 1] = True
-    assert html.packed_flags(flags)["shape"] == [2, 1, 2, 2]
+    assert packing.pack_flags(flags)["shape"] == [2, 1, 2, 2]
     flags[0] = flags[1]
-    assert html.packed_flags(flags)["shape"] == [1, 1, 2, 2]
+    assert packing.pack_flags(flags)["shape"] == [1, 1, 2, 2]
 
 
 def test_a_head_that_was_left_out_is_hidden_whole(minilm: Model) -> None:
@@ -307,7 +307,7 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
     rng = np.random.default_rng(0)
     for size, long in ((511, False), (512, True)):
         weights = rng.dirichlet(np.ones(size), size=(1, 1, size)).astype(np.float32)
-        text = html.text_payload(heads_from(weights, ["w"] * size, call="show"), 0)
+        text = payload.text_payload(heads_from(weights, ["w"] * size, call="show"), 0)
         assert (text["weights"] is None) is long
         assert (text["summary"] is not None) is long
         assert bool(text["left_out"]) is long
@@ -329,25 +329,25 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
 
 
 def test_so_it_does_where_there_are_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MOST_CELLS", 71)
-    text = html.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)  # 2 heads of 6 x 6
+    monkeypatch.setattr(payload, "MOST_CELLS", 71)
+    text = payload.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)  # 2 heads of 6 x 6
     assert text["weights"] is None
     assert text["scores"] is None
     assert text["summary"]["top_k"] == 6
-    monkeypatch.setattr(html, "MOST_CELLS", 72)
-    assert html.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)["summary"] is None
+    monkeypatch.setattr(payload, "MOST_CELLS", 72)
+    assert payload.text_payload(heads_of(random_model(CAT).trace(CAT)), 0)["summary"] is None
 
 
 def test_scores_of_one_layer_are_held_where_those_of_all_are_too_many(
     minilm: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html, "MOST_SCORES", 6 * 12 * 8 * 8 - 1)
+    monkeypatch.setattr(payload, "MOST_SCORES", 6 * 12 * 8 * 8 - 1)
     trace = minilm.trace(CAT)
     text = payload_in(show(trace, layer=4, head=1)._repr_html_())["texts"][0]
     assert text["scores"]["layers"] == [4]
     assert text["scores"]["shape"] == [1, 12, 8, 8]
     assert text["left_out"] == ["Scores are here for layer 4 only; weights for all layers."]
-    monkeypatch.setattr(html, "MOST_SCORES", 6 * 12 * 8 * 8)
+    monkeypatch.setattr(payload, "MOST_SCORES", 6 * 12 * 8 * 8)
     text = payload_in(show(trace, layer=4, head=1)._repr_html_())["texts"][0]
     assert text["scores"]["shape"] == [6, 12, 8, 8]
 
@@ -362,16 +362,16 @@ def test_a_page_of_8192_tokens_is_smaller_than_5_mb(tmp_path: Path) -> None:
 
 
 def test_of_many_layers_fewer_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MOST_KEPT", 2 * 600 * 5)
-    text = html.text_payload(heads_of(long_trace(600)), 0)
+    monkeypatch.setattr(payload, "MOST_KEPT", 2 * 600 * 5)
+    text = payload.text_payload(heads_of(long_trace(600)), 0)
     assert text["summary"]["top_k"] == 5
     assert text["summary"]["weights"]["shape"] == [1, 2, 600, 5]
-    monkeypatch.setattr(html, "MOST_KEPT", 1)
-    assert html.text_payload(heads_of(long_trace(600)), 0)["summary"]["top_k"] == 4
+    monkeypatch.setattr(payload, "MOST_KEPT", 1)
+    assert payload.text_payload(heads_of(long_trace(600)), 0)["summary"]["top_k"] == 4
 
 
 def test_places_beyond_16_bits_are_held() -> None:
-    text = html.text_payload(heads_of(long_trace(65536, heads=1, top_k=2)), 0)
+    text = payload.text_payload(heads_of(long_trace(65536, heads=1, top_k=2)), 0)
     assert text["summary"]["indices"]["bits"] == 32
 
 
@@ -404,7 +404,7 @@ def test_an_unknown_theme_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["show", "compare", "walk", "shift"])
 def test_the_script_of_a_page_is_smaller_than_60_kb(kind: str) -> None:
-    (script,) = Page(html.fragment(html.payload_of(kind, "", []), "")).scripts
+    (script,) = Page(html.fragment(payload.payload_of(kind, "", []), "")).scripts
     code = script[: script.rindex('start("')]
     assert 10_000 < len(code.encode()) < 60_000
 

@@ -13,7 +13,7 @@ import qkv
 from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.models import Model, random_model
 from qkv.see import walk
-from qkv.see.steps.walk import MOST_TOKENS, walk_payload
+from qkv.see.page.walk import MOST_TOKENS, walk_payload
 from qkv.see.views.show import WalkView
 from qkv.trace import Trace
 

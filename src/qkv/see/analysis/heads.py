@@ -16,6 +16,7 @@ from qkv.see.analysis.words import Span, content, is_special, is_word
 from qkv.see.draw.terminal import strongest_block
 from qkv.trace import Trace
 
+LONG = 512  # tokens from which only the largest weights of each query are shown
 # What may stand around a weight of 1 after a softmax in a half.
 _SLACK = 1e-2
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from qkv.arrays import Array, whole_number
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings
-from qkv.see.analysis.heads import heads_from
+from qkv.see.analysis.heads import LONG, heads_from
 from qkv.see.analysis.words import bare, content_words, word_spans
-from qkv.see.page.html import LONG
 from qkv.text.tokenizer import check_text
 from qkv.trace import Trace
 

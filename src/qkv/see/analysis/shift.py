@@ -1,11 +1,4 @@
 """How words move from static vectors to contextual ones, layer by layer in one plane."""
-# SHIFT = {
-#   "sentences": [str], "tokens": [str], "of": [sentence of each token],
-#   "before": [[x, y], ...], "explained": [share, share],
-#   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
-#               "held": share, "cosine": [number, ...]}, ...],
-#   "labelled": [places of the tokens that are named],
-#   "pairs": [{"word": str, "a": place, "b": place, "cosine": [before, at each stage]}, ...] }
 
 from __future__ import annotations
 
@@ -223,34 +216,3 @@ def _states(trace: Trace) -> list[tuple[str, Array]]:
                 found.append((f"after layer {layer}", trace[name, layer]))
                 break
     return found
-
-
-def shift_payload(shift: Shift) -> dict[str, Any]:
-    """A shift for the page: every point in the one plane, and the cosines."""
-    return {
-        "sentences": shift.sentences,
-        "tokens": shift.tokens,
-        "of": shift.of,
-        "before": shift.before,
-        "explained": shift.explained,
-        "stages": [
-            {
-                "name": stage.name,
-                "points": stage.points,
-                "moved": shift.moved(stage),
-                "held": stage.held,
-                "cosine": stage.cosine,
-            }
-            for stage in shift.stages
-        ],
-        "labelled": shift.labelled,
-        "pairs": [
-            {
-                "word": pair.word,
-                "a": pair.a,
-                "b": pair.b,
-                "cosine": pair.cosine,
-            }
-            for pair in shift.pairs
-        ],
-    }

@@ -1,25 +1,11 @@
 """A head through training: its weights at each snapshot, and what it comes to look at."""
-# What assets/replay.js reads, "replay" of the payload:
-#
-#   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
-#   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],
-#   "weights": shares (shown, layers, H, L, L), "hidden": bits as in page.py | null,
-#   "scores": [{"name", "of": what it is the mean of, "head": what such a head is called,
-#               "values": [for each step [layers x H]]}, ...],
-#   "score": place in "scores" of the one that the sentence is about,
-#   "becomes": weight from which a head is called by what it looks at,
-#   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
-#   "knots": [the steps that stand at even distances in charts],
-#   "left_out": [sentences]
-#
-# `start` (see page.py) says which head is shown first.
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +15,6 @@ from qkv.see.analysis import measures, selection
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.selection import Head
 from qkv.see.analysis.snapshots import Run, Text, traces
-from qkv.see.page import packing
-from qkv.see.page.html import packed_flags
 from qkv.trace import Trace
 
 MOST_CELLS = 2_000_000  # weights that a page holds: 4 MB before base64
@@ -243,42 +227,6 @@ def in_words(replay: Replay, head: Head, score: int) -> str:
     if last >= BECOMES > first:
         return f"L{where[1:]} becomes {what.head}: its {went}."
     return f"In {where} the {went}."
-
-
-def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
-    """A replay for the page."""
-    left_out = []
-    if len(replay.shown) < len(replay.steps):
-        left_out.append(
-            f"Weights are here for {len(replay.shown)} of the {len(replay.steps)} snapshots; the "
-            "scores are those of all."
-        )
-    return {
-        "run": replay.run,
-        "tokens": replay.first.tokens,
-        "special": [int(flag) for flag in replay.first.special],
-        "layers": replay.layers,
-        "heads": replay.weights.shape[2],
-        "steps": replay.steps,
-        "shown": replay.shown,
-        "weights": packing.pack_shares(replay.weights),
-        "hidden": None if replay.hidden is None else packed_flags(replay.hidden),
-        "scores": [
-            {
-                "name": found.name,
-                "of": found.of,
-                "head": found.head,
-                "values": replay.values[..., place].reshape(len(replay.steps), -1),
-            }
-            for place, found in enumerate(replay.scores)
-        ],
-        "score": score,
-        "becomes": BECOMES,
-        "knots": replay.knots,
-        "losses": thinned(replay.losses, MOST_LOSSES),
-        "logged": [replay.loss_at(step) for step in replay.steps],
-        "left_out": left_out,
-    }
 
 
 def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:

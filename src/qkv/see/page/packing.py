@@ -47,6 +47,17 @@ def pack_bits(flags: Array) -> dict[str, Any]:
     return {"b64": _text(data), "bits": 8, "shape": list(flags.shape)}
 
 
+def pack_flags(flags: Array) -> dict[str, Any] | None:
+    """Flags `(layers, heads, L, S)`, an axis along which they are all the same cut to 1."""
+    if not flags.any():
+        return None
+    for axis in (1, 0):
+        first = flags.take([0], axis=axis)
+        if (flags == first).all():
+            flags = first
+    return pack_bits(flags)
+
+
 def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
     """Places below `limit` in 16 bits, or 32 where they do not fit; -1 becomes all ones.
 

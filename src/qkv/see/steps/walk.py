@@ -1,16 +1,4 @@
 """One head step by step, with its real numbers: from word vectors to the layer's output."""
-# WALK = {
-#   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
-#   "rows": [places of the queries that the page holds] | null (all), "key_rows": the same of keys,
-#   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
-#   "own": name of the model's output, which is the array "own"; the last step's is beside it,
-#   "difference": the largest }
-# ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
-#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all)}
-#         or {"shape": [...], "b64": null}: too large for the page
-# STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
-#         "side": "queries" | "keys" (what its rows are), "columns": "keys" | null (numbers),
-#         "weights": bool, "cell": [row, column] | null, "op": how a cell is made, see spell.py }
 
 from __future__ import annotations
 
@@ -27,8 +15,6 @@ from qkv.layers.options import settings as settings_of
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Layer
 from qkv.see.analysis import selection
-from qkv.see.draw.terminal import strongest_block
-from qkv.see.page.packing import pack_numbers
 from qkv.see.steps.source import KNOWN, Source
 from qkv.see.steps.step import (
     GIVEN,
@@ -44,11 +30,7 @@ from qkv.see.steps.step import (
 from qkv.see.steps.sums import spell
 from qkv.trace import Trace
 
-__all__ = ["Step", "Walk", "walk_head", "walk_layer", "walk_payload"]
-
-MOST_TOKENS = 64
-MOST_NUMBERS = 1_500_000
-_WHOLE = ("K", "V", "K_turned")
+__all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,52 +215,6 @@ def walk_layer(
     return _finish(notes, at, head)
 
 
-def walk_payload(walk: Walk) -> dict[str, Any]:
-    """A walk for the page: its steps, and all that the sum of any cell needs.
-
-    Of more than 64 tokens those are held among which the largest weights are, all in float32.
-    """
-    weights = next(step for step in walk.steps if step.name == "weights")
-    rows, key_rows = _held(walk, weights.values)
-    # keys are looked at from every query, so that all rows of these are needed
-    sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
-    lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows), "": (None, None)}
-    arrays = {}
-    for name, array in {**walk.arrays, "own": walk.own}.items():
-        side = "queries" if name in ("mask", "own") else sides.get(name, "")
-        which, kept = lists[side]
-        packed = _pack(array if kept is None else array[kept])
-        arrays[name] = {**packed, "rows": None if kept is None else which}
-    return {
-        "layer": walk.layer,
-        "head": walk.head,
-        "tokens": walk.tokens,
-        "keys": None if walk.keys is walk.tokens else walk.keys,
-        "rows": rows,
-        "key_rows": key_rows,
-        "arrays": arrays,
-        "steps": [
-            {
-                "title": step.title,
-                "formula": step.formula,
-                "shape": step.shape,
-                "code": step.code,
-                "name": step.name,
-                "note": step.note,
-                "side": step.side,
-                "columns": "keys" if step.by_token else None,
-                "weights": step.weights,
-                "cell": step.cell,
-                "op": step.op,
-            }
-            for step in walk.steps
-        ],
-        "start": list(walk.cell),
-        "own": walk.own_name,
-        "difference": walk.difference,
-    }
-
-
 def _norm_first(notes: Notes, at: Source, block: Any) -> None:
     """The norm before the attention, where there is one."""
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
@@ -401,26 +337,3 @@ def _names(given: Sequence[str] | None, x: Array, what: str) -> list[str]:
             f"walk: there are {len(x)} vectors and {len(names)} {what}: give one for each"
         )
     return names
-
-
-def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
-    """Which queries and which keys the page holds; None for all."""
-    length, keys = weights.shape
-    if max(length, keys) <= MOST_TOKENS:
-        return None, None
-    score = weights.copy()
-    score[walk.cell] = np.inf  # the cell that is spelled out first
-    if walk.keys is walk.tokens:  # one list for both: the places of the strongest links
-        order = np.argsort(-score, axis=None, kind="stable")
-        places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
-        rows = sorted(list(places)[:MOST_TOKENS])
-        return rows, rows
-    block = strongest_block(score, MOST_TOKENS, MOST_TOKENS)
-    return block[0], block[1]
-
-
-def _pack(array: Array) -> dict[str, Any]:
-    """Numbers for the page, unless there are too many."""
-    if array.size > MOST_NUMBERS:
-        return {"b64": None, "shape": list(array.shape)}
-    return pack_numbers(array)

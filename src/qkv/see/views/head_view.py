@@ -19,7 +19,7 @@ from qkv.see.analysis.selection import Head
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.lines import head_lines, link_lines, note_lines, title
 from qkv.see.draw.terminal import Screen, prose
-from qkv.see.page.html import check_theme
+from qkv.see.page.payload import check_theme
 from qkv.see.views.one_head import link_in_words, show_payload, show_picture
 from qkv.see.views.view import View
 from qkv.trace import Trace

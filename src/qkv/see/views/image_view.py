@@ -22,7 +22,8 @@ from qkv.see.draw.colours import THEMES, scale_end
 from qkv.see.draw.figure import image_figure
 from qkv.see.draw.lines import title
 from qkv.see.draw.terminal import Screen, prose
-from qkv.see.page.html import POLICY, check_theme
+from qkv.see.page.html import POLICY
+from qkv.see.page.payload import check_theme
 from qkv.see.views.view import View
 from qkv.trace import Trace
 

@@ -11,7 +11,7 @@ from qkv.see.analysis.heads import Heads
 from qkv.see.analysis.selection import Head
 from qkv.see.analysis.words import quoted
 from qkv.see.draw import svg
-from qkv.see.page.html import payload_of, start_at, text_payload
+from qkv.see.page.payload import payload_of, start_at, text_payload
 
 
 def link_in_words(heads: Heads, head: Head) -> str:

@@ -19,7 +19,6 @@ from qkv.see.analysis.training import (
     choose,
     in_words,
     replay_of,
-    replay_payload,
     spread,
     thinned,
 )
@@ -29,7 +28,8 @@ from qkv.see.draw.colours import scale_end, shade
 from qkv.see.draw.figure import replay_figure
 from qkv.see.draw.lines import heading, note_lines, title
 from qkv.see.draw.terminal import Screen, bar, prose, strongest
-from qkv.see.page.html import check_theme, payload_of, start_at
+from qkv.see.page.payload import check_theme, payload_of, start_at
+from qkv.see.page.replay import replay_payload
 from qkv.see.views.image_view import png
 from qkv.see.views.view import View
 

@@ -17,7 +17,7 @@ from qkv.see.draw import svg
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.lines import heading, note_lines, title
 from qkv.see.draw.terminal import Screen, bar, prose, strongest
-from qkv.see.page.html import payload_of, start_at, text_payload
+from qkv.see.page.payload import payload_of, start_at, text_payload
 from qkv.see.views.view import View
 from qkv.trace import Trace
 

@@ -12,12 +12,13 @@ from qkv.arrays import Array
 from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings
 from qkv.see.analysis.inputs import model_of, texts_of
-from qkv.see.analysis.shift import Shift, shift_of_traces, shift_payload
+from qkv.see.analysis.shift import Shift, shift_of_traces
 from qkv.see.draw import svg
 from qkv.see.draw.figure import arrows_figure, shift_figure
 from qkv.see.draw.lines import note_lines, title
 from qkv.see.draw.terminal import Screen, prose, strongest
-from qkv.see.page.html import check_theme, payload_of
+from qkv.see.page.payload import check_theme, payload_of
+from qkv.see.page.shift import shift_payload
 from qkv.see.views.view import View
 from qkv.trace import Trace
 

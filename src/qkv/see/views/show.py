@@ -32,8 +32,9 @@ from qkv.see.draw.lines import (
     title,
 )
 from qkv.see.draw.terminal import Screen, bar, grid, numbers, prose, strongest_block
-from qkv.see.page.html import check_theme, payload_of, start_at, text_payload
-from qkv.see.steps.walk import Step, Walk, walk_head, walk_layer, walk_payload
+from qkv.see.page.payload import check_theme, payload_of, start_at, text_payload
+from qkv.see.page.walk import walk_payload
+from qkv.see.steps.walk import Step, Walk, walk_head, walk_layer
 from qkv.see.views.one_head import link_in_words, show_payload, show_picture
 from qkv.see.views.runs import RunsView, compare_runs
 from qkv.see.views.view import View

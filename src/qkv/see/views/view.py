@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from qkv.files import replacing
 from qkv.see.analysis.words import explained
 from qkv.see.draw.terminal import Screen, with_a_width
-from qkv.see.page.html import finite, fragment, whole_page
+from qkv.see.page.html import fragment, whole_page
+from qkv.see.page.payload import finite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,5 +1,5 @@
 // The replay: one head through training, a slider over the snapshots. Goes after view.js.
-// The payload is described at the top of training.py.
+// The payload is described at the top of page/replay.py.
 
 VIEWS.replay = (box, payload, ui) => {
   const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
@@ -37,7 +37,7 @@ VIEWS.replay = (box, payload, ui) => {
     return rises.indexOf(Math.max(...rises));
   }
 
-  /** What became of a head, as in_words of training.py says it. */
+  /** What became of a head, as in_words of analysis/training.py says it. */
   function words(l, h) {
     if (layers[l] === first.layer && h === first.head) return first.sentence;
     const { of, head } = scores[risen(l, h)];

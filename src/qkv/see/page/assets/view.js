@@ -1,6 +1,6 @@
 // The page's script: what every view shares, then the views "show" and "compare".
-// page.py puts it, without comments, into one function together with a call of start(hash, payload, css);
-// the payload is described at the top of page.py. Text from outside only ever becomes a text node.
+// html.py puts it, without comments, into one function together with a call of start(hash, payload, css);
+// the payload is described at the top of payload.py. Text from outside only ever becomes a text node.
 
 const VIEWS = {}; // kind of view -> (box, payload, ui) => fills the box
 const LINES = 6; // colours of lines: --line-0 to --line-5

@@ -1,5 +1,5 @@
 // The walk: one head step by step, each with its numbers, and the sum behind any of them.
-// The payload is described at the top of walk.py, the ways a number is made (`op`) in spell.py.
+// The payload is described at the top of page/walk.py, the ways a number is made (`op`) in steps/sums.py.
 
 VIEWS.walk = (box, payload, ui) => {
   const TERMS = 6; // of a long sum, written out
