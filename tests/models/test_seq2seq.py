@@ -451,10 +451,10 @@ def test_steps_of_unlike_lengths(model):
 
 def test_keys_of_the_other_text_are_computed_once(model):
     caches, ids, _ = model._body.begin([np.array(READ[0])])
-    before = [(memory.key, memory.value) for memory in caches.memories]
+    before = [(cache.key, cache.value) for cache in caches]
     for _ in range(3):
         model._body.step(ids, caches)
-    assert [(memory.key, memory.value) for memory in caches.memories] == before
+    assert [(cache.key, cache.value) for cache in caches] == before
     assert [cache.lengths.tolist() for cache in caches] == [[3]] * 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,34 +14,13 @@ from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
+from qkv.layers.experts import Experts
 from qkv.layers.gradient import Gradient, need_single, upstream
+from qkv.layers.mlp import MLP
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import keep
 from qkv.layers.parameters import handed, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
-
-
-class Feed(Protocol):
-    """What stands in the place of the MLP."""
-
-    parameters: dict[str, Array]
-
-    @property
-    def dim(self) -> int:
-        """D, the size of the vectors."""
-
-    def run(
-        self,
-        x: Array,
-        *,
-        residual: Array | None = None,
-        record: Recorder | None = None,
-        save: bool = False,
-    ) -> tuple[Array, Any]:
-        """From (..., T, D) to the same, unchecked; with `save` also what `backward` needs."""
-
-    def backward(self, grad: ArrayLike, saved: Any) -> Gradient:
-        """The backward pass."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +30,15 @@ class BlockSaved:
     parts: dict[str, Any]  # by their names, what the backward pass of each needs
     shape: tuple[int, ...]  # (..., T, D)
     dtype: np.dtype[Any]
+
+
+# The parts that add to the residual connection, in their order: of each the norm that belongs to
+# it, the norm of what it gives, and what the sum behind it is called in a trace.
+_ADDED = {
+    "attn": ("norm1", "out_norm1", "hook_resid_mid"),
+    "cross_attn": ("norm_cross", None, "hook_resid_mid_cross"),  # of a decoder's block
+    "mlp": ("norm2", "out_norm2", "hook_resid_post"),
+}
 
 
 class Block:
@@ -92,7 +80,7 @@ class Block:
         self,
         attn: MultiHeadAttention,
         norm1: Norm | None,
-        mlp: Feed | None,
+        mlp: MLP | Experts | None,
         norm2: Norm | None,
         *,
         post_norm: bool,
@@ -201,53 +189,60 @@ class Block:
         cu: Array | None = None,
         record: Recorder | None = None,
         save: bool = False,
+        cross: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> tuple[Array, BlockSaved]:
         """The forward pass, unchecked; with `save` also what the backward pass needs.
 
-        `options` are those of `MultiHeadAttention.run`.
+        `options` are those of `MultiHeadAttention.run`, `cross` those of a decoder's attention to
+        another text.
         """
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
+        inside = None if record is None else record.under("attn.")
+        given = {"attn": {"cu": cu, "record": inside, **options}, "cross_attn": cross or {}}
 
-        def normed(name: str, array: Array) -> Array:
-            norm: Norm | None = self._parts.get(name)
-            if norm is None:
+        def normed(name: str | None, array: Array) -> Array:
+            """What the norm of this name gives, if there is one."""
+            if name not in self._parts:
                 return array
-            array, saved = norm.run(array)
+            array, saved = self._parts[name].run(array)
             parts.update({name: saved} if save else {})
             return array
 
-        def added(name: str, hook: str, array: Array, residual: Array, **options: Any) -> Array:
-            """What a part gives, with its norm, added to the residual."""
-            part, last = self._parts[name], f"out_norm{1 if name == 'attn' else 2}"
+        def added(name: str, last: str | None, array: Array, residual: Array) -> Array:
+            """What a part gives, with the norm behind it, added to the residual."""
+            part, hook, more = self._parts[name], f"hook_{name}_out", given.get(name, {})
             array = handed(array, part.parameters)
             out: Array
             if last in self._parts or (record is not None and record.wants(hook)):
-                out, saved = part.run(array, save=save, **options)
+                out, saved = part.run(array, save=save, **more)
                 out = normed(last, out)
                 keep(record, hook, out, cu)
                 out = residual + out
             else:
-                out, saved = part.run(array, residual=residual, save=save, **options)
+                out, saved = part.run(array, residual=residual, save=save, **more)
             parts.update({name: saved} if save else {})
             return out
 
+        shape = x.shape
         keep(record, "hook_resid_pre", x, cu)
-        inside = None if record is None else record.under("attn.")
-        attn_in = x if self.post_norm else normed("norm1", x)
-        mid = added("attn", "hook_attn_out", attn_in, x, cu=cu, record=inside, **options)
-        keep(record, "hook_resid_mid", mid, cu)
-        out = mid
-        if self.mlp is not None:
-            mlp_in = normed("norm1" if self.post_norm else "norm2", mid)
-            out = added("mlp", "hook_mlp_out", mlp_in, mlp_in if self.post_norm else mid)
-        keep(record, "hook_resid_post", out, cu)
-        if self.post_norm and self.mlp is not None:
-            out = normed("norm2", out)
-            keep(record, "hook_normalized_resid_post", out, cu)
-        return out.astype(dtype, copy=False), BlockSaved(parts, x.shape, dtype)
+        for name, (norm, last, hook) in self._added:
+            x = added(name, last, x if self.post_norm else normed(norm, x), x)
+            keep(record, hook, x, cu)
+            if self.post_norm:
+                x = normed(norm, x)
+        if self.mlp is None:
+            keep(record, "hook_resid_post", x, cu)
+        elif self.post_norm:
+            keep(record, "hook_normalized_resid_post", x, cu)
+        return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
+
+    @property
+    def _added(self) -> list[tuple[str, tuple[str, str | None, str]]]:
+        """Those parts of `_ADDED` that it has."""
+        return [(name, about) for name, about in _ADDED.items() if name in self._parts]
 
     @quiet
     def backward(self, grad: ArrayLike, saved: BlockSaved) -> Gradient:
@@ -275,7 +270,8 @@ class Block:
         options: dict[str, Array] = {}
         total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
 
-        def through(part: str, grad: Array) -> Array:
+        def through(part: str | None, grad: Array) -> Array:
+            """From the gradient of what a part gave to that of what it was given."""
             if part not in self._parts:
                 return grad
             back: Gradient = self._parts[part].backward(grad, saved.parts[part])
@@ -283,15 +279,12 @@ class Block:
             options.update(back.options)
             return back.x
 
-        if self.post_norm:
-            total = through("norm2", total)
-            total = total + through("mlp", total)
-            total = through("norm1", total)
-            total = total + through("attn", total)
-        else:
-            if self.mlp is not None:
-                total = total + through("norm2", through("mlp", through("out_norm2", total)))
-            total = total + through("norm1", through("attn", through("out_norm1", total)))
+        for name, (norm, last, _) in reversed(self._added):
+            if self.post_norm:
+                total = through(norm, total)
+                total = total + through(name, total)
+            else:
+                total = total + through(norm, through(name, through(last, total)))
         return Gradient(total, found, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:

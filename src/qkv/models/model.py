@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
+from qkv.layers import Block
 from qkv.models.files.names import Names, Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
-from qkv.models.network.transformer import Layer, Transformer, unpacked
+from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.encode import Encoder
@@ -197,8 +198,8 @@ class Model:
         return self._body.embedding
 
     @property
-    def layers(self) -> list[Layer]:
-        """The layers in order, each a `Block` in published models."""
+    def layers(self) -> list[Block]:
+        """The layers in order."""
         return list(self._body.layers)
 
     @property

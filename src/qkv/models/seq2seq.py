@@ -137,7 +137,7 @@ class Seq2SeqModel(Model):
         rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
         between = without_holes(shown)  # what is hidden between two tokens keeps them apart
-        packed = body.decoder(
+        packed = body.decode(
             np.where(shown, written, 0)[between].astype(np.int64),
             between.sum(1),
             rows,
@@ -217,13 +217,9 @@ class Seq2SeqModel(Model):
         lengths = np.array([len(text) for text in written])
         inside = record.under("decoder.")
         ids = np.concatenate([text.ids for text in written])
-        decoder(ids, lengths, rows, cu_lengths, record=inside, top_k=top_k)
+        self._pair.decode(ids, lengths, rows, cu_lengths, record=inside, top_k=top_k)
         longest = int(lengths.max())
         real = np.arange(longest) < lengths[:, None]  # (B, L)
-        settings = {layer: dict(one) for layer, one in enumerate(decoder.options)}
-        if decoder.bias is not None:
-            bias = decoder.bias(longest, longest)
-            settings = {layer: {**one, "bias": bias} for layer, one in settings.items()}
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in record.arrays.items():
             side, _, local = name.partition(".")
@@ -234,9 +230,9 @@ class Seq2SeqModel(Model):
         read = self._body.settings(max(map(len, batch)))
         return Seq2SeqTrace(
             self._as_trace(parts["encoder"], batch, single, read),
-            self._as_trace(parts["decoder"], written, single, settings),
+            self._as_trace(parts["decoder"], written, single, decoder.settings(longest)),
             parts["cross"],
-            settings={layer: one.cross.options for layer, one in enumerate(decoder.layers)},
+            settings={layer: one.options for layer, one in enumerate(self._pair.cross_attention)},
         )
 
     def _ended(self, text: Tokenized) -> int:

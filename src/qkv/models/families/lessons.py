@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from qkv.arrays import Array
 from qkv.embed import sinusoidal_positions
-from qkv.layers import MultiHeadAttention
-from qkv.layers.attention.forward import AttentionSaved
+from qkv.layers import Block, MultiHeadAttention
+from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import Gradient
 from qkv.layers.packed import keep
 from qkv.models.files.config import Config
@@ -27,26 +29,26 @@ _HOOKS = (
 )
 
 
-class AttentionOnly:
+class AttentionOnly(Block):
     """A layer that is attention and nothing else: no residual connection, no norm, no MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
-        self.attn = attn
+        super().__init__(attn, None, None, None, post_norm=False)
 
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
-    ) -> tuple[Array, AttentionSaved | None]:
+    ) -> tuple[Array, BlockSaved]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
         inside = None if record is None else record.under("attn.")
         keep(record, "hook_resid_pre", x, cu)
         out, saved = self.attn.run(x, cu=cu, record=inside, **options)
         keep(record, "hook_attn_out", out, cu)
         keep(record, "hook_resid_post", out, cu)
-        return out, saved
+        return out, BlockSaved({"attn": saved}, x.shape, x.dtype)
 
-    def backward(self, grad: Array, saved: AttentionSaved) -> Gradient:
+    def backward(self, grad: ArrayLike, saved: BlockSaved) -> Gradient:
         """The backward pass of its attention."""
-        back = self.attn.backward(grad, saved)
+        back = self.attn.backward(grad, saved.parts["attn"])
         named = {f"attn.{name}": array for name, array in back.parameters.items()}
         return replace(back, parameters=named)
 

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array
 from qkv.attend import KVCache, attention, summarize_attention, trace_attention
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.packed import keep, padded
+from qkv.layers.block import BlockSaved
+from qkv.layers.packed import padded
 from qkv.layers.parameters import handed, project, quiet
-from qkv.models.network.embedding import Embedding
-from qkv.models.network.head import BuiltHead
-from qkv.models.network.relative_bias import RelativeBias
-from qkv.models.network.transformer import (
-    BLOCK_HOOKS,
-    LAST_HOOKS,
-    SUMMARY_HOOKS,
-    Transformer,
-    hook_names,
-)
+from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer
 from qkv.trace import Recorder
 
 SIDES = ("encoder", "decoder")
-_SUMMARY = tuple(name.removeprefix("attn.") for name in SUMMARY_HOOKS)
-_HOOKS = (
+DECODER_HOOKS = (
     *(name for name in BLOCK_HOOKS if "rot_" not in name and "normalized" not in name),
     *(f"cross_attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
     *("hook_cross_attn_out", "hook_resid_mid_cross"),
-    *SUMMARY_HOOKS,
     *(f"cross_{name}" for name in SUMMARY_HOOKS),
 )
+_SUMMARY = tuple(name.removeprefix("attn.") for name in SUMMARY_HOOKS)
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What a layer of the decoder knows of the text that was read: keys and values, once."""
+class DecoderCache(KVCache):
+    """What a layer of a decoder has read: keys and values of its own text, and of the other one.
 
-    key: Array  # (B, Hkv, S, d)
-    value: Array  # (B, Hkv, S, dv)
-    lengths: Array  # (B,)
+    Args:
+        window: of its own text, as for `KVCache`; those grow.
+        key: of the other text, (B, Hkv, S, d); they stay.
+        value: (B, Hkv, S, dv).
+        key_lengths: (B,), how many of the S are real.
+    """
+
+    def __init__(self, window: Any, key: Array, value: Array, key_lengths: Array) -> None:
+        super().__init__(window)
+        self.key, self.value, self.key_lengths = key, value, key_lengths
 
 
 class CrossAttention:
@@ -57,57 +52,59 @@ class CrossAttention:
 
     def __init__(self, attn: MultiHeadAttention, options: Mapping[str, Any]) -> None:
         self.attn, self.options = attn, dict(options)
+        self.dim, self.parameters = attn.embed_dim, attn.parameters
 
     @quiet
-    def remember(self, rows: Array, cu_lengths: Array) -> Memory:
-        """The keys and values of texts laid end to end, rows (total, D)."""
-        rows = handed(rows, self.attn.parameters)
+    def remember(self, rows: Array, cu_lengths: Array, window: Any) -> DecoderCache:
+        """A cache with the keys and values of texts laid end to end, rows (total, D)."""
+        rows = handed(rows, self.parameters)
         key, value = (
             split_heads(
-                padded(project(rows, self.attn.parameters, name), cu_lengths),
-                self.attn.num_kv_heads,
+                padded(project(rows, self.parameters, name), cu_lengths), self.attn.num_kv_heads
             )
             for name in ("k_proj", "v_proj")
         )  # (B, Hkv, S, d)
-        return Memory(key, value, np.diff(cu_lengths))
+        return DecoderCache(window, key, value, np.diff(cu_lengths))
 
-    @quiet
-    def __call__(
+    def run(
         self,
         x: Array,
-        memory: Memory,
-        lengths: Array | None = None,
         *,
+        cache: DecoderCache,
+        lengths: Array | None = None,
         residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
-    ) -> Array:
+        save: bool = False,
+    ) -> tuple[Array, None]:
         """From word vectors (B, L, D) to what they take from the other text, (B, L, D).
 
         Args:
             x: word vectors.
-            memory: of the other text.
+            cache: with the keys and values of the other text.
             lengths: (B,), how many of the L are real.
             residual: (B, L, D), added to the result.
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
+            save: is not supported, as there is no backward pass.
         """
-        x = handed(x, self.attn.parameters)
-        query = split_heads(project(x, self.attn.parameters, "q_proj"), self.attn.num_heads)
-        parts = (query, memory.key, memory.value)
-        options = {**self.options, "key_lengths": memory.lengths, "query_lengths": lengths}
+        assert not save
+        query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
+        parts = (query, cache.key, cache.value)
+        options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
         z = attention(*parts, **options)
         if record is not None:
             for name, part in zip(("hook_q", "hook_k", "hook_v"), parts, strict=True):
                 record(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
             _record_weights(record, parts, options, top_k)
             record("hook_z", np.swapaxes(z, -3, -2))
-        return project(join_heads(z), self.attn.parameters, "out_proj", residual=residual)
+        return project(join_heads(z), self.parameters, "out_proj", residual=residual), None
 
 
 def _record_weights(
     record: Recorder, parts: Sequence[Array], options: Mapping[str, Any], top_k: int | None
 ) -> None:
+    """Record scores and weights, or their summary, if wanted."""
     if top_k is not None:
         if record.wants(*_SUMMARY):
             summary = summarize_attention(*parts, **options, top_k=top_k)
@@ -119,115 +116,65 @@ def _record_weights(
         record("hook_pattern", trace["pattern"])
 
 
-class DecoderLayer:
-    """Attention to the words before, attention to the other text, and the MLP.
+class DecoderBlock(Block):
+    """A block that looks at another text between its attention and its MLP.
 
-    `h = x + attn(norm1(x)); h = h + cross(norm_cross(h)); y = h + mlp(norm2(h))`
-
-    Args:
-        block: the first and the last of these.
-        cross: the attention to the other text.
-        norm: the norm before that.
-    """
-
-    def __init__(self, block: Block, cross: CrossAttention, norm: LayerNorm | RMSNorm) -> None:
-        self.block, self.cross, self.norm = block, cross, norm
-
-    @quiet
-    def __call__(
-        self,
-        x: Array,
-        memory: Memory,
-        *,
-        cache: KVCache,
-        lengths: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        **options: Any,
-    ) -> Array:
-        """From word vectors (B, L, D), which follow those in the cache, to the same."""
-        dtype, block = x.dtype, self.block
-        x = x.astype(compute_type(dtype), copy=False)
-        own = None if record is None else record.under("attn.")
-        other = None if record is None else record.under("cross_attn.")
-
-        def add(name: str, x: Array, part: Callable[..., Any]) -> Array:
-            """`x` and what a part of the layer gives."""
-            if record is None or not record.wants(name):
-                return _first(part(residual=x))
-            found = _first(part())
-            record(name, found)
-            return x + found
-
-        keep(record, "hook_resid_pre", x, None)
-        normed = x if block.norm1 is None else block.norm1.run(x)[0]
-        normed = handed(normed, block.attn.parameters)
-        part: Callable[..., Any] = partial(
-            block.attn.run, normed, cache=cache, lengths=lengths, record=own, top_k=top_k, **options
-        )
-        x = add("hook_attn_out", x, part)
-        keep(record, "hook_resid_mid", x, None)
-        part = partial(self.cross, self.norm.run(x)[0], memory, lengths, record=other, top_k=top_k)
-        x = add("hook_cross_attn_out", x, part)
-        keep(record, "hook_resid_mid_cross", x, None)
-        assert block.norm2 is not None
-        assert block.mlp is not None
-        normed = handed(block.norm2.run(x)[0], block.mlp.parameters)
-        x = add("hook_mlp_out", x, partial(block.mlp.run, normed))
-        keep(record, "hook_resid_post", x, None)
-        return x.astype(dtype, copy=False)
-
-
-def _first(found: Array | tuple[Array, Any]) -> Array:
-    """What a part gives, without what only its backward pass needs."""
-    return found[0] if isinstance(found, tuple) else found
-
-
-class DecoderCaches(list[KVCache]):
-    """What a decoder has read so far: a cache for each layer, and the other text.
+    `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
     Args:
-        caches: of the words before, one for each layer; they grow.
-        memories: of the other text, one for each layer; they stay.
-    """
-
-    def __init__(self, caches: Iterable[KVCache], memories: Sequence[Memory]) -> None:
-        super().__init__(caches)
-        self.memories = list(memories)
-
-
-class Decoder:
-    """From the tokens so far, and the vectors of another text, to the vectors of the tokens.
-
-    Args:
-        embedding: from ids to vectors.
-        layers: what follows, in order.
-        options: for each layer the options of `qkv.attention` that it looks at its own text with.
-        bias: of the scores of every layer, by the distance of two tokens of its own text.
-        final_norm: what comes after the last layer.
-        head: from the last vectors to logits.
+        block: whose parts this one has.
+        cross_attn: the attention to the other text.
+        norm_cross: the norm before that.
     """
 
     def __init__(
-        self,
-        embedding: Embedding,
-        layers: Sequence[DecoderLayer],
-        *,
-        options: Sequence[Mapping[str, Any]],
-        bias: RelativeBias | None,
-        final_norm: LayerNorm | RMSNorm | None,
-        head: BuiltHead | None,
+        self, block: Block, cross_attn: CrossAttention, norm_cross: LayerNorm | RMSNorm
     ) -> None:
-        self.embedding, self.layers = embedding, list(layers)
-        self.options = [dict(one) for one in options]
-        self.bias, self.final_norm, self.head = bias, final_norm, head
+        super().__init__(block.attn, block.norm1, block.mlp, block.norm2, post_norm=False)
+        self._parts |= {"cross_attn": cross_attn, "norm_cross": norm_cross}
+        self.cross_attn = cross_attn
+
+    @quiet
+    def run(
+        self, x: Array, *, record: Recorder | None = None, **options: Any
+    ) -> tuple[Array, BlockSaved]:
+        """From word vectors (B, L, D), which follow those in the `cache`, to the same."""
+        cross = {name: options.get(name) for name in ("cache", "lengths", "top_k")}
+        cross["record"] = None if record is None else record.under("cross_attn.")
+        return super().run(x, record=record, cross=cross, **options)
+
+
+class EncoderDecoder(Transformer):
+    """An encoder, which is a transformer, with the decoder that looks at it.
+
+    Args:
+        encoder: whose parts this one has.
+        decoder: a transformer of `DecoderBlock`s, with the head.
+        first: the id of the token that the decoder begins with.
+    """
+
+    def __init__(self, encoder: Transformer, decoder: Transformer, first: int) -> None:
+        super().__init__(
+            encoder.embedding,
+            encoder.layers,
+            options=encoder.options,
+            bias=encoder.bias,
+            final_norm=encoder.final_norm,
+            hooks=encoder.hooks,
+        )
+        self.decoder, self.first = decoder, first
 
     @property
-    def hook_names(self) -> list[str]:
-        """Every name that a trace of it may hold, the summaries of `top_k` included."""
-        return hook_names(len(self.layers), _HOOKS)
+    def cross_attention(self) -> list[CrossAttention]:
+        """The attention to the encoder's vectors, of each layer of the decoder."""
+        return [one.cross_attn for one in self.decoder.layers if isinstance(one, DecoderBlock)]
 
-    def __call__(
+    @property
+    def generates(self) -> bool:
+        """Whether the decoder gives logits for the next token."""
+        return self.decoder.head is not None
+
+    def decode(
         self,
         ids: Array,
         lengths: Array,
@@ -238,7 +185,7 @@ class Decoder:
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
-        """Run whole texts.
+        """Run the decoder over whole texts.
 
         Args:
             ids: (total,) token ids of texts laid end to end.
@@ -259,114 +206,33 @@ class Decoder:
         if mask is not None and not mask.all():
             visible = np.zeros(real.shape, bool)
             visible[real] = mask
-        caches = self.start(rows, cu_lengths)
+        caches = self.remember(rows, cu_lengths)
         found = self.step(whole, caches, lengths, visible=visible, record=record, top_k=top_k)
         packed: Array = found[real]
         return packed
 
-    def start(self, rows: Array, cu_lengths: Array) -> DecoderCaches:
-        """What it looks at: the encoder's vectors (total, D) of texts laid end to end."""
-        return DecoderCaches(
-            (KVCache(one.get("window")) for one in self.options),
-            [layer.cross.remember(rows, cu_lengths) for layer in self.layers],
-        )
+    def remember(self, rows: Array, cu_lengths: Array) -> list[KVCache]:
+        """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end."""
+        return [
+            attn.remember(rows, cu_lengths, options.get("window"))
+            for attn, options in zip(self.cross_attention, self.decoder.options, strict=True)
+        ]
 
-    def step(
-        self,
-        ids: Array,
-        caches: Sequence[KVCache],
-        lengths: Array | None = None,
-        *,
-        visible: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-    ) -> Array:
-        """Run the tokens that follow those in the caches, which then hold these too.
-
-        Args:
-            ids: (B, n) token ids, one row for each text.
-            caches: what `start` gave.
-            lengths: (B,), how many of the n are real; all of them unless given.
-            visible: (B, S), which of all tokens so far are looked at; all of them unless given.
-            record: collects what is computed on the way.
-            top_k: with `record`, keep the largest weights of each query in place of all.
-
-        Returns:
-            (B, n, D)
-        """
-        assert isinstance(caches, DecoderCaches)
-        seen = np.broadcast_to(caches[0].lengths, len(ids))
-        places = seen[:, None] + np.arange(ids.shape[1])
-        x, _ = self.embedding(ids, places, record=record)
-        more = self._bias(seen, ids.shape[1], lengths)
-        if visible is not None:
-            more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)
-        steps = zip(self.layers, caches, caches.memories, self.options, strict=True)
-        for number, (layer, cache, memory, options) in enumerate(steps):
-            inside = None if record is None else record.under(f"blocks.{number}.")
-            x = layer(
-                x, memory, cache=cache, lengths=lengths, record=inside, top_k=top_k,
-                **options, **more,
-            )  # fmt: skip
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-            keep(record, LAST_HOOKS[0], x, None)
-        return x
-
-    def _bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """The bias of the next `count` tokens, (1 or B, Hq, n, S)."""
-        if self.bias is None:
-            return {}
-        longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = np.unique(seen).tolist()
-        rows = {offset: self.bias(count, longest, offset) for offset in offsets}
-        if len(rows) <= 1:
-            return {"bias": next(iter(rows.values()))} if rows else {}
-        return {"bias": np.concatenate([rows[offset] for offset in seen.tolist()])}
-
-
-class EncoderDecoder(Transformer):
-    """An encoder, which is a transformer, with the decoder that looks at it.
-
-    Args:
-        encoder: whose parts this one has.
-        decoder: what comes behind it.
-        first: the id of the token that the decoder begins with.
-    """
-
-    def __init__(self, encoder: Transformer, decoder: Decoder, first: int) -> None:
-        super().__init__(
-            encoder.embedding,
-            encoder.layers,
-            options=encoder.options,
-            bias=encoder.bias,
-            final_norm=encoder.final_norm,
-            hooks=encoder.hooks,
-        )
-        self.decoder, self.first = decoder, first
-
-    @property
-    def generates(self) -> bool:
-        """Whether the decoder gives logits for the next token."""
-        return self.decoder.head is not None
-
-    def begin(self, texts: Sequence[Array]) -> tuple[DecoderCaches, Array, Array]:
+    def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
         """What the decoder looks at, these texts, and the first id of each, (B, 1)."""
         cu_lengths = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
         places = np.concatenate([np.arange(len(text)) for text in texts])
         rows = self(np.concatenate(texts), places, cu_lengths)
         lengths = np.ones(len(texts), np.int64)
-        return self.decoder.start(rows, cu_lengths), np.full((len(texts), 1), self.first), lengths
+        return self.remember(rows, cu_lengths), np.full((len(texts), 1), self.first), lengths
 
     def step(self, *args: Any, **options: Any) -> Array:
-        """The decoder's vectors (B, n, D) of the ids that follow; see `Decoder.step`."""
+        """The decoder's vectors (B, n, D) of the ids that follow; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
 
     def logits(self, rows: Array) -> Array:
         """From the decoder's vectors (B, D), one of each text, to logits (B, V)."""
-        if self.decoder.head is None:
-            raise ValueError("logits: this model has no head")
-        return self.decoder.head(rows, np.arange(len(rows) + 1))
+        return self.decoder.logits(rows)
 
     @property
     def pair_hook_names(self) -> list[str]:

@@ -9,7 +9,13 @@ from typing import Any, Literal, Protocol
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
-from qkv.models.network.decoder import SIDES, CrossAttention, Decoder, DecoderLayer, EncoderDecoder
+from qkv.models.network.decoder import (
+    DECODER_HOOKS,
+    SIDES,
+    CrossAttention,
+    DecoderBlock,
+    EncoderDecoder,
+)
 from qkv.models.network.embedding import Embedding, PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
@@ -332,35 +338,25 @@ class Seq2SeqDesign:
     def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
         """Both with these parameters, used where they stand."""
         table = {"embed.weight": parameters["embed.weight"]}
-        encoder, plain = (
+        encoder, decoder = (
             design.build(
                 {n: a for n, a in under(parameters, f"{side}.").items() if "cross" not in n} | table
             )
             for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
         )
-        layers = []
-        for number, block in enumerate(plain.layers):
-            assert isinstance(block, Block)
+        for number, layer in enumerate(self.decoder.layers):
             own = under(parameters, f"decoder.blocks.{number}.")
-            options = self.decoder.layers[number].options
             cross = CrossAttention(
                 MultiHeadAttention.from_parameters(
-                    under(own, "cross_attn."), num_heads=self.decoder.layers[number].num_heads
+                    under(own, "cross_attn."), num_heads=layer.num_heads
                 ),
-                {name: value for name, value in options.items() if name == "scale"},
+                {name: value for name, value in layer.options.items() if name == "scale"},
             )
             norm = RMSNorm.from_parameters(under(own, "norm_cross."), eps=self.decoder.eps)
-            layers.append(DecoderLayer(block, cross, norm))
-        decoder = Decoder(
-            plain.embedding,
-            layers,
-            options=plain.options,
-            bias=plain.bias,
-            final_norm=plain.final_norm,
-            head=None
-            if self.head is None
-            else self.head.build(parameters, norm=self.decoder._norm),
-        )
+            decoder.layers[number] = DecoderBlock(decoder.layers[number], cross, norm)
+        decoder.hooks = DECODER_HOOKS
+        if self.head is not None:
+            decoder.head = self.head.build(parameters, norm=self.decoder._norm)
         return EncoderDecoder(encoder, decoder, self.start)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.backend import body, get_num_threads
-from qkv.layers import LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.gradient import Gradient, need_single
+from qkv.layers import Block, LayerNorm, RMSNorm
+from qkv.layers.block import BlockSaved
+from qkv.layers.gradient import need_single
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
 from qkv.layers.parameters import quiet
@@ -35,40 +36,12 @@ BLOCK_HOOKS = (
 )
 
 
-class Layer(Protocol):
-    """What stands between two residual states: a `Block`, or something smaller in lessons."""
-
-    @property
-    def attn(self) -> MultiHeadAttention:
-        """Its attention."""
-
-    def run(
-        self,
-        x: Array,
-        *,
-        cu: Array | None = None,
-        cache: KVCache | None = None,
-        lengths: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        save: bool = False,
-        **options: Any,
-    ) -> tuple[Array, Any]:
-        """From rows (total, D), or with a cache from (B, T, D), to the same, unchecked.
-
-        With `save` also what `backward` needs.
-        """
-
-    def backward(self, grad: Array, saved: Any) -> Gradient:
-        """The backward pass."""
-
-
 @dataclass(frozen=True)
 class TransformerSaved:
     """What the backward pass of a transformer needs."""
 
     embedding: EmbeddingSaved
-    layers: list[Any]
+    layers: list[BlockSaved]
     final_norm: NormSaved | None
     longest: int  # the length of the longest text
 
@@ -89,7 +62,7 @@ class Transformer:
     def __init__(
         self,
         embedding: Embedding,
-        layers: Sequence[Layer],
+        layers: Sequence[Block],
         *,
         options: Sequence[Mapping[str, Any]] | None = None,
         bias: RelativeBias | None = None,
@@ -196,7 +169,7 @@ class Transformer:
     ) -> tuple[Array, TransformerSaved]:
         longest = int(np.diff(cu_lengths).max(initial=0))
         x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
-        layers = []
+        layers: list[BlockSaved] = []
         for number, options in self.settings(longest).items():
             if masks is not None and number in masks:
                 options["attn_mask"] = masks[number]
@@ -267,7 +240,9 @@ class Transformer:
         caches: Sequence[KVCache],
         lengths: Array | None = None,
         *,
+        visible: Array | None = None,
         record: Recorder | None = None,
+        top_k: int | None = None,
     ) -> Array:
         """Run the tokens that follow those in the caches, which then hold these too.
 
@@ -275,7 +250,9 @@ class Transformer:
             ids: (B, n) token ids, one row for each text.
             caches: one for each layer.
             lengths: (B,), how many of the n are real; all of them unless given.
+            visible: (B, S), which of all tokens so far are looked at; all of them unless given.
             record: collects what is computed on the way.
+            top_k: with `record`, keep the largest weights of each query in place of all.
 
         Returns:
             (B, n, D)
@@ -289,11 +266,25 @@ class Transformer:
         x, _ = self.embedding(ids, places, record=record)
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)[0]
+        more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
+        if visible is not None:
+            more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             inside = None if record is None else record.under(f"blocks.{number}.")
-            options = self.options[number]
-            x, _ = layer.run(x, cache=cache, lengths=lengths, record=inside, **options)
+            options = {**self.options[number], **more}
+            x, _ = layer.run(x, cache=cache, lengths=lengths, record=inside, top_k=top_k, **options)
         return self._last(x, None, record)[0]
+
+    def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
+        """The bias (1 or B, Hq, n, S) of the next `count` tokens, behind (B,) that were seen."""
+        if self.bias is None:
+            return {}
+        longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
+        offsets = np.unique(seen).tolist()
+        rows = {offset: self.bias(count, longest, offset) for offset in offsets}
+        if len(rows) <= 1:
+            return {"bias": next(iter(rows.values()))} if rows else {}
+        return {"bias": np.concatenate([rows[offset] for offset in seen.tolist()])}
 
     def _quick(self) -> Steps | None:
         """Its layers for single tokens, made anew when a part or what computes is another."""

@@ -13,7 +13,6 @@ from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.models.network.embedding import Embedding
-from qkv.models.network.transformer import Layer
 from qkv.see.analysis import selection
 from qkv.see.steps.source import KNOWN, Source
 from qkv.see.steps.step import (
@@ -84,7 +83,7 @@ def walk_head(
     *,
     parameters: Mapping[str, Array] | None = None,
     embedding: Embedding | None = None,
-    blocks: Sequence[Layer] = (),
+    blocks: Sequence[Block] = (),
 ) -> Walk:
     """Every step of one head, computed anew with plain NumPy from the layer's input.
 
