@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import settings
 
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 # Set before any test imports what reads them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,4 +35,4 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads as there are by default, whatever the test before has set."""
-    monkeypatch.setattr(sys.modules["qkv.backend"], "_threads", None)
+    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)

@@ -16,7 +16,6 @@ import qkv.measure
 from benchmarks import __main__ as bench
 from benchmarks import common, growth, memory, page, texts
 from benchmarks.common import Row, Way, measure
-from qkv.backend import backend, kernel
 from qkv.cli import main
 from qkv.measure import (
     Task,
@@ -29,6 +28,7 @@ from qkv.measure import (
     sample,
     time_in_words,
 )
+from qkv.ops.kernel import backend, kernel
 
 SMALL = 32  # what lengths are divided by here
 

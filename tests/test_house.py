@@ -13,20 +13,19 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 # A room may import the rooms below it; rooms that share a floor do not know each other.
 FLOORS = [
     {"arrays", "extras", "files", "signals"},
-    {"activations"},
-    {"trace", "backend"},
-    {"text", "embed", "attend", "backward"},
+    {"trace", "ops"},
+    {"text", "embed", "attend"},
     {"layers"},
     {"models"},
     {"learn"},
     {"see"},  # reads the run folder that learning writes
     {"marking", "integrations", "measure"},
-    {"scale", "cli"},
+    {"cli"},
 ]
 # Rooms that may import less than everything below them.
 ONLY = {
     "marking": {"arrays", "attend", "extras", "files"},
-    "measure": {"arrays", "attend", "backend"},
+    "measure": {"arrays", "attend", "ops"},
 }
 # Rooms whose files have an order too: one may import those of lower steps, and of its own step.
 STEPS = {
@@ -100,8 +99,8 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
         if top == "qkv":
             there = room_of(target)
             if target == "qkv._kernel":
-                if module != "qkv.backend":
-                    broken.append(f"{module}: only qkv.backend may import qkv._kernel")
+                if module != "qkv.ops.kernel":
+                    broken.append(f"{module}: only qkv.ops.kernel may import qkv._kernel")
             elif module == "qkv.attend.formula":
                 broken.append(f"{module} imports {target}: the formula stands on its own")
             elif module != "qkv" and there != room:
@@ -143,7 +142,7 @@ def test_imports_go_downward_and_stay_light(module: str) -> None:
         ("qkv.attend.tiled", "def f():\n    import qkv.models.model", "downward"),
         ("qkv.embed.rotary", "from qkv.attend.heads import split", "downward"),
         ("qkv.learn.loop", "from qkv import see", "downward"),
-        ("qkv.trace", "from qkv.backend import linear", "downward"),
+        ("qkv.trace", "from qkv.ops.kernel import linear", "downward"),
         ("qkv.attend.formula", "from qkv.attend.heads import split", "on its own"),
         ("qkv.attend.formula", "from .heads import split", "on its own"),
         ("qkv.attend.tiled", "from qkv._kernel import attention", "_kernel"),
@@ -169,7 +168,7 @@ def test_a_broken_rule_is_seen(module: str, source: str, complaint: str) -> None
         ("qkv.attend.tiled", "from .heads import split\nfrom qkv.attend.formula import formula"),
         ("qkv.text.words", "def f():\n    import tokenizers"),
         ("qkv.text.words", "if TYPE_CHECKING:\n    import tokenizers"),
-        ("qkv.backend", "from qkv import _kernel"),
+        ("qkv.ops.kernel", "from qkv import _kernel"),
         ("qkv.cli.show", "import click\nfrom qkv import see"),
         ("qkv", "from .attend import attention\nfrom .models import load"),
     ],

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import qkv
-from qkv.backend import BACKENDS, kernel
+from qkv.ops.kernel import BACKENDS, kernel
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="this system has no signals to send")
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
@@ -18,7 +18,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
 from numpy.lib.stride_tricks import as_strided
-from qkv.backend import body, kernel, linear
+from qkv.ops.kernel import body, kernel, linear
 
 threads = int(sys.argv[2])
 qkv.set_num_threads(threads)

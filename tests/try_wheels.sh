@@ -23,7 +23,7 @@ import sys
 import numpy as np
 
 import qkv
-from qkv.backend import kernel
+from qkv.ops.kernel import kernel
 
 native = sys.argv[1] == "with"
 assert qkv.backend().startswith("native-") == native, qkv.backend()

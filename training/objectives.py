@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.backward import cross_entropy
 from qkv.learn.network import Network
+from qkv.ops.gradient import cross_entropy
 from qkv.text import Tokenizer
 from training.wordnet import WordNet
 

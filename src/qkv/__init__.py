@@ -13,11 +13,11 @@ from qkv.attend import (
     trace_attention,
     varlen_attention,
 )
-from qkv.backend import backend, get_num_threads, set_num_threads
 from qkv.embed import TokenEmbedding, alibi_slopes, apply_rotary, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, SelfAttention, self_attention
 from qkv.marking import check
 from qkv.models import Model, ModelError, load
+from qkv.ops.kernel import backend, get_num_threads, set_num_threads
 from qkv.text import WordTokenizer
 from qkv.trace import Trace
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention, trace_attention
-from qkv.backend import backend, body, get_num_threads, kernel, run_all
+from qkv.ops.kernel import backend, body, get_num_threads, kernel, run_all
 
 Call = Callable[[], Any]
 

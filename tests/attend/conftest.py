@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 
 @pytest.fixture(params=BACKENDS, scope="module", autouse=True)

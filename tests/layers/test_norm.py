@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qkv.backend import set_num_threads
 from qkv.layers import LayerNorm, RMSNorm
+from qkv.ops.kernel import set_num_threads
 
 from .support import numbers
 

@@ -10,12 +10,12 @@ import pytest
 from ml_dtypes import bfloat16
 
 from qkv.arrays import frozen
-from qkv.backend import body, get_num_threads, kernel, set_num_threads
 from qkv.layers import RMSNorm, Rotary
 from qkv.layers.stepping import steps_for
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
+from qkv.ops.kernel import body, get_num_threads, kernel, set_num_threads
 
 if kernel is None:
     pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)
@@ -187,7 +187,7 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
             packed.append(arguments)
             kernel.pack(*arguments)
 
-    backend = sys.modules["qkv.backend"]
+    backend = sys.modules["qkv.ops.kernel"]
     monkeypatch.setattr(backend, "kernel", Counting)
     # memory of its own: that of other tests' weights, which are gone, may be given up at any time
     monkeypatch.setattr(backend, "_shelf", np.empty(0, np.float32))

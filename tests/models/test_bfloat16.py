@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.backend import BACKENDS, BODIES
 from qkv.models import load
 from qkv.models.files.tensors import Tensors
+from qkv.ops.kernel import BACKENDS, BODIES
 from qkv.trace import Trace
 
 from .files.test_tensors import write_bfloat16
 from .small_models import CONFIGS, write_small
 from .support import CONFIG, plain_bert
 
-backend = sys.modules["qkv.backend"]  # under that name, qkv has the function
+backend = sys.modules["qkv.ops.kernel"]  # under that name, qkv has the function
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
 

@@ -17,7 +17,8 @@ import pytest
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
-from qkv import activations, backward
+from qkv.ops import activation as activations
+from qkv.ops import gradient as backward
 
 from . import writer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.backward import activation_grad, adamw, cross_entropy, linear_grad, norm_grad
+from qkv.ops.gradient import activation_grad, adamw, cross_entropy, linear_grad, norm_grad
 
 Array = np.ndarray[Any, Any]
 TYPES = [(np.float32, 2e-6), (np.float64, 1e-12)]

@@ -11,8 +11,8 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as rotat
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
 import qkv
-from qkv.activations import activate
 from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm
+from qkv.ops.activation import activate
 
 from .support import close
 

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.attend import native, tiled
 from qkv.attend.call import rounded
-from qkv.backend import body
+from qkv.ops.kernel import body
 
 
 def quick_attention(

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import native, tiled
 from qkv.attend.call import Call
-from qkv.backend import body, run_all
+from qkv.ops.kernel import body, run_all
 
 
 class Solved(NamedTuple):

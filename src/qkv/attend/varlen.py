@@ -14,7 +14,7 @@ from qkv.attend import native
 from qkv.attend.call import Call, check_call, check_heads, check_types, rounded
 from qkv.attend.solve import solve
 from qkv.attend.visibility import check_flag, check_offset, check_per_row, check_window
-from qkv.backend import body
+from qkv.ops.kernel import body
 
 
 def varlen_attention(

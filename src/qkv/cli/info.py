@@ -23,9 +23,9 @@ def info(model: str | None, as_json: bool) -> None:
     """Version, backend, threads, and where models are looked for and found."""
     import numpy as np
 
-    from qkv.backend import BACKENDS, backend, get_num_threads, kernel
     from qkv.models import load, places
     from qkv.models.files.find import DEFAULT
+    from qkv.ops.kernel import BACKENDS, backend, get_num_threads, kernel
 
     found = places()
     about = {

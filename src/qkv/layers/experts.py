@@ -13,8 +13,6 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
-from qkv.backend import linear
-from qkv.backward import linear_grad
 from qkv.layers.gradient import Gradient, need_single, project_back, upstream
 from qkv.layers.parameters import (
     checked,
@@ -26,6 +24,8 @@ from qkv.layers.parameters import (
     vectors_of,
     working,
 )
+from qkv.ops.gradient import linear_grad
+from qkv.ops.kernel import linear
 from qkv.trace import Recorder
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.backward import linear_grad
 from qkv.layers.parameters import result_type
+from qkv.ops.gradient import linear_grad
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.activations import ACTIVATIONS
 from qkv.arrays import Array, whole_number
-from qkv.backward import activate, activation_grad
 from qkv.layers.gradient import Gradient, need_single, project_back, upstream
 from qkv.layers.parameters import (
     checked,
@@ -26,6 +24,8 @@ from qkv.layers.parameters import (
     vectors_of,
     working,
 )
+from qkv.ops.activation import ACTIVATIONS
+from qkv.ops.gradient import activate, activation_grad
 from qkv.trace import Recorder, Trace
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, compute_type, is_float, whole_number
-from qkv.backend import normalize
-from qkv.backward import norm_grad
 from qkv.layers.gradient import Gradient, need_single, upstream
 from qkv.layers.parameters import (
     checked,
@@ -22,6 +20,8 @@ from qkv.layers.parameters import (
     result_type,
     working,
 )
+from qkv.ops.gradient import norm_grad
+from qkv.ops.kernel import normalize
 from qkv.trace import Recorder, Trace
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
-from qkv.backend import linear, narrowed, stays_bfloat16
+from qkv.ops.kernel import linear, narrowed, stays_bfloat16
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")

@@ -15,12 +15,12 @@ from qkv.arrays import Array, compute_type, is_frozen
 from qkv.attend import native
 from qkv.attend.cache import KVCache, put
 from qkv.attend.call import check_scale, check_softcap, narrow
-from qkv.backend import Prepared, body, get_num_threads, stays_bfloat16
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.parameters import quiet
+from qkv.ops.kernel import Prepared, body, get_num_threads, stays_bfloat16
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]

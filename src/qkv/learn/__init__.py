@@ -1,6 +1,5 @@
 """How W_Q, W_K and W_V come to mean something: objectives, AdamW, and the loop around them."""
 
-from qkv.backward import adamw, cross_entropy
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
 from qkv.learn.loop import Trained, train
@@ -14,6 +13,7 @@ from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer
 from qkv.learn.watch import Diverged
 from qkv.models.untrained import fresh_model
+from qkv.ops.gradient import adamw, cross_entropy
 from qkv.signals import Interrupted
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.backward import cross_entropy
 from qkv.learn.network import Network
 from qkv.learn.sources import Source
+from qkv.ops.gradient import cross_entropy
 from qkv.text import Tokenizer
 
 MASKS = ("[MASK]", "<mask>")

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.backward import adamw, norm
 from qkv.learn.network import Network
+from qkv.ops.gradient import adamw, norm
 
 
 class AdamW:

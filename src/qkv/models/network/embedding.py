@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.backend import linear
-from qkv.backward import linear_grad
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
+from qkv.ops.gradient import linear_grad
+from qkv.ops.kernel import linear
 from qkv.trace import Recorder
 
 

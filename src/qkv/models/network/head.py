@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from qkv.activations import activate
 from qkv.arrays import Array, compute_type
-from qkv.backend import linear, narrowed
-from qkv.backward import activation_grad
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, need_single, project_back
 from qkv.layers.norm import NormSaved
+from qkv.ops.activation import activate
+from qkv.ops.gradient import activation_grad
+from qkv.ops.kernel import linear, narrowed
 
 
 @dataclass(frozen=True)

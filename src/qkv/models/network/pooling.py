@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.activations import activate
 from qkv.arrays import Array
-from qkv.backend import linear, multiply
+from qkv.ops.activation import activate
+from qkv.ops.kernel import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:

@@ -11,7 +11,6 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
-from qkv.backend import body, get_num_threads
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import need_single
@@ -22,6 +21,7 @@ from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
+from qkv.ops.kernel import body, get_num_threads
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.backend import BODIES, kernel, linear, narrowed, set_num_threads
+from qkv.ops.kernel import BODIES, kernel, linear, narrowed, set_num_threads
 
 Array = np.ndarray[Any, Any]
 
-module = sys.modules["qkv.backend"]
+module = sys.modules["qkv.ops.kernel"]
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv import activations
-from qkv.activations import check_activation, erf
 from qkv.arrays import Array, compute_type
-from qkv.backend import ACTIVATION_CODES, body, get_num_threads, kernel, multiply, packed_once
+from qkv.ops import activation as activations
+from qkv.ops.activation import check_activation, erf
+from qkv.ops.kernel import ACTIVATION_CODES, body, get_num_threads, kernel, multiply, packed_once
 
 
 def linear_grad(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.backend import (
+from qkv.ops.kernel import (
     BACKENDS,
     BODIES,
     activate,
@@ -182,7 +182,7 @@ ENDED = """
 import atexit, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
-from qkv.backend import linear
+from qkv.ops.kernel import linear
 
 qkv.set_num_threads(3)
 x = np.random.default_rng(0).standard_normal((1, 3, 600, 16))
@@ -221,7 +221,7 @@ def test_where_no_thread_can_be_had_the_caller_computes_alone(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(sys.modules["qkv.backend"], "_helpers", [])
+    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_helpers", [])
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done: list[int] = []
     set_num_threads(3)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv import activations
-from qkv.activations import ACTIVATIONS
-from qkv.backend import BODIES, kernel, set_num_threads
-from qkv.backward import (
+from qkv.ops import activation as activations
+from qkv.ops.activation import ACTIVATIONS
+from qkv.ops.gradient import (
     activate,
     activation_grad,
     adamw,
@@ -20,10 +19,11 @@ from qkv.backward import (
     norm,
     norm_grad,
 )
+from qkv.ops.kernel import BODIES, kernel, set_num_threads
 
 Array = np.ndarray[Any, Any]
 
-module = sys.modules["qkv.backend"]
+module = sys.modules["qkv.ops.kernel"]
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.activations import activate, check_activation
 from qkv.arrays import Array, compute_type, is_float, is_frozen, native, whole_number
+from qkv.ops.activation import activate, check_activation
 
 try:
     from qkv import _kernel

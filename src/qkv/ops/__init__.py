@@ -1,0 +1,1 @@
+"""Linear layers, norms, activations, the loss and AdamW: forward pass beside backward pass."""
