@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.common import LOOSE, Row, Way, faster, share_of_peak
 from benchmarks.peers import torch_linear
 from qkv.measure import processor
-from qkv.ops.kernel import linear
+from qkv.ops.linear import linear
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

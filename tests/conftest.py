@@ -35,4 +35,4 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads as there are by default, whatever the test before has set."""
-    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)
+    monkeypatch.setattr(sys.modules["qkv.ops.threads"], "_threads", None)

@@ -18,7 +18,8 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
 from numpy.lib.stride_tricks import as_strided
-from qkv.ops.kernel import body, kernel, linear
+from qkv.ops.kernel import body, kernel
+from qkv.ops.linear import linear
 
 threads = int(sys.argv[2])
 qkv.set_num_threads(threads)

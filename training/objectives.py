@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.learn.network import Network
-from qkv.ops.gradient import cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 from training.wordnet import WordNet
 

@@ -15,7 +15,8 @@ from qkv.layers.stepping import steps_for
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.ops.kernel import body, get_num_threads, kernel, set_num_threads
+from qkv.ops.kernel import body, kernel
+from qkv.ops.threads import get_num_threads, set_num_threads
 
 if kernel is None:
     pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)
@@ -179,18 +180,17 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
     packed: list[Any] = []
 
     class Counting:
-        linear, norm, packed_size = kernel.linear, kernel.norm, kernel.packed_size
-        attend, attend_packed = kernel.attend, kernel.attend_packed
+        packed_size = kernel.packed_size
 
         @staticmethod
         def pack(*arguments: Any) -> None:
             packed.append(arguments)
             kernel.pack(*arguments)
 
-    backend = sys.modules["qkv.ops.kernel"]
-    monkeypatch.setattr(backend, "kernel", Counting)
+    packing = sys.modules["qkv.ops.packing"]
+    monkeypatch.setattr(packing, "kernel", Counting)
     # memory of its own: that of other tests' weights, which are gone, may be given up at any time
-    monkeypatch.setattr(backend, "_shelf", np.empty(0, np.float32))
+    monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():
         model = built(np.float32, ATTENTIONS["rotary"], sizes)
         packed.clear()

@@ -18,7 +18,7 @@ from .files.test_tensors import write_bfloat16
 from .small_models import CONFIGS, write_small
 from .support import CONFIG, plain_bert
 
-backend = sys.modules["qkv.ops.kernel"]  # under that name, qkv has the function
+linear_module = sys.modules["qkv.ops.linear"]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TEXTS = ["the bank of the river", "the bank", "a river and the bank of a river and a bank"]
 
@@ -100,13 +100,13 @@ def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
         pytest.skip("the kernel was not built")
     monkeypatch.setenv("QKV_BACKEND", name)
     seen = []
-    packed = backend._packed
+    packed = linear_module.packed
 
     def spy(weight, here, kind, threads):
         seen.append((weight.dtype, kind))
         return packed(weight, here, kind, threads)
 
-    monkeypatch.setattr(backend, "_packed", spy)
+    monkeypatch.setattr(linear_module, "packed", spy)
     load(halves[0], dtype="bfloat16").encode(TEXTS)
     assert len(seen) == 2 * 6  # layers, products of each
     assert set(seen) == {(BFLOAT16, BFLOAT16)}
@@ -147,10 +147,10 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     short, wide = load(path, dtype="bfloat16"), load(path)
     for parameter, array in short.parameters.items():
         wide.parameters[parameter] = array
-    packed, kinds = backend._packed, set()
+    packed, kinds = linear_module.packed, set()
     monkeypatch.setattr(
-        backend,
-        "_packed",
+        linear_module,
+        "packed",
         lambda weight, here, kind, threads: kinds.add(kind) or packed(weight, here, kind, threads),
     )
     found = numbers_of(short)

@@ -17,8 +17,10 @@ import pytest
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
-from qkv.ops import activation as activations
-from qkv.ops import gradient as backward
+from qkv.ops.activation import activate, activation_grad
+from qkv.ops.adamw import adamw
+from qkv.ops.loss import cross_entropy
+from qkv.ops.norm import norm_grad
 
 from . import writer
 
@@ -353,9 +355,9 @@ def training() -> list[bytes]:
         flat, grad = some(count) * 3, some(count) if seed % 3 else None
         wide = flat.astype(np.float64)
         expected = [
-            activations.activate(wide, kind)
+            activate(wide, kind)
             if grad is None
-            else backward.activation_grad(wide, grad.astype(np.float64), kind)
+            else activation_grad(wide, grad.astype(np.float64), kind)
         ]
         found.append(
             writer.training_case(
@@ -367,7 +369,7 @@ def training() -> list[bytes]:
         grad = some(rows, left, gap=1)
         given = [x, weight, scale, grad]
         wides = [it.astype(np.float64) for it in (x, weight, scale[:, None], grad)]
-        expected = list(backward.norm_grad(*wides, centred=bool(centred), bias=True))
+        expected = list(norm_grad(*wides, centred=bool(centred), bias=True))
         found.append(
             writer.training_case(
                 f"{name} norm", "norm_grad", (rows, left, left + gap, left + 1, centred), given,
@@ -376,7 +378,7 @@ def training() -> list[bytes]:
         )  # fmt: skip
 
         targets, weights = rng.integers(0, right, rows), some(rows) if seed % 2 else None
-        expected = list(backward.cross_entropy(b, targets, weights))
+        expected = list(cross_entropy(b, targets, weights))
         found.append(
             writer.training_case(
                 f"{name} loss", "cross_entropy", (rows, right, right + 2 * gap),
@@ -387,7 +389,7 @@ def training() -> list[bytes]:
         states = [some(count), some(count), np.square(some(count))]
         gradient, decays = some(count), some(count) if seed % 2 else None
         wides = [it.astype(np.float64) for it in states]
-        backward.adamw(
+        adamw(
             wides[0], gradient.astype(np.float64), wides[1], wides[2], rate=0.1, betas=(0.9, 0.98),
             eps=1e-3, decay=0.2 if decays is None else decays.astype(np.float64), step=3,
             factor=0.5,

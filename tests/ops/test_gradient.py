@@ -1,29 +1,22 @@
 """Gradients of what layers compute, and AdamW, on every backend."""
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qkv.ops import activation as activations
-from qkv.ops.activation import ACTIVATIONS
-from qkv.ops.gradient import (
-    activate,
-    activation_grad,
-    adamw,
-    cross_entropy,
-    linear_grad,
-    norm,
-    norm_grad,
-)
-from qkv.ops.kernel import BODIES, kernel, set_num_threads
+from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+from qkv.ops.adamw import adamw, gradient_norm
+from qkv.ops.kernel import BODIES, kernel
+from qkv.ops.linear import linear_grad
+from qkv.ops.loss import cross_entropy
+from qkv.ops.norm import norm_grad
+from qkv.ops.threads import set_num_threads
 
 Array = np.ndarray[Any, Any]
 
-module = sys.modules["qkv.ops.kernel"]
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
@@ -66,7 +59,7 @@ def test_linear_gradients(dtype: Any, allowed: float) -> None:
 def test_activation_gradients(name: str, dtype: Any, allowed: float) -> None:
     x = np.linspace(-9, 9, 350).astype(np.float32).astype(np.float64)
     above = numbers(350).astype(np.float64)
-    expected = slope(lambda it: activations.activate(it, name), x, above)
+    expected = slope(lambda it: activate(it, name), x, above)
     close(activation_grad(x.astype(dtype), above.astype(dtype), name), expected, allowed)
 
 
@@ -153,8 +146,9 @@ def test_adamw_by_its_formula(each: bool, dtype: Any, allowed: float) -> None:
 
 def test_norm_of_everything() -> None:
     x = numbers(300, 401)
-    assert math.isclose(norm(x), math.sqrt((x.astype(np.float64) ** 2).sum()), rel_tol=1e-12)
-    assert norm(np.zeros(0, np.float32)) == 0
+    expected = math.sqrt((x.astype(np.float64) ** 2).sum())
+    assert math.isclose(gradient_norm(x), expected, rel_tol=1e-12)
+    assert gradient_norm(np.zeros(0, np.float32)) == 0
 
 
 # Sizes: none is a multiple of a tile, a panel or a block for long
@@ -210,7 +204,7 @@ def test_linear_gradients_read_arrays_where_they_stand(turned: bool) -> None:
 def test_activations_of_any_size(name: str, size: int) -> None:
     x, above = numbers(size + 1)[1:] * 3, numbers(size, seed=1)
     wide, ones = x.astype(np.float64), above.astype(np.float64)
-    close(activate(x, name), activations.activate(wide, name), 1e-6)
+    close(activate(x, name), activate(wide, name), 1e-6)
     close(activation_grad(x, above, name), activation_grad(wide, ones, name), 2e-6)
 
 
@@ -271,7 +265,7 @@ def test_a_nan_stays_in_its_row(dtype: Any) -> None:
     assert np.isnan(found[0]).any(1).nonzero()[0].tolist() == [7]
     assert np.isnan(found[1]).all()
     assert np.isnan(found[2]).nonzero()[0].tolist() == [5]
-    assert math.isnan(norm(above))
+    assert math.isnan(gradient_norm(above))
     parameters = np.ones(40, dtype)
     adamw(
         parameters, above[7], np.zeros(40, dtype), np.zeros(40, dtype),
@@ -316,7 +310,7 @@ def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
             *(activation_grad(grad, grad, name) for name in ACTIVATIONS),
             *norm_grad(grad, weight[0], scale, grad, centred=True, bias=True),
             *cross_entropy(grad, targets),
-            parameters, mean, square, np.array(norm(grad)),
+            parameters, mean, square, np.array(gradient_norm(grad)),
         ]  # fmt: skip
 
     set_num_threads(1)

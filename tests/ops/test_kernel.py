@@ -13,20 +13,10 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import (
-    BACKENDS,
-    BODIES,
-    activate,
-    body,
-    get_num_threads,
-    go_on,
-    kernel,
-    linear,
-    multiply,
-    one_blas_thread,
-    run_all,
-    set_num_threads,
-)
+from qkv.ops.activation import activate
+from qkv.ops.kernel import BACKENDS, BODIES, body, kernel
+from qkv.ops.linear import linear, multiply
+from qkv.ops.threads import get_num_threads, go_on, one_blas_thread, run_all, set_num_threads
 
 XS = np.concatenate([np.linspace(-8, 8, 40001), [0.0, -0.0, 1e-30, -1e-4, 30.0, -30.0, 200.0]])
 
@@ -182,7 +172,7 @@ ENDED = """
 import atexit, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
-from qkv.ops.kernel import linear
+from qkv.ops.linear import linear
 
 qkv.set_num_threads(3)
 x = np.random.default_rng(0).standard_normal((1, 3, 600, 16))
@@ -221,7 +211,7 @@ def test_where_no_thread_can_be_had_the_caller_computes_alone(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_helpers", [])
+    monkeypatch.setattr(sys.modules["qkv.ops.threads"], "_helpers", [])
     monkeypatch.setattr(threading.Thread, "start", refuse)
     done: list[int] = []
     set_num_threads(3)

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.ops.kernel import BODIES, kernel, linear, narrowed, set_num_threads
+from qkv.ops.kernel import BODIES, kernel
+from qkv.ops.layout import narrowed
+from qkv.ops.linear import linear
+from qkv.ops.threads import set_num_threads
 
 Array = np.ndarray[Any, Any]
 
-module = sys.modules["qkv.ops.kernel"]
+module = sys.modules["qkv.ops.packing"]
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 

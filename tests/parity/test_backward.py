@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from qkv.ops.gradient import activation_grad, adamw, cross_entropy, linear_grad, norm_grad
+from qkv.ops.activation import activation_grad
+from qkv.ops.adamw import adamw
+from qkv.ops.linear import linear_grad
+from qkv.ops.loss import cross_entropy
+from qkv.ops.norm import norm_grad
 
 Array = np.ndarray[Any, Any]
 TYPES = [(np.float32, 2e-6), (np.float64, 1e-12)]

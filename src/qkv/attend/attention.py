@@ -13,7 +13,7 @@ from qkv.attend.options import RETURNS, check_options
 from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.attend.visibility import check_flag
-from qkv.ops.kernel import one_blas_thread
+from qkv.ops.threads import one_blas_thread
 from qkv.trace import Trace
 
 

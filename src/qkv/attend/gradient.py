@@ -16,7 +16,8 @@ from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
 from qkv.attend.varlen import Packed, as_batch, attend_rows, check_packed
-from qkv.ops.kernel import body, run_all
+from qkv.ops.kernel import body
+from qkv.ops.threads import run_all
 
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
 EXACT_WIDE = 1e3  # in float64

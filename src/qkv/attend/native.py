@@ -12,7 +12,8 @@ import numpy as np
 from qkv.arrays import Array, native
 from qkv.attend.call import Call
 from qkv.attend.heads import ungroup_queries
-from qkv.ops.kernel import get_num_threads, kernel
+from qkv.ops.kernel import kernel
+from qkv.ops.threads import get_num_threads
 
 MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 

@@ -10,7 +10,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import native, tiled
 from qkv.attend.call import Call
-from qkv.ops.kernel import body, run_all
+from qkv.ops.kernel import body
+from qkv.ops.threads import run_all
 
 
 class Solved(NamedTuple):

@@ -12,7 +12,8 @@ from qkv.attend import native, tiled
 from qkv.attend.call import Call, check_call
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
-from qkv.ops.kernel import body, run_all
+from qkv.ops.kernel import body
+from qkv.ops.threads import run_all
 
 FAR = 1e9  # from 0: in a log-sum-exp beyond, how many keys share the weight is lost to rounding
 SHARES = 8  # partial sums of what each key received: a fixed number, joined in order

@@ -18,7 +18,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.call import Call, narrow
 from qkv.attend.formula import weigh
-from qkv.ops.kernel import go_on, one_blas_thread
+from qkv.ops.threads import go_on, one_blas_thread
 
 QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
 KEYS = 512  # columns of a block

@@ -25,7 +25,8 @@ def info(model: str | None, as_json: bool) -> None:
 
     from qkv.models import load, places
     from qkv.models.files.find import DEFAULT
-    from qkv.ops.kernel import BACKENDS, backend, get_num_threads, kernel
+    from qkv.ops.kernel import BACKENDS, backend, kernel
+    from qkv.ops.threads import get_num_threads
 
     found = places()
     about = {

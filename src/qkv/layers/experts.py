@@ -24,8 +24,7 @@ from qkv.layers.parameters import (
     vectors_of,
     working,
 )
-from qkv.ops.gradient import linear_grad
-from qkv.ops.kernel import linear
+from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 
 

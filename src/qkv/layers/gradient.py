@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers.parameters import result_type
-from qkv.ops.gradient import linear_grad
+from qkv.ops.linear import linear_grad
 
 
 @dataclass(frozen=True)

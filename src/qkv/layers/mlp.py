@@ -24,8 +24,7 @@ from qkv.layers.parameters import (
     vectors_of,
     working,
 )
-from qkv.ops.activation import ACTIVATIONS
-from qkv.ops.gradient import activate, activation_grad
+from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
 from qkv.trace import Recorder, Trace
 
 

@@ -20,8 +20,7 @@ from qkv.layers.parameters import (
     result_type,
     working,
 )
-from qkv.ops.gradient import norm_grad
-from qkv.ops.kernel import normalize
+from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 
 

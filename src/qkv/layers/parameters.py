@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
-from qkv.ops.kernel import linear, narrowed, stays_bfloat16
+from qkv.ops.layout import narrowed, stays_bfloat16
+from qkv.ops.linear import linear
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")
@@ -111,7 +112,7 @@ def project(
     gate: Array | None = None,
     residual: Array | None = None,
 ) -> Array:
-    """One linear layer: (..., in) -> (..., out); see `qkv.backend.linear`.
+    """One linear layer: (..., in) -> (..., out); see `qkv.ops.linear`.
 
     In half precision, a residual of float32 gives float32.
     """

@@ -20,7 +20,10 @@ from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.parameters import quiet
-from qkv.ops.kernel import Prepared, body, get_num_threads, stays_bfloat16
+from qkv.ops.kernel import body
+from qkv.ops.layout import stays_bfloat16
+from qkv.ops.prepared import Prepared
+from qkv.ops.threads import get_num_threads
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]

@@ -13,7 +13,8 @@ from qkv.learn.sources import Sequences, Source
 from qkv.learn.tokens import train_tokenizer
 from qkv.learn.watch import Diverged
 from qkv.models.untrained import fresh_model
-from qkv.ops.gradient import adamw, cross_entropy
+from qkv.ops.adamw import adamw
+from qkv.ops.loss import cross_entropy
 from qkv.signals import Interrupted
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array, whole_number
 from qkv.learn.network import Network
 from qkv.learn.sources import Source
-from qkv.ops.gradient import cross_entropy
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 
 MASKS = ("[MASK]", "<mask>")

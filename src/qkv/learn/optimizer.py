@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.learn.network import Network
-from qkv.ops.gradient import adamw, norm
+from qkv.ops.adamw import adamw, gradient_norm
 
 
 class AdamW:
@@ -56,7 +56,7 @@ class AdamW:
 
     def length(self) -> float:
         """The length of the gradient; not finite where one of its numbers is not."""
-        return norm(self.network.gradient)
+        return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
         """Let the parameters take one step against the gradient, whose length may be given."""

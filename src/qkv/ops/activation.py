@@ -1,13 +1,18 @@
-"""The activations between linear layers, in NumPy; native/activation.h has those of the kernel."""
+"""The activations between linear layers and their derivatives, as native/activation.h has them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.ops.kernel import kernel
+from qkv.ops.layout import CHUNK, body_for, contiguous, working
+from qkv.ops.threads import get_num_threads
 
 
 def activate(x: Array, name: str) -> Array:
@@ -21,13 +26,33 @@ def activate(x: Array, name: str) -> Array:
     array([0., 0., 2.])
     """
     check_activation(name, call="activate")
-    function = ACTIVATIONS[name]
+    here = body_for(x)
+    return activate_in_numpy(x, name) if here is None else _map(here, name, x, None)
+
+
+def activate_in_numpy(x: Array, name: str) -> Array:
+    """The same on every backend to the last bit."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):
-        for start in range(0, flat.size, _CHUNK):
-            out[start : start + _CHUNK] = function(flat[start : start + _CHUNK])
+        for start in range(0, flat.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = ACTIVATIONS[name].function(flat[part])
     return out.reshape(x.shape)
+
+
+def activation_grad(x: Array, grad: Array, name: str) -> Array:
+    """`grad` times the derivative of the activation `name` at `x`, of the same shape.
+
+    >>> activation_grad(np.array([-1.0, 2.0]), np.array([5.0, 5.0]), "relu")
+    array([0., 5.])
+    """
+    check_activation(name, call="activation_grad")
+    x, grad = working(x, grad)
+    if (here := body_for(x)) is not None:
+        return _map(here, name, x, grad)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return ACTIVATIONS[name].gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
 
 def check_activation(name: str, *, call: str) -> None:
@@ -38,11 +63,32 @@ def check_activation(name: str, *, call: str) -> None:
         )
 
 
-_CHUNK = 1 << 14  # numbers at a time, so that what lies between two steps stays in the cache
+def activation_code(name: str | None) -> int:
+    """The number that the kernel knows an activation by; 0 for none."""
+    return 0 if name is None else ACTIVATIONS[name].code
+
+
+def _map(here: int, name: str, x: Array, grad: Array | None) -> Array:
+    """The activation of `x` in the kernel, or with `grad` its gradient."""
+    x = contiguous(x)
+    y, grad = np.empty_like(x), None if grad is None else contiguous(grad)
+    kernel.map(here, activation_code(name), x, grad, y, get_num_threads())
+    return y
+
+
+# At BEYOND and -BEYOND each activation's derivative is that at infinity.
+_BEYOND = 50.0
 
 
 def _gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+    y: Array = 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
+    return y
+
+
+def _gelu_grad(x: Array, grad: Array) -> Array:
+    x = np.clip(x, -_BEYOND, _BEYOND)
+    below = 0.5 * (1 + _erf(x * math.sqrt(0.5)))
+    y: Array = grad * (below + x * np.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi))
     return y
 
 
@@ -51,8 +97,13 @@ def _gelu_tanh(x: Array, factor: float = math.sqrt(2 / math.pi)) -> Array:
     return y
 
 
-def _gelu_bloom(x: Array) -> Array:
-    return _gelu_tanh(x, 0.79788456)
+def _gelu_tanh_grad(x: Array, grad: Array, factor: float = math.sqrt(2 / math.pi)) -> Array:
+    x = np.clip(x, -_BEYOND, _BEYOND)
+    square = x * x
+    t = np.tanh(factor * x * (1 + 0.044715 * square))
+    slope = factor * x * (1 + 3 * 0.044715 * square)
+    y: Array = grad * 0.5 * ((1 + t) + (1 - t * t) * slope)
+    return y
 
 
 def _silu(x: Array) -> Array:
@@ -60,16 +111,37 @@ def _silu(x: Array) -> Array:
     return y
 
 
+def _silu_grad(x: Array, grad: Array) -> Array:
+    x = np.clip(x, -_BEYOND, _BEYOND)
+    s = 1 / (1 + np.exp(-x))
+    y: Array = grad * s * (1 + x * (1 - s))
+    return y
+
+
 def _relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
-    "relu": _relu,
-    "gelu_bloom": _gelu_bloom,
+def _relu_grad(x: Array, grad: Array) -> Array:
+    return np.where(x <= 0, x.dtype.type(0), grad)
+
+
+class Activation(NamedTuple):
+    """An activation, its gradient from that of its result, and its code in native/problem.h."""
+
+    function: Callable[[Array], Array]
+    gradient: Callable[[Array, Array], Array]
+    code: int
+
+
+ACTIVATIONS = {
+    "gelu": Activation(_gelu, _gelu_grad, 1),
+    "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_grad, 2),
+    "silu": Activation(_silu, _silu_grad, 3),
+    "relu": Activation(_relu, _relu_grad, 4),
+    "gelu_bloom": Activation(  # in float32, the rounded factor makes no difference
+        partial(_gelu_tanh, factor=0.79788456), partial(_gelu_tanh_grad, factor=0.79788456), 2
+    ),
 }
 
 # erf(x) = tanh(x * P(x * x)) for |x| <= 4.2, where float32 has reached 1, highest power first:
@@ -80,7 +152,7 @@ _ERF = (
 )  # fmt: skip
 
 
-def erf(x: Array) -> Array:
+def _erf(x: Array) -> Array:
     """The error function of float32 or float64 in one piece."""
     if x.dtype == np.float64:
         return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)

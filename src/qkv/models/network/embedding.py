@@ -11,8 +11,7 @@ from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
-from qkv.ops.gradient import linear_grad
-from qkv.ops.kernel import linear
+from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 
 

@@ -12,9 +12,9 @@ from qkv.arrays import Array, compute_type
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, need_single, project_back
 from qkv.layers.norm import NormSaved
-from qkv.ops.activation import activate
-from qkv.ops.gradient import activation_grad
-from qkv.ops.kernel import linear, narrowed
+from qkv.ops.activation import activate_in_numpy, activation_grad
+from qkv.ops.layout import narrowed
+from qkv.ops.linear import linear
 
 
 @dataclass(frozen=True)
@@ -197,4 +197,5 @@ def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array
 
 def _on(rows: Array, activation: str) -> Array:
     kind = np.float64 if rows.dtype == np.float64 else np.float32
-    return activate(rows.astype(kind, copy=False), activation).astype(rows.dtype, copy=False)
+    active = activate_in_numpy(rows.astype(kind, copy=False), activation)
+    return active.astype(rows.dtype, copy=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.activation import activate
-from qkv.ops.kernel import linear, multiply
+from qkv.ops.activation import activate_in_numpy
+from qkv.ops.linear import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:
@@ -59,7 +59,7 @@ class Dense:
             return np.tanh(y)
         if self.activation == "sigmoid":
             return 1 / (1 + np.exp(-y))
-        return y if self.activation is None else activate(y, self.activation)
+        return y if self.activation is None else activate_in_numpy(y, self.activation)
 
     @property
     def outputs(self) -> int:

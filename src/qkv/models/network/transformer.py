@@ -21,7 +21,8 @@ from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
-from qkv.ops.kernel import body, get_num_threads
+from qkv.ops.kernel import body
+from qkv.ops.threads import get_num_threads
 from qkv.trace import Recorder
 
 EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")

@@ -1,0 +1,195 @@
+"""The linear layer, which every product by weights goes through, and its gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type, is_float, native
+from qkv.ops.activation import activate_in_numpy, activation_code, check_activation
+from qkv.ops.kernel import body, kernel
+from qkv.ops.layout import FLOAT32, as_rows, bits, body_for, working
+from qkv.ops.packing import packed, packed_once
+from qkv.ops.threads import get_num_threads, run_all
+
+
+def linear(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    activation: str | None = None,
+    gate: Array | None = None,
+    residual: Array | None = None,
+    wide: bool = False,
+) -> Array:
+    """`activation(x @ weight + bias) * gate + residual`: every linear layer goes through here.
+
+    The kernel lays weights out anew before it multiplies by them. A frozen weight (one that nothing
+    can be written to, see `is_frozen`) is laid out once, and kept so for as long as it lives.
+
+    Args:
+        x: `(..., in)`.
+        weight: `(in, out)`, in any strides.
+        bias: `(out,)`.
+        activation: a name that `activate` knows.
+        gate: `(..., out)`, multiplies what the activation gave.
+        residual: `(..., out)`, added last.
+        wide: whether the sums of halves stay float32.
+
+    Returns:
+        `(..., out)` of the type that `x` and `weight` promote to. Halves are summed in float32 and
+        rounded once, or left so.
+
+    >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
+    array([[0.]])
+    """
+    if activation is not None:
+        check_activation(activation, call="linear")
+    here, kind = body(), _product_type(x.dtype, weight.dtype)
+    if weight.ndim != 2 or x.shape[-1:] != weight.shape[:1]:
+        here = None  # NumPy has an error for it
+    if here is not None and kind is not None and kind != np.float64:
+        result = FLOAT32 if wide else kind
+        return _kernel_linear(here, kind, result, x, weight, bias, activation, gate, residual)
+    if kind is not None:
+        work = compute_type(kind)
+        x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
+    y = x @ weight if kind is None else multiply(x, weight)  # (..., out)
+    if bias is not None:
+        y += bias
+    if activation is not None:
+        y = activate_in_numpy(y, activation)
+    if gate is not None:
+        y *= gate
+    if residual is not None:
+        y += residual
+    return y if kind is None or wide else y.astype(kind, copy=False)
+
+
+@functools.cache
+def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The float type that a product of these two has; None for others, which NumPy knows best."""
+    if not (is_float(x) and is_float(weight)):
+        return None
+    try:
+        return native(np.result_type(x, weight))
+    except TypeError:  # float16 and bfloat16
+        return None
+
+
+def _kernel_linear(
+    here: int,
+    kind: np.dtype[Any],
+    result: np.dtype[Any],
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    activation: str | None,
+    gate: Array | None,
+    residual: Array | None,
+) -> Array:
+    """`linear` in the kernel, of `kind` and with a result of that type or float32."""
+    threads = get_num_threads()
+    depth, width = weight.shape
+    shape = (*x.shape[:-1], width)
+    rows = math.prod(x.shape[:-1])
+    y = np.empty((rows, width), result)
+    if bias is not None:
+        bias = as_rows(bias, 1, width)
+    gate, residual = (
+        None if each is None else as_rows(_as_wide(each, shape), rows, width, result)
+        for each in (gate, residual)
+    )
+    kernel.linear(
+        here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), bias,
+        activation_code(activation), gate, residual, bits(y), threads,
+    )  # fmt: skip
+    return y.reshape(shape)
+
+
+def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:
+    return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def linear_grad(
+    x: Array, weight: Array, grad: Array, *, bias: bool
+) -> tuple[Array, Array, Array | None]:
+    """The gradients of `x @ weight + bias`.
+
+    Args:
+        x: `(..., in)`.
+        weight: `(in, out)`, in any strides.
+        grad: `(..., out)`, the gradient of the result.
+        bias: whether there is one.
+
+    Returns:
+        The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
+        That of a transposed weight is transposed too: it lies in memory as the weight does.
+
+    >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
+    >>> for found in linear_grad(x, weight, grad, bias=True):
+    ...     print(found.tolist())
+    [[30.0, 40.0]]
+    [[10.0], [20.0]]
+    [10.0]
+    """
+    x, weight, grad = working(x, weight, grad)
+    depth, width = weight.shape
+    count = math.prod(x.shape[:-1])
+    rows, grad = x.reshape(count, depth), grad.reshape(count, width)
+    transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    here = body_for(x) if x.size and grad.size else None
+    if here is None:
+        grad_weight = multiply(grad.T, rows).T if transposed else multiply(rows.T, grad)
+        grad_x = multiply(grad, weight.T)
+        return grad_x.reshape(x.shape), grad_weight, grad.sum(0) if bias else None
+    rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
+    grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()
+    weights = packed_once(weight.T, here, threads)
+    kernel.linear(here, grad, weights, None, 0, None, None, grad_x, threads)
+    grad_bias = np.empty(width, x.dtype) if bias else None
+    if transposed:
+        grad_weight = np.empty((width, depth), x.dtype).T
+        kernel.outer(here, grad, rows, grad_weight.T, grad_bias, None, threads)
+    else:
+        grad_weight = np.empty((depth, width), x.dtype)
+        kernel.outer(here, rows, grad, grad_weight, None, grad_bias, threads)
+    return grad_x.reshape(x.shape), grad_weight, grad_bias
+
+
+def multiply(left: Array, right: Array) -> Array:
+    """`left (..., in) @ right (in, out)` of floats by NumPy, cut into pieces by shapes alone.
+
+    The same bits on any number of threads, whatever else the process does.
+    """
+    if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
+        return np.asarray(left @ right)  # NumPy has an error for it
+    depth, columns = right.shape
+    flat = left.reshape(-1, depth) if left.size else np.empty((0, depth), left.dtype)
+    rows = math.prod(left.shape[:-1])
+    y = np.zeros((rows, columns), np.result_type(left, right))
+    high, wide = _piece(rows, columns, depth)
+    cases = [
+        (flat[i : i + high], right[:, j : j + wide], y[i : i + high, j : j + wide])
+        for i in range(0, len(flat), high)
+        for j in range(0, columns, wide)
+    ]
+    run_all(np.matmul, cases)
+    return y.reshape(*left.shape[:-1], columns)
+
+
+def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
+    """How large the pieces of a product are: enough to share, each worth a thread's while."""
+    work = (rows + 8) * columns * depth  # reading `right` takes as long as to multiply a few rows
+    pieces = max(min(8, work >> 24), work >> 28)
+    high, wide = max(rows, 1), max(columns, 1)
+    while high * wide * pieces > rows * columns and max(high, wide) > 128:
+        if high > wide:
+            high = -(-high // 2)
+        else:
+            wide = -(-wide // 2)
+    return high, wide

@@ -1,0 +1,78 @@
+"""Cross entropy, and its gradient."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.ops.kernel import kernel
+from qkv.ops.layout import as_rows, body_for, contiguous, working
+from qkv.ops.threads import get_num_threads
+
+
+def cross_entropy(
+    logits: Array, targets: Array, weights: Array | None = None
+) -> tuple[Array, Array]:
+    """What each row of `logits` loses by not being sure of its target, and the gradient of that.
+
+    Args:
+        logits: `(N, V)`.
+        targets: `(N,)` integers, each at least 0 and below V.
+        weights: `(N,)` factors of the losses, and of the gradients with them.
+
+    Returns:
+        The losses `(N,)`, `-log(softmax(logits)[target])`, and `(N, V)` the gradient of each row's.
+
+    >>> losses, grad = cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]))
+    >>> losses, grad
+    (array([1.38629436]), array([[ 0.5 , -0.75,  0.25]]))
+    """
+    _check_targets(logits, targets, weights)
+    (logits,) = working(logits)
+    factor = None if weights is None else weights.astype(logits.dtype, copy=False)
+    if (here := body_for(logits)) is not None:
+        logits = as_rows(logits, *logits.shape)
+        targets = contiguous(targets.astype(np.int64, copy=False))
+        losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)
+        factor = None if factor is None else contiguous(factor)
+        kernel.cross_entropy(here, logits, targets, factor, losses, grad, get_num_threads())
+        return losses, grad
+    with np.errstate(invalid="ignore"):
+        return _cross_entropy(logits, targets, factor)
+
+
+def _cross_entropy(logits: Array, targets: Array, factor: Array | None) -> tuple[Array, Array]:
+    at = np.arange(len(targets)), targets
+    grad = logits - logits.max(-1, keepdims=True, initial=-math.inf)
+    losses = -grad[at]
+    np.exp(grad, out=grad)
+    total = grad.sum(-1)
+    losses += np.log(total)
+    grad /= total[:, None]
+    grad[at] -= 1
+    if factor is not None:
+        losses *= factor
+        grad *= factor[:, None]
+    return losses, grad
+
+
+def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None:
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
+        raise ValueError(
+            f"cross_entropy: logits have shape {logits.shape} and targets {targets.shape}: "
+            "give (N, V) and (N,)"
+        )
+    if weights is not None and weights.shape != targets.shape:
+        raise ValueError(
+            f"cross_entropy: weights have shape {weights.shape} and targets {targets.shape}: "
+            "give one for each"
+        )
+    if targets.dtype.kind not in "iu":
+        raise TypeError(f"cross_entropy: targets are {targets.dtype}: give whole numbers")
+    if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
+        raise ValueError(
+            f"cross_entropy: targets run from {targets.min()} to {targets.max()} "
+            f"and there are {logits.shape[1]} columns: each must be one of them"
+        )

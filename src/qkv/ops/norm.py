@@ -1,0 +1,83 @@
+"""LayerNorm and RMSNorm in the kernel, and their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.ops.kernel import body, kernel
+from qkv.ops.layout import FLOAT32, as_rows, bits, body_for, contiguous, stays_bfloat16, working
+from qkv.ops.threads import get_num_threads
+
+
+def normalize(
+    x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool
+) -> tuple[Array, Array] | None:
+    """LayerNorm or RMSNorm of `x` (..., D) in the kernel; None where that does not compute it.
+
+    Args:
+        x: (..., D).
+        weight: (D,) of any float type.
+        bias: (D,) of any float type.
+        eps: added to the mean square.
+        centred: whether the mean is taken from each vector first.
+
+    Returns:
+        What `qkv.layers.LayerNorm` says, and what was divided by, (..., 1).
+    """
+    here, kind = body(), x.dtype
+    if here is None or (kind != FLOAT32 and not stays_bfloat16(kind)) or x.shape[-1:] == (0,):
+        return None
+    rows, size = math.prod(x.shape[:-1]), x.shape[-1]
+    y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
+    if bias is not None:
+        bias = as_rows(bias, 1, size)
+    weight = as_rows(weight, 1, size)
+    x, shape = as_rows(x, rows, size, kind), x.shape
+    kernel.norm(here, x, weight, bias, eps, centred, bits(y), scale, get_num_threads())
+    return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+
+
+def norm_grad(
+    x: Array, weight: Array, scale: Array, grad: Array, *, centred: bool, bias: bool
+) -> tuple[Array, Array, Array | None]:
+    """The gradients of LayerNorm (`centred`) or RMSNorm.
+
+    Args:
+        x: `(..., D)`, what was normalised.
+        weight: `(D,)`, as it was multiplied by.
+        scale: `(..., 1)`, what the forward pass divided by.
+        grad: `(..., D)`, the gradient of the result.
+        centred: whether the mean was taken from each vector first.
+        bias: whether there is one.
+
+    Returns:
+        The gradients of `x` `(..., D)`, of `weight` `(D,)` and of the bias `(D,)` or None.
+
+    >>> x, one = np.array([[3.0, 3.0]]), np.ones(2)
+    >>> norm_grad(x, one, np.array([[3.0]]), np.array([[6.0, 0.0]]), centred=False, bias=False)
+    (array([[ 1., -1.]]), array([6., 0.]), None)
+    """
+    x, weight, scale, grad = working(x, weight, scale, grad)
+    size = x.shape[-1]
+    if (here := body_for(x)) is not None and size:
+        count = math.prod(x.shape[:-1])
+        grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
+        grad_bias = np.empty(size, x.dtype) if bias else None
+        kernel.norm_grad(
+            here, as_rows(x, count, size), contiguous(weight), contiguous(scale),
+            as_rows(grad, count, size), centred, grad_x, grad_weight, grad_bias, get_num_threads(),
+        )  # fmt: skip
+        return grad_x, grad_weight, grad_bias
+    if centred:
+        x = x - x.mean(-1, keepdims=True)
+    normal = x / scale
+    weighted = grad * weight
+    grad_x = weighted - normal * (weighted * normal).mean(-1, keepdims=True)
+    if centred:
+        grad_x -= grad_x.mean(-1, keepdims=True)
+    grad_x /= scale
+    grad_weight = (grad * normal).reshape(-1, size).sum(0)
+    return grad_x, grad_weight, grad.reshape(-1, size).sum(0) if bias else None

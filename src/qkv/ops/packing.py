@@ -1,0 +1,122 @@
+"""Weights as the kernel multiplies by them: packed once where they are frozen, and kept."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, is_frozen
+from qkv.ops.kernel import kernel
+from qkv.ops.layout import FLOAT32, bits
+
+# Packed weights by identity, body and type, each for as long as the weight itself lives.
+_kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
+
+
+def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
+    """The weight as the kernel multiplies by it."""
+    key = (id(weight), here, kind)
+    frozen = is_frozen(weight)
+    if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
+        return kept[1]
+    _forget(key)  # it was thawed
+    if not frozen:
+        return packed_once(weight, here, threads, kind)
+    memory = lasting_memory(packed_size(weight, here, kind))
+    pack_into(memory, weight, here, kind, threads)
+    keep(weight, here, kind, memory)
+    return memory
+
+
+def packed_once(weight: Array, here: int, threads: int, kind: np.dtype[Any] = FLOAT32) -> Array:
+    """The weight (in, out) as the kernel's body `here` multiplies by it, for one product."""
+    size = packed_size(weight, here, kind)
+    packed = _aligned(np.empty(size + 16, np.float32), 64)[:size]
+    pack_into(packed, weight, here, kind, threads)
+    return packed
+
+
+def packed_size(weight: Array, here: int, kind: np.dtype[Any]) -> int:
+    """How many float32 that takes."""
+    depth, width = weight.shape
+    return kernel.packed_size(here, depth, width, bits(np.empty((0, 0), kind)))
+
+
+def pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:
+    """Pack a weight into memory of `packed_size`."""
+    kernel.pack(here, bits(np.require(weight, kind, "A")), packed, threads)
+
+
+def keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
+    """Keep a packed weight for as long as the weight lives."""
+    key = (id(weight), here, kind)
+    _forget(key)
+    _kept[key] = weakref.ref(weight, lambda _: _forget(key)), packed
+    _count(packed.base, packed.nbytes)
+
+
+def _forget(key: tuple[int, int, np.dtype[Any]]) -> None:
+    if (found := _kept.pop(key, None)) is not None:
+        _count(found[1].base, -found[1].nbytes)
+
+
+# Weights that are kept lie side by side: NumPy asks for large pages (2 MB) only for large arrays,
+# and out of small pages a weight that is read once per token comes at half the machine's rate.
+_LARGE_PAGE = 1 << 21
+_SHELF = 1 << 24  # bytes of an array that several weights share
+_shelf = np.empty(0, np.float32)  # what is left of the last one
+_shelf_lock = threading.RLock()
+_taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights that live, by its id
+
+
+def lasting_memory(count: int) -> Array:
+    """Memory for so many float32, beginning at a multiple of 64 bytes, on large pages."""
+    global _shelf
+    size = -(-count // 16) * 16
+    if size * 4 > _SHELF // 4:
+        return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
+    with _shelf_lock:
+        full = _shelf.base
+        if size > len(_shelf):
+            _shelf = _aligned(np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32), _LARGE_PAGE)
+            _count(full, 0)
+        memory, _shelf = _shelf[:count], _shelf[size:]
+    return memory
+
+
+def _count(shelf: Any, size: int) -> None:
+    """Count `size` more bytes of a shelf as taken. One that becomes nearly empty is let go.
+
+    The few weights that are still there are laid out once more when they are needed.
+    """
+    if shelf is None:  # there was none yet
+        return
+    with _shelf_lock:
+        taken = _taken.get(id(shelf), 0) + size
+        if size > 0 or shelf is _shelf.base or taken * 4 >= shelf.nbytes:
+            _taken[id(shelf)] = taken
+            return
+        _taken.pop(id(shelf), None)
+        if taken:
+            for key, (_, packed) in list(_kept.items()):
+                if packed.base is shelf:
+                    _kept.pop(key, None)
+
+
+def _aligned(memory: Array, to: int) -> Array:
+    """The part of an array of float32 that begins at a multiple of `to` bytes."""
+    return memory[-memory.__array_interface__["data"][0] % to // 4 :]
+
+
+def _forget_lock() -> None:
+    """A child process has none of its parent's locks."""
+    global _shelf_lock
+    _shelf_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)

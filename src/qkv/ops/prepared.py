@@ -1,0 +1,91 @@
+"""Products and norms for many small calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.ops.activation import activation_code
+from qkv.ops.kernel import kernel
+from qkv.ops.layout import FLOAT32, as_rows, is_bfloat16
+from qkv.ops.packing import keep, lasting_memory, pack_into, packed
+
+
+class Prepared:
+    """Products and norms in the kernel for many small calls: what they need is looked up once.
+
+    Arrays are (rows, size), each row contiguous; bfloat16 by its bits, see `handed`.
+
+    Attributes:
+        body: which of the kernel's bodies computes.
+        kind: float32 or bfloat16, what products are of.
+        bits: what arrays of them are handed over as.
+        threads: how many may compute.
+    """
+
+    def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
+        self.body, self.kind, self.threads = body, kind, threads
+        self.bits = np.dtype(np.uint16) if is_bfloat16(kind) else FLOAT32
+
+    def handed(self, x: Array) -> Array:
+        """Numbers as products take them."""
+        return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
+
+    def joins(self, weights: Sequence[Array]) -> bool:
+        """Whether products by these frozen weights (in, out) can be one: all panels are full."""
+        return all(
+            self._size(len(weight), weight.shape[1]) < self._size(len(weight), weight.shape[1] + 1)
+            for weight in weights
+        )
+
+    def linear(
+        self, weight: Array, bias: Array | None = None, activation: str | None = None
+    ) -> Callable[..., Array]:
+        """`linear` by a frozen weight; with a residual of float32 its result is that too."""
+        whole = packed(weight, self.body, self.kind, self.threads)
+        return self._product(whole, weight.shape[1], bias, activation)
+
+    def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
+        """The same by several that `joins` is true of, side by side; `bias` is that of all."""
+        sizes = [self._size(len(weight), weight.shape[1]) for weight in weights]
+        whole, end = lasting_memory(sum(sizes)), 0
+        for weight, size in zip(weights, sizes, strict=True):
+            part, end = whole[end : end + size], end + size
+            pack_into(part, weight, self.body, self.kind, self.threads)
+            keep(weight, self.body, self.kind, part)
+        return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
+
+    def _size(self, depth: int, width: int) -> int:
+        """How many float32 such a weight takes when it is packed."""
+        return kernel.packed_size(self.body, depth, width, np.empty((0, 0), self.bits))
+
+    def _product(
+        self, weights: Array, width: int, bias: Array | None, activation: str | None
+    ) -> Callable[..., Array]:
+        bits, threads, here, code = self.bits, self.threads, self.body, activation_code(activation)
+        addend = None if bias is None else as_rows(bias, 1, width)
+
+        def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
+            y = np.empty((len(x), width), bits if residual is None else residual.dtype)
+            kernel.linear(here, x, weights, addend, code, gate, residual, y, threads)
+            return y
+
+        return run
+
+    def norm(
+        self, weight: Array, bias: Array | None, *, eps: float, centred: bool
+    ) -> Callable[[Array], Array]:
+        """`normalize` by this weight; the result has the type of its input."""
+        threads, here, size = self.threads, self.body, len(weight)
+        factor = as_rows(weight, 1, size)
+        addend = None if bias is None else as_rows(bias, 1, size)
+
+        def run(x: Array) -> Array:
+            y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)
+            kernel.norm(here, x, factor, addend, eps, centred, y, scale, threads)
+            return y
+
+        return run
