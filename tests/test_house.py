@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
 # A room may import the rooms below it; rooms that share a floor do not know each other.
 FLOORS = [
-    {"arrays", "extras", "files", "signals"},
+    {"arrays", "extras", "files", "progress", "signals"},
     {"trace", "ops"},
     {"text", "embed", "attend"},
     {"layers"},
@@ -29,6 +29,7 @@ ONLY = {
 }
 # Rooms whose files have an order too: one may import those of lower steps, and of its own step.
 STEPS = {
+    "trace": [{"recorder", "file"}, {"trace"}, {"seq2seq"}, {""}],
     "ops": [
         {"kernel", "threads"},
         {"layout"},

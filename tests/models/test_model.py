@@ -671,6 +671,6 @@ def test_on_a_terminal_a_bar_comes_with_long_work_only(model, capfd, monkeypatch
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model.encode(TEXTS)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("qkv.models.tasks.progress.PATIENCE", -1.0)
+    monkeypatch.setattr("qkv.progress.PATIENCE", -1.0)
     model.encode(TEXTS)
     assert "100%" in capfd.readouterr().err

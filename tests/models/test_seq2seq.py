@@ -12,7 +12,7 @@ import qkv
 from qkv.models import ModelError, load
 from qkv.models.network.relative_bias import Buckets
 from qkv.models.seq2seq import Seq2SeqModel, Written
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.trace import Seq2SeqTrace
 
 from .small_models import arrays_of
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
+from qkv.trace import Seq2SeqTrace
 
 from .models import Pair, compare, compare_saved, double, ids_of, made
 

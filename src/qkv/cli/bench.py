@@ -17,7 +17,7 @@ def bench(as_json: bool) -> None:
     Times are medians of at least nine, taken in turn.
     """
     from qkv.measure import ROUNDS, TASKS, machine, survey, table
-    from qkv.models.tasks.progress import progress
+    from qkv.progress import progress
 
     about = machine()
     with progress("measuring", len(TASKS) * (ROUNDS + 1)) as advance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from qkv.models.tasks.progress import wanted
+from qkv.progress import wanted
 
 Show = Callable[[float, str], None]
 

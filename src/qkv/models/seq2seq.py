@@ -15,10 +15,9 @@ from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes
 from qkv.models.tasks.generate import Generated, Row, new_token
 from qkv.models.tasks.inputs import Texts, checked_ids
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.tasks.trace import Kept, TraceOptions, names_to_keep
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Recorder, Trace
+from qkv.trace import Recorder, Seq2SeqTrace, Trace
 
 # What a decoder leaves in a trace whose second axis is not a token of its own.
 _NO_WORDS = (

@@ -15,11 +15,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from qkv.models import Model, random_model
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.models.vision import patch_names
 from qkv.see import View, compare, head_view, image_view, plot_shift, replay, show, walk
 from qkv.see.draw import figure
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 from ..page.test_html import payload_in
 

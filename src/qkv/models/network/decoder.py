@@ -17,7 +17,6 @@ from qkv.layers.parameters import handed, project, quiet
 from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer
 from qkv.trace import Recorder
 
-SIDES = ("encoder", "decoder")
 DECODER_HOOKS = (
     *(name for name in BLOCK_HOOKS if "rot_" not in name and "normalized" not in name),
     *(f"cross_attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),

@@ -11,7 +11,6 @@ from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from qkv.models.network.decoder import (
     DECODER_HOOKS,
-    SIDES,
     CrossAttention,
     DecoderBlock,
     EncoderDecoder,
@@ -20,6 +19,7 @@ from qkv.models.network.embedding import Embedding, PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 from qkv.models.network.transformer import BLOCK_HOOKS, Transformer
+from qkv.trace.seq2seq import SIDES
 
 Shape = tuple[int, ...]
 

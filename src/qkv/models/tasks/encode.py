@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.models.files.sentence import Sentence
-from qkv.models.tasks.progress import progress
 from qkv.models.tasks.truncation import Truncator, callers
+from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text, check_texts
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import words as of_words
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.words import Span, is_punctuation
 from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 
 @dataclass(frozen=True)

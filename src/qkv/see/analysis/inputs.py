@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array, whole_number
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings
 from qkv.see.analysis.heads import LONG, heads_from
 from qkv.see.analysis.words import bare, content_words, word_spans
 from qkv.text.tokenizer import check_text
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from qkv.models import Model

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model, load
-from qkv.models.tasks.progress import progress
+from qkv.progress import progress
 from qkv.see.analysis import findings
 from qkv.see.analysis.inputs import texts_of
 from qkv.trace import Trace

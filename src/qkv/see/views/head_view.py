@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Link
@@ -22,7 +21,7 @@ from qkv.see.draw.terminal import Screen, prose
 from qkv.see.page.payload import check_theme
 from qkv.see.views.one_head import link_in_words, show_payload, show_picture
 from qkv.see.views.view import View
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.shift import Shift, shift_of_traces
@@ -20,7 +19,7 @@ from qkv.see.draw.terminal import Screen, prose, strongest
 from qkv.see.page.payload import check_theme, payload_of
 from qkv.see.page.shift import shift_payload
 from qkv.see.views.view import View
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
-from qkv.models.tasks.seq2seq_trace import Seq2SeqTrace
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Link, Movement
@@ -38,7 +37,7 @@ from qkv.see.steps.walk import Step, Walk, walk_head, walk_layer
 from qkv.see.views.one_head import link_in_words, show_payload, show_picture
 from qkv.see.views.runs import RunsView, compare_runs
 from qkv.see.views.view import View
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

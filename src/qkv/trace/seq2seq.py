@@ -13,9 +13,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.files import replacing
-from qkv.models.network.decoder import SIDES
-from qkv.trace import Trace, can_load
+from qkv.trace.trace import Trace, can_load
 
+SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
 
 
