@@ -8,15 +8,13 @@ import numpy as np
 
 import qkv
 from benchmarks.peers import needs, torch
-from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
-from qkv.models.files.names import Names, Weights
+from qkv.models.families import described
+from qkv.models.files.names import Weights
 
 
 def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
     """A model that a config.json of these values describes; its norms do nothing at first."""
-    family, config = FAMILIES[values["model_type"]], Config(values, "benchmark")
-    design = family.design(config)
+    design, names = described(values, "benchmark")
     rng = np.random.default_rng(seed)
     parameters = {}
     for name, shape in design.shapes():
@@ -28,10 +26,9 @@ def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
         parameters[name] = numbers + np.float32(is_norm and name.endswith(".weight"))
     return qkv.Model(
         name=values["model_type"],
-        names=Names.of(family, config),
         config=values,
         design=design,
-        weights=Weights(parameters),
+        weights=Weights(names, parameters),
     )
 
 

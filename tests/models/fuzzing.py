@@ -211,7 +211,7 @@ def check(path):
         return False
     values = json.loads((path / "config.json").read_text("utf-8"))
     stored = read_by_the_library(path)
-    ours = model._weights.to_files(model._names)
+    ours = model._weights.to_files()
     for name, array in ours.items():
         theirs = stored[name if name in stored else next(n for n in stored if n.endswith(name))]
         # an array of one family may stand in the file under an older name

@@ -5,9 +5,8 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
-from qkv.models.files.names import Names, Weights
+from qkv.models.families import described
+from qkv.models.files.names import Weights
 
 from .support import tokenizer_json
 
@@ -119,13 +118,13 @@ def arrays_of(config, seed=0):
 
     They come from what the family says of itself, which the comparison with transformers holds.
     """
-    family, read = FAMILIES[config["model_type"]], Config(config, "config.json")
+    design, names = described(config, "config.json")
     rng = np.random.default_rng(seed)
     parameters = {
         name: (rng.standard_normal(shape) * 0.5 + ("norm" in name)).astype(np.float32)
-        for name, shape in family.design(read).shapes()
+        for name, shape in design.shapes()
     }
-    found = Weights(parameters).to_files(Names.of(family, read))
+    found = Weights(names, parameters).to_files()
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 

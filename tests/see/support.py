@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 
 from qkv.models import Model
-from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
-from qkv.models.files.names import Names, Weights
+from qkv.models.families import described
+from qkv.models.files.names import Weights
 from qkv.trace import Trace
 
 BANK = "I sat on the bank of the river."
@@ -42,18 +41,16 @@ def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
 
 def random_of(values: dict[str, Any]) -> Model:
     """A model of this config with random weights, norms and biases."""
-    family, config = FAMILIES[values["model_type"]], Config(values, "config.json")
-    design, rng = family.design(config), np.random.default_rng(0)
+    (design, names), rng = described(values, "config.json"), np.random.default_rng(0)
     parameters = {
         name: rng.standard_normal(shape).astype(np.float32) * 0.5 + ("norm" in name)
         for name, shape in design.shapes()
     }
     return Model(
         name="random",
-        names=Names.of(family, config),
         config=values,
         design=design,
-        weights=Weights({name: np.float32(array) for name, array in parameters.items()}),
+        weights=Weights(names, {name: np.float32(array) for name, array in parameters.items()}),
     )
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.models.families import family_of
-from qkv.models.files.config import Config
+from qkv.models.families import described
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.names import Names, read_weights
 from qkv.models.files.preprocessor import Pixels
@@ -86,11 +85,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     sentence = read_sentence(folder)
     home = folder / sentence.home
     values = read_json(home / CONFIG)
-    family = family_of(values.get("model_type"), home / CONFIG)
-    config = Config(values, str(home / CONFIG))
-    design = family.design(config)
-    names = Names.of(family, config)
-    config.finish(family.harmless)
+    design, names = described(values, home / CONFIG)
     tensors = Tensors(home)
     design = _with_what_is_there(design, names, tensors)
     weights = read_weights(names, design, tensors, kind)
@@ -101,7 +96,6 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
         kind_of = partial(VisionModel, pixels=Pixels.read(home, design))
     return kind_of(
         name=name,
-        names=names,
         config=values,
         design=design,
         weights=weights,

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
 from qkv.layers import Block
-from qkv.models.files.names import Names, Weights
+from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
@@ -84,7 +84,6 @@ class Model:
         self,
         *,
         name: str,
-        names: Names,
         config: dict[str, Any],
         design: AnyDesign,
         weights: Weights,
@@ -97,7 +96,7 @@ class Model:
         self.tokenizer = tokenizer
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
-        self._names, self._design, self._weights = names, design, weights
+        self._design, self._weights = design, weights
         self._generation = dict(generation or {})
         self._build()
         self._sentence = sentence or Sentence()
@@ -547,7 +546,6 @@ class Model:
         save_model(
             folder,
             config=self.config,
-            names=self._names,
             weights=self._weights,
             sentence=self._sentence,
             tokenizer=self.tokenizer,

@@ -11,10 +11,9 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
-from qkv.models.families import family_of
+from qkv.models.families import described
 from qkv.models.families.lessons import LESSON, MAX_LENGTH
-from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Names, Weights
+from qkv.models.files.names import Names, Weights
 from qkv.models.files.read import ModelError
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
@@ -56,20 +55,17 @@ def fresh_model(
     >>> fresh_model({**config, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32})
     <Model fresh: gpt2, 2 layers, 4 heads, vectors of 16>
     """
-    family = family_of(config.get("model_type"), "fresh_model")
-    values = Config(config, "fresh_model")
-    design = family.design(values)
+    design, names = described(config, "fresh_model")
     if not isinstance(design, Design):
-        raise ModelError(f"fresh_model: {family.model_type} is not a single stack of blocks")
-    names = Names.of(family, values)
-    values.finish(family.harmless)
+        kind = names.family.model_type
+        raise ModelError(f"fresh_model: {kind} is not a single stack of blocks")
     parameters = first_weights(design, seed, np.dtype(dtype))
+    places = {one: _place(names, design, one) for one in parameters}
     return Model(
         name=name,
-        names=names,
         config=dict(config),
         design=design,
-        weights=Weights(parameters, places={one: _place(names, design, one) for one in parameters}),
+        weights=Weights(names, parameters, places=places),
         tokenizer=tokenizer,
     )
 
@@ -92,7 +88,7 @@ def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, 
 
 def _place(names: Names, design: Design, name: str) -> str:
     """The tensor of a parameter in the files, as transformers writes it."""
-    family: Family = names.family
+    family = names.family
     theirs, _ = names.place(name)
     theirs = family.instead.get(theirs, theirs)
     inside = design.head is not None and theirs.startswith(family.body)
@@ -154,13 +150,12 @@ def random_model(
         "positions": bool(positions),
         "seed": seed,
     }
-    values = Config(config, "random_model")
+    design, names = described(config, "random_model")
     return Model(
         name="random",
-        names=Names.of(LESSON, values),
         config=config,
-        design=LESSON.design(values),
-        weights=Weights(parameters),
+        design=design,
+        weights=Weights(names, parameters),
         tokenizer=tokenizer,
         sentence=Sentence(max_length=MAX_LENGTH),
     )

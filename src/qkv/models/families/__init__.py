@@ -1,5 +1,6 @@
 """The families of models that can be loaded, one short file for each."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from qkv.models.families.qwen3 import QWEN3
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.families.t5 import MT5, T5
 from qkv.models.families.vit import VIT
-from qkv.models.files.names import Family
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
+from qkv.models.network.design import AnyDesign
 
 _PUBLISHED = (
     BERT,
@@ -50,11 +53,20 @@ _OWN = (LESSON, ATTENTION_ONLY)  # of no other library
 PUBLISHED: dict[str, Family] = {family.model_type: family for family in _PUBLISHED}
 FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in _OWN}}
 
-__all__ = ["FAMILIES", "PUBLISHED", "family_of"]
+__all__ = ["FAMILIES", "PUBLISHED", "described"]
 
 
-def family_of(model_type: Any, source: str | Path) -> Family:
-    """The family of a config, or an error that begins with where the config is from."""
+def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
+    """What a config.json describes: a model's design, and how its files name the parameters.
+
+    Args:
+        values: what it says.
+        source: what errors call it.
+
+    Raises:
+        ModelError: the family is not known, or the config makes no sense.
+    """
+    model_type = values.get("model_type")
     if model_type is None:
         raise ModelError(f"{source}: it has no model_type: qkv knows {', '.join(FAMILIES)}")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -62,4 +74,7 @@ def family_of(model_type: Any, source: str | Path) -> Family:
             f"{source}: model_type is {model_type!r:.80}, a family that qkv does not know: "
             f"it knows {', '.join(FAMILIES)}"
         )
-    return FAMILIES[model_type]
+    family, config = FAMILIES[model_type], Config(values, str(source))
+    design, names = family.design(config), Names.of(family, config)
+    config.finish(family.harmless)
+    return design, names

@@ -23,7 +23,7 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """One of several parameters that files hold as one tensor, side by side.
+    """One of several parameters that files hold as one tensor, side by side; or the one of it.
 
     Attributes:
         name: of that tensor, `*` for the layer's number.
@@ -51,6 +51,8 @@ class Fused:
 
     def join(self, parts: list[Array]) -> Array:
         """The whole of all parts in their order."""
+        if self.count == 1:
+            return parts[0]
         *lead, columns = parts[0].shape
         split = [part.reshape(*lead, self.groups, columns // self.groups) for part in parts]
         joined: Array = np.stack(split, axis=-2).reshape(*lead, columns * self.count)
@@ -134,12 +136,12 @@ class Names:
         """Those of a model with this config."""
         return cls(family, family.names(config) if callable(family.names) else family.names)
 
-    def place(self, name: str) -> tuple[str, Fused | None]:
-        """The tensor that holds a parameter, and which part of it this is.
+    def place(self, name: str) -> tuple[str, Fused]:
+        """The tensor that holds a parameter, and which part of it this is, of one for the whole.
 
         >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
-        >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")
-        ('layer.12.query.weight', None)
+        >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
+        'layer.12.query.weight'
         """
         layer = re.search(r"\bblocks\.(\d+)\.", name)
         part, ending = name, ""
@@ -148,10 +150,9 @@ class Names:
         if part not in self.parts:  # as a tensor of its own
             part, _, ending = part.rpartition(".")
         found = self.parts[part]
-        file = found.name if isinstance(found, Fused) else found
-        full = f"{file}.{ending}" if ending else file
-        full = full if layer is None else full.replace("*", layer[1])
-        return full, found if isinstance(found, Fused) else None
+        piece = found if isinstance(found, Fused) else Fused(found, 0, 1)
+        full = f"{piece.name}.{ending}" if ending else piece.name
+        return full if layer is None else full.replace("*", layer[1]), piece
 
 
 @dataclass(frozen=True)
@@ -159,29 +160,28 @@ class Weights:
     """What a model's files hold.
 
     Attributes:
+        names: how they name the parameters.
         parameters: by our names, linear weights as (in, out).
         heads: tensors that are not computed with, by the names in the files.
         places: our name of a parameter -> the tensor of the files that it comes from.
     """
 
+    names: Names
     parameters: dict[str, Array]
     heads: dict[str, Array] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
 
-    def to_files(self, names: Names) -> dict[str, Array]:
+    def to_files(self) -> dict[str, Array]:
         """The tensors under the names that they have in files."""
         files: dict[str, Array] = {}
-        parts: dict[str, dict[int, str]] = {}
+        parts: dict[str, dict[int, Array]] = {}
         for name, array in self.parameters.items():
-            place, fused = names.place(name)
+            place, fused = self.names.place(name)
             place = self.places.get(name, place)
-            if fused is None:
-                files[place] = array.T if names.family.transposed(name) else array
-                continue
-            parts.setdefault(place, {})[fused.index] = name
+            parts.setdefault(place, {})[fused.index] = array
             if len(parts[place]) == fused.count:
-                whole = fused.join([self.parameters[n] for _, n in sorted(parts[place].items())])
-                files[place] = whole.T if names.family.transposed(name) else whole
+                whole = fused.join([part for _, part in sorted(parts[place].items())])
+                files[place] = whole.T if self.names.family.transposed(name) else whole
         return {**files, **self.heads}
 
 
@@ -202,7 +202,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     family = names.family
     stored = _stored_names(family, tensors)
     instead = {**family.instead, **_tied(names, design)}
-    wanted: dict[str, tuple[str, str, Fused | None]] = {}  # ours -> theirs
+    wanted: dict[str, tuple[str, Fused]] = {}  # ours -> theirs
     known = set()
     for name, shape in _shapes(names, design, stored, tensors):  # stops at the first missing one
         theirs, fused = names.place(name)
@@ -212,20 +212,19 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             continue
         if theirs not in stored:
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
-        place = stored[theirs]
-        expected = shape if fused is None else (*shape[:-1], shape[-1] * fused.count)
+        tensor = tensors[stored[theirs]]
+        expected = (*shape[:-1], shape[-1] * fused.count)
         expected = expected[::-1] if family.transposed(name) else expected
-        if tensors.shape(place) != expected:
+        if tensor.shape != expected:
             raise ModelError(
-                f"{tensors.source}: {theirs} has shape {tensors.shape(place)} and must have "
+                f"{tensors.source}: {theirs} has shape {tensor.shape} and must have "
                 f"{expected} by the sizes in config.json"
             )
-        if tensors.kind(place) not in FLOATS:
+        if tensor.kind not in FLOATS:
             raise ModelError(
-                f"{tensors.source}: {theirs} is {tensors.kind(place)}: "
-                f"weights are {', '.join(FLOATS)}"
+                f"{tensors.source}: {theirs} is {tensor.kind}: weights are {', '.join(FLOATS)}"
             )
-        wanted[name] = place, theirs, fused
+        wanted[name] = theirs, fused
         known.add(theirs)
     heads = {}
     for name, place in stored.items():
@@ -236,18 +235,18 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 f"{tensors.source}: {name} is not a part of the {family.model_type} model that "
                 "config.json describes"
             )
-        if tensors.readable(place):
-            heads[place] = tensors[place]
-    double = any(tensors.kind(place) == "F64" for place, *_ in wanted.values())
+        if tensors[place].readable:
+            heads[place] = tensors[place].read()
+    double = any(tensors[stored[theirs]].kind == "F64" for theirs in known)
     kind = np.dtype(dtype or (np.float64 if double else np.float32))
     parameters, places = {}, {}
-    for name, (place, theirs, fused) in wanted.items():
-        array = tensors[place].T if family.transposed(name) else tensors[place]
-        array = array if fused is None else fused.cut(array)
+    for name, (theirs, fused) in wanted.items():
+        array = tensors[stored[theirs]].read()
+        array = fused.cut(array.T if family.transposed(name) else array)
         parameters[name] = array.astype(kind, copy=False)
-        prefix = family.prefix if place.startswith(family.prefix) else ""
+        prefix = family.prefix if stored[theirs].startswith(family.prefix) else ""
         places[name] = prefix + theirs
-    return Weights(parameters, heads, places)
+    return Weights(names, parameters, heads, places)
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
@@ -272,7 +271,7 @@ def _shapes(
         output = tied.get(table)
         if output is None or output not in stored or table not in stored:
             continue
-        if tensors.same(stored[output], stored[table]):
+        if tensors[stored[output]].same(tensors[stored[table]]):
             del stored[output]
         else:
             yield _OUTPUT, shape[::-1]  # (D, V)
@@ -291,7 +290,7 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
     for copy, name in family.copies.items():
         if copy in stored:
             place = stored.pop(copy)
-            if not tensors.same(place, stored.setdefault(name, place)):
+            if not tensors[place].same(tensors[stored.setdefault(name, place)]):
                 raise ModelError(
                     f"{tensors.source}: {place} is another tensor than {name}, which qkv does not "
                     "support: they must be the same"

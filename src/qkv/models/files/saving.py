@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.files import named_folder, replacing
-from qkv.models.files.names import Names, Weights
+from qkv.models.files.names import Weights
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
 from qkv.text import Tokenizer
@@ -20,7 +20,6 @@ def save_model(
     folder: str | os.PathLike[str],
     *,
     config: Mapping[str, Any],
-    names: Names,
     weights: Weights,
     sentence: Sentence,
     tokenizer: Tokenizer | None,
@@ -37,7 +36,7 @@ def save_model(
         raise NotADirectoryError(f"save: {home} is a file: name a folder")
     inner = home / sentence.home
     inner.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(one) for name, one in weights.to_files(names).items()}
+    arrays = {name: np.ascontiguousarray(one) for name, one in weights.to_files().items()}
     kind = next(iter(weights.parameters.values())).dtype.name
     about = {key: value for key, value in config.items() if key != "torch_dtype"}
     listed = {**others, CONFIG: {**about, "dtype": kind}}  # last: without it there is no model

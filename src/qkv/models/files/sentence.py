@@ -209,13 +209,14 @@ def _dense(folder: Path, place: str) -> Dense:
     tensors = Tensors(folder / place)
     expected = {"linear.weight": shape[::-1]} | ({"linear.bias": shape[1:]} if has_bias else {})
     for name, size in expected.items():
-        if name not in tensors or tensors.shape(name) != size or tensors.kind(name) not in FLOATS:
-            found = f"{tensors.kind(name)} {tensors.shape(name)}" if name in tensors else "nothing"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
+            found = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
             raise ModelError(
                 f"{tensors.source}: {name} is {found} and must be floats {size} by {CONFIG}"
             )
-    wide = np.float64 if tensors.kind("linear.weight") == "F64" else np.float32
-    weight, *bias = (tensors[name].astype(wide, copy=False) for name in expected)
+    wide = np.float64 if tensors["linear.weight"].kind == "F64" else np.float32
+    weight, *bias = (tensors[name].read().astype(wide, copy=False) for name in expected)
     return Dense(place, frozen(weight).T, bias[0] if bias else None, activation)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,72 +34,34 @@ _MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 l
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class Tensors(Mapping[str, Array]):
-    """The tensors of a model by their names, each read when it is asked for.
+@dataclass(frozen=True)
+class Stored:
+    """A tensor where it stands: a file and the bytes in it.
 
-    The headers alone are read at first: they give `shape` and `kind` of every tensor, so that a
-    model can be checked before memory is asked for. The numbers stay where they are, in the file.
-
-    Raises:
-        ModelError: there is no such file, it is broken, or two files have a tensor of one name.
+    Attributes:
+        path: the file.
+        kind: the type as the header spells it: "F32", "BF16", "I64", ...
+        shape: the shape, from the header.
+        raw: its bytes, mapped.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._places: dict[str, _Place] = {}
-        self.source = ""
-        index = shards(folder)
-        for path in _files(folder, index):
-            self.source = self.source or str(path)
-            for place in _header(path):
-                if place.name in self._places:
-                    other = self._places[place.name].path.name
-                    raise ModelError(f"{path}: the tensor {place.name} is also in {other}")
-                self._places[place.name] = place
-        if index is not None:
-            self.source = str(folder / INDEX)
-            for name, shard in index.items():
-                if name not in self._places or self._places[name].path.name != shard:
-                    raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
-
-    def __getitem__(self, name: str) -> Array:
-        return self._places[name].read()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header."""
-        return self._places[name].shape
-
-    def kind(self, name: str) -> str:
-        """The type of a tensor as the header spells it: "F32", "BF16", "I64", ..."""
-        return self._places[name].kind
-
-    def same(self, name: str, other: str) -> bool:
-        """Whether two tensors have one type, one shape and the same bytes."""
-        one, two = self._places[name], self._places[other]
-        alike = (one.kind, one.shape) == (two.kind, two.shape)
-        return alike and np.array_equal(one.raw, two.raw)
-
-    def readable(self, name: str) -> bool:
-        """Whether NumPy has a type for this tensor."""
-        return self.kind(name) in _TYPES
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor stands: a file and the bytes in it."""
-
     path: Path
-    name: str
     kind: str
     shape: tuple[int, ...]
-    raw: Array  # its bytes, mapped
+    raw: Array
+
+    def same(self, other: Stored) -> bool:
+        """Whether both have one type, one shape and the same bytes."""
+        alike = (self.kind, self.shape) == (other.kind, other.shape)
+        return alike and np.array_equal(self.raw, other.raw)
+
+    @property
+    def readable(self) -> bool:
+        """Whether NumPy has a type for it."""
+        return self.kind in _TYPES
 
     def read(self) -> Array:
+        """Its numbers, which stay in the file until they are used."""
         dtype = np.dtype(_TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
         # no copy, but on a big-endian machine and of a file whose header leaves it unaligned
@@ -109,6 +71,35 @@ class _Place:
         from ml_dtypes import bfloat16
 
         return array.view(bfloat16)
+
+
+class Tensors(dict[str, Stored]):
+    """The tensors of a model by their names, each read when its numbers are asked for.
+
+    The headers alone are read at first, so that a model can be checked before memory is asked for.
+
+    Attributes:
+        source: the file that errors name.
+
+    Raises:
+        ModelError: there is no such file, it is broken, or two files have a tensor of one name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.source = ""
+        index = shards(folder)
+        for path in _files(folder, index):
+            self.source = self.source or str(path)
+            for name, tensor in _header(path).items():
+                if name in self:
+                    raise ModelError(f"{path}: the tensor {name} is also in {self[name].path.name}")
+                self[name] = tensor
+        if index is not None:
+            self.source = str(folder / INDEX)
+            for name, shard in index.items():
+                if name not in self or self[name].path.name != shard:
+                    raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
@@ -141,7 +132,7 @@ def _class(folder: Path) -> str:
     return "AutoModel"
 
 
-def _header(path: Path) -> list[_Place]:
+def _header(path: Path) -> dict[str, Stored]:
     """What a file holds. The library checks the header: its length, the ranges, the file's end."""
     from safetensors import SafetensorError, safe_open
 
@@ -162,17 +153,13 @@ def _header(path: Path) -> list[_Place]:
         shape = header[name]["shape"]
         if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
             raise ModelError(f"{path}: {name} has a shape that no array has: {shape!s:.80}")
-    return [
-        _Place(
-            path,
-            name,
-            about["dtype"],
-            tuple(about["shape"]),
-            numbers[slice(*about["data_offsets"])],
+    return {
+        name: Stored(
+            path, about["dtype"], tuple(about["shape"]), numbers[slice(*about["data_offsets"])]
         )
         for name, about in header.items()
         if name in names
-    ]
+    }
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
