@@ -38,6 +38,16 @@ STEPS = {
         {"prepared"},
         {""},
     ],
+    "layers": [
+        {"options", "packed", "parameters"},
+        {"gradient"},
+        {"layer"},
+        {"norm", "mlp", "experts"},
+        {"attention"},
+        {"block"},
+        {"stepping"},
+        {""},
+    ],
     "models": [
         {"network"},
         {"files"},

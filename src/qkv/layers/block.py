@@ -14,12 +14,11 @@ from qkv.attend.cache import KVCache
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.experts import Experts
 from qkv.layers.gradient import Gradient, need_single, upstream
-from qkv.layers.mlp import MLP
+from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import keep
-from qkv.layers.parameters import handed, quiet, result_type, word_vectors
+from qkv.layers.parameters import handed, quiet, result_type, vectors_of, word_vectors
 from qkv.trace import Recorder, Trace
 
 
@@ -80,7 +79,7 @@ class Block:
         self,
         attn: MultiHeadAttention,
         norm1: Norm | None,
-        mlp: MLP | Experts | None,
+        mlp: Feed | None,
         norm2: Norm | None,
         *,
         post_norm: bool,
@@ -168,12 +167,7 @@ class Block:
     ) -> tuple[Array, Array | None]:
         """`x` and `cu_lengths` as arrays, once they and the options fit the attention."""
         call = type(self).__name__
-        array = word_vectors(x, call=call, name="x")
-        if array.shape[-1] != self.attn.embed_dim:
-            raise ValueError(
-                f"{call}: x has shape {array.shape} and the block takes "
-                f"(..., {self.attn.embed_dim})"
-            )
+        array = vectors_of(x, self.attn.embed_dim, call=call, of="block")
         for name in RETURNS:
             if name in options:
                 raise TypeError(f"{call}: a block has no {name}: use trace() to see what is inside")

@@ -13,15 +13,16 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
-from qkv.layers.gradient import Gradient, need_single, project_back, upstream
+from qkv.layers.gradient import Gradient, project_back, upstream
+from qkv.layers.layer import Feed
 from qkv.layers.parameters import (
     checked,
     is_wide,
     need_shape,
+    parameter,
     project,
     quiet,
     result_type,
-    vectors_of,
     working,
 )
 from qkv.ops.linear import linear, linear_grad
@@ -38,7 +39,7 @@ class ExpertsSaved:
     shape: tuple[int, ...]  # (..., T, D)
 
 
-class Experts:
+class Experts(Feed):
     """A router sends each token to `top_k` experts; their results are added by its weights.
 
     The router is a linear layer with a number for each expert. The largest `top_k` of them choose,
@@ -97,25 +98,6 @@ class Experts:
         self.alpha, self.limit = float(alpha), float(limit)
         self._whole: list[Array] = []
         self._experts: list[tuple[Array, ...]] = []
-
-    @quiet
-    def __call__(self, x: ArrayLike, *, residual: Array | None = None) -> Array:
-        """From `x` (..., T, D) to the same shape.
-
-        Args:
-            x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to half precision; if
-                it is float32, so is the result.
-        """
-        return self.run(vectors_of(x, self.dim, call=type(self).__name__), residual=residual)[0]
-
-    @quiet
-    def training_forward(self, x: ArrayLike) -> tuple[Array, ExpertsSaved]:
-        """What the layer gives, and what `backward` needs of it."""
-        call = type(self).__name__
-        array = vectors_of(x, self.dim, call=call)
-        need_single(array, self.parameters, call=call)
-        return self.run(array)
 
     def run(
         self,
@@ -178,10 +160,6 @@ class Experts:
         grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
         return Gradient(grad_rows.reshape(saved.shape), found)
 
-    def forward(self, x: ArrayLike) -> Array:
-        """The same as calling the layer."""
-        return self(x)
-
     def _route(self, rows: Array) -> tuple[Array, Array]:
         """For each row the experts it goes through and what they count, both (rows, top_k)."""
         wide = rows.astype(compute_type(rows.dtype), copy=False)  # experts may come close
@@ -229,13 +207,7 @@ _EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
     """D, F and E; one clear error for the first parameter that does not fit."""
-    down = parameters.get("experts.down")
-    if down is None:
-        raise ValueError(
-            f"{call}: experts.down is missing: there is {', '.join(parameters) or 'nothing'}"
-        )
-    if down.ndim != 3:
-        raise ValueError(f"{call}: experts.down has shape {down.shape}: it must be (E, F, D)")
+    down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = {
         "router_proj.weight": (dim, count),

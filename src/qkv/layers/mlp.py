@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, whole_number
-from qkv.layers.gradient import Gradient, need_single, project_back, upstream
+from qkv.layers.gradient import Gradient, project_back, upstream
+from qkv.layers.layer import Feed
 from qkv.layers.parameters import (
     checked,
     first_parameters,
     float_type,
     is_wide,
     need_shape,
+    parameter,
     project,
     quiet,
     result_type,
-    vectors_of,
     working,
 )
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
@@ -39,7 +40,7 @@ class MLPSaved:
     up: Array | None  # (..., T, F), what it was multiplied with
 
 
-class MLP:
+class MLP(Feed):
     """`down(activation(up(x)))`, or with a gate `down(activation(gate(x)) * up(x))`.
 
     Args:
@@ -116,31 +117,6 @@ class MLP:
         self.dim, self.hidden = parameters["up_proj.weight"].shape
         self.gated = "gate_proj.weight" in parameters
 
-    @quiet
-    def __call__(
-        self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
-    ) -> Array:
-        """From `x` (..., T, D) to the same shape.
-
-        Args:
-            x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to half precision; if
-                it is float32, so is the result.
-            record: collects what is computed on the way.
-        """
-        array = vectors_of(x, self.dim, call=type(self).__name__)
-        return self.run(array, residual=residual, record=record)[0]
-
-    @quiet
-    def training_forward(self, x: ArrayLike) -> tuple[Array, MLPSaved]:
-        """What the layer gives, and what `backward` needs of it."""
-        call = type(self).__name__
-        array = vectors_of(x, self.dim, call=call)
-        need_single(array, self.parameters, call=call)
-        out, saved = self.run(array, save=True)
-        assert saved is not None
-        return out, saved
-
     def run(
         self,
         x: Array,
@@ -204,10 +180,6 @@ class MLP:
         more = project_back(x, self.parameters, first, change, found)
         return Gradient(more if grad_x is None else more + grad_x, found)
 
-    def forward(self, x: ArrayLike) -> Array:
-        """The same as calling the layer."""
-        return self(x)
-
     def trace(self, x: ArrayLike) -> Trace:
         """Every intermediate of `layer(x)` by its name.
 
@@ -225,14 +197,8 @@ class MLP:
 
 def _check_sizes(parameters: Mapping[str, Array], *, call: str) -> None:
     """One clear error for the first parameter that is missing, unknown or of another shape."""
-    for name in ("up_proj.weight", "down_proj.weight"):
-        if name not in parameters:
-            raise ValueError(
-                f"{call}: {name} is missing: there is {', '.join(parameters) or 'nothing'}"
-            )
-    up = parameters["up_proj.weight"]
-    if up.ndim != 2:
-        raise ValueError(f"{call}: up_proj.weight has shape {up.shape}: it must be (D, F)")
+    up = parameter(parameters, "up_proj.weight", "(D, F)", call=call)
+    parameter(parameters, "down_proj.weight", "(F, D)", call=call)
     dim, hidden = up.shape
     shapes = {
         "gate_proj.weight": (dim, hidden),

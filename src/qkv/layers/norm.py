@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, compute_type, is_float, whole_number
-from qkv.layers.gradient import Gradient, need_single, upstream
+from qkv.arrays import Array, compute_type, whole_number
+from qkv.layers.gradient import Gradient, upstream
+from qkv.layers.layer import Layer
 from qkv.layers.parameters import (
     checked,
     float_type,
@@ -32,12 +33,11 @@ class NormSaved:
     scale: Array  # (..., 1), what was divided by
 
 
-class _Norm:
-    """What the two norms share."""
+class _Norm(Layer):
+    """What the two norms share: both take vectors (..., D)."""
 
     _is_centred: bool
-    parameters: dict[str, Array]
-    dim: int
+    _reads_texts = False
     eps: float
     offset: float
 
@@ -50,17 +50,12 @@ class _Norm:
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
         """Normalise `x` (..., D); `record` collects what is computed on the way."""
-        return self.run(self._checked(x), record)[0]
+        return self.run(self._checked(x), record=record)[0]
 
-    @quiet
-    def training_forward(self, x: ArrayLike) -> tuple[Array, NormSaved]:
-        """What the norm gives, and what `backward` needs of it."""
-        array = self._checked(x)
-        need_single(array, self.parameters, call=type(self).__name__)
-        return self.run(array)
-
-    def run(self, x: Array, record: Recorder | None = None) -> tuple[Array, NormSaved]:
-        """`training_forward`, unchecked and in any type."""
+    def run(
+        self, x: Array, *, record: Recorder | None = None, save: bool = False
+    ) -> tuple[Array, NormSaved]:
+        """The forward pass, unchecked, and what the backward pass needs, with or without `save`."""
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         x = working(x, dtype)
@@ -97,18 +92,6 @@ class _Norm:
         )
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
-    def _checked(self, x: ArrayLike) -> Array:
-        """`x` as an array that the layer takes."""
-        call = type(self).__name__
-        array = as_array(x, call=call, name="x")
-        if not is_float(array.dtype) and array.dtype.kind not in "iu":
-            raise TypeError(f"{call}: x is {array.dtype}: give floats or integers")
-        if array.ndim == 0 or array.shape[-1] != self.dim:
-            raise ValueError(
-                f"{call}: x has shape {array.shape} and the layer takes (..., {self.dim})"
-            )
-        return array
-
     def scaled(self) -> Array:
         """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""
         weight = self.parameters["weight"]
@@ -129,10 +112,6 @@ class _Norm:
         if bias is not None:
             out += bias.astype(x.dtype, copy=False)
         return out, scale
-
-    def forward(self, x: ArrayLike) -> Array:
-        """The same as calling the layer."""
-        return self(x)
 
     def trace(self, x: ArrayLike) -> Trace:
         """`hook_scale` (..., 1), what is divided by, and `hook_normalized` (..., D), the output.

@@ -79,21 +79,32 @@ def common_type(types: Iterable[np.dtype[Any]], *, call: str) -> np.dtype[Any]:
         ) from None
 
 
-def word_vectors(x: Any, *, call: str, name: str) -> Array:
-    """`x` as an array (..., T, D) of floats or integers."""
+def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Array:
+    """`x` as an array (..., T, D) of floats or integers; if it is not `of_texts`, of any shape."""
     array = as_array(x, call=call, name=name)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: give floats or integers")
-    if array.ndim < 2:
+    if of_texts and array.ndim < 2:
         raise ValueError(f"{call}: {name} has shape {array.shape}: it must be (..., T, D)")
     return array
 
 
-def vectors_of(x: Any, dim: int, *, call: str) -> Array:
-    """`x` as an array (..., T, D) of floats or integers, for a layer that takes this D."""
-    array = word_vectors(x, call=call, name="x")
-    if array.shape[-1] != dim:
-        raise ValueError(f"{call}: x has shape {array.shape} and the layer takes (..., {dim})")
+def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool = True) -> Array:
+    """`x` as `word_vectors` gives it, for a layer (or what `of` calls it) that takes this D."""
+    array = word_vectors(x, call=call, name="x", of_texts=of_texts)
+    if array.shape[-1:] != (dim,):
+        raise ValueError(f"{call}: x has shape {array.shape} and the {of} takes (..., {dim})")
+    return array
+
+
+def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
+    """The parameter of this name, which must be there and have the axes of `shape`, "(D, F)"."""
+    if name not in parameters:
+        has = ", ".join(parameters) or "nothing"
+        raise ValueError(f"{call}: {name} is missing: there is {has}")
+    array = parameters[name]
+    if array.ndim != len(shape.split(",")):
+        raise ValueError(f"{call}: {name} has shape {array.shape}: it must be {shape}")
     return array
 
 
