@@ -1,6 +1,9 @@
 """The formula again, in float64 and plain loops: what the tests of attention compare with."""
 
+import functools
+import hashlib
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,11 +42,45 @@ def _sum(numbers: list[float]) -> float:
     return sum(numbers)
 
 
+def _identity(argument: Any) -> Any:
+    """What two arguments have in common if and only if they say the same."""
+    if not isinstance(argument, np.ndarray | list):
+        return repr(argument)
+    array = np.asarray(argument)
+    digest = hashlib.sha256(array.tobytes()).digest()
+    return array.dtype.name, array.dtype.byteorder, array.shape, digest
+
+
+def _once(compute: Callable[..., Loops]) -> Callable[..., Loops]:
+    """Compute each call once for all backends; what it gave cannot be written to."""
+    known: dict[Any, Loops] = {}
+    held = 0
+
+    @functools.wraps(compute)
+    def found(*args: Any, **options: Any) -> Loops:
+        nonlocal held
+        key = (*map(_identity, args), *((name, _identity(x)) for name, x in options.items()))
+        if key not in known:
+            result = compute(*args, **options)
+            arrays = [*result[:4], *result.stages.values()]
+            for array in arrays:
+                array.flags.writeable = False
+            held += sum(array.nbytes for array in arrays)
+            if held > 1 << 28:
+                held = 0
+                known.clear()
+            known[key] = result
+        return known[key]
+
+    return found
+
+
 def _plain(mask: Any) -> Array:
     mask = np.asarray(mask)
     return mask if mask.dtype == bool else mask.astype(np.float64)
 
 
+@_once
 def attention(
     query: Any,
     key: Any,

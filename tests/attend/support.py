@@ -4,9 +4,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import qkv
+from qkv.backend import BACKENDS
 
 from . import loops
 
@@ -15,6 +17,10 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
 # The error of rounding to nearest, relative.
 HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
+
+# For what is the same on every backend: a judge of the tests, processes that choose their own, and
+# float64, which is NumPy's on all of them.
+ON_ONE_BACKEND = pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
 
 
 def numbers(shape: Any, seed: int = 0, dtype: Any = np.float32, size: float = 1.0) -> Array:

@@ -5,9 +5,10 @@ import pytest
 
 from . import exact, loops
 from .drawn import draw
-from .support import FLOATS
+from .support import FLOATS, ON_ONE_BACKEND
 
 
+@ON_ONE_BACKEND
 @pytest.mark.parametrize("start", range(0, 200, 20))
 def test_it_gives_what_the_loops_give(start: int) -> None:
     for seed in range(start, start + 20):

@@ -11,7 +11,7 @@ import qkv
 
 from . import exact
 from .drawn import draw
-from .support import BFLOAT16, numbers, qkv_arrays
+from .support import BFLOAT16, ON_ONE_BACKEND, numbers, qkv_arrays
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 LEARNED = ("bias", "sinks", "alibi_slopes")
@@ -47,6 +47,7 @@ def slope_along(
     return (ends[0] - ends[1]) / (2 * step), direction
 
 
+@ON_ONE_BACKEND
 @pytest.mark.parametrize("start", range(0, 500, 25))
 def test_random_settings_against_finite_differences(start: int) -> None:
     seen = 0

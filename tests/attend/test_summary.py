@@ -42,21 +42,24 @@ def assert_summary(summary: Any, expected: loops.Loops, dtype: np.dtype, top_k: 
 
     sound = np.isfinite(expected.lse) | ~expected.visible.any(axis=-1)
     slack = tolerances(expected, dtype)[1]
-    for row in np.ndindex(*weights.shape[:-1]):
-        if not sound[row]:
-            continue
-        count = min(top_k, int(expected.visible[row].sum()))
-        assert (indices[row][count:] == -1).all()
-        assert (top[row][count:] == 0).all()
-        listed = indices[row][:count]
-        assert len(set(listed.tolist())) == count
-        assert expected.visible[row][listed].all()
-        np.testing.assert_allclose(top[row][:count], weights[row][listed], rtol=0, atol=slack)
-        assert (np.diff(top[row][:count]) <= 0).all(), "largest first"
-        best = np.sort(weights[row])[::-1][:count]
-        np.testing.assert_allclose(top[row][:count], best, rtol=0, atol=2 * slack)
-        same = np.flatnonzero(np.diff(top[row][:count]) == 0)
-        assert (listed[same] < listed[same + 1]).all(), "ties to the lower index"
+    listed, top = indices[sound], top[sound]  # (rows, top_k)
+    visible, whole = expected.visible[sound], weights[sound]  # (rows, S)
+    count = np.minimum(visible.sum(axis=-1, keepdims=True), top_k)
+    filled = np.arange(top_k) < count  # (rows, top_k)
+    assert (listed[~filled] == -1).all()
+    assert (top[~filled] == 0).all()
+    rows, ranks = np.nonzero(filled)
+    keys = listed[filled]
+    assert ((keys >= 0) & (keys < weights.shape[-1])).all()
+    assert len(set(zip(rows.tolist(), keys.tolist(), strict=True))) == len(rows), "listed twice"
+    assert visible[rows, keys].all()
+    np.testing.assert_allclose(top[filled], whole[rows, keys], rtol=0, atol=slack)
+    best = np.sort(whole, axis=-1)[:, ::-1]
+    np.testing.assert_allclose(top[filled], best[rows, ranks], rtol=0, atol=2 * slack)
+    pairs = filled[:, 1:]
+    assert (np.diff(top)[pairs] <= 0).all(), "largest first"
+    ties = pairs & (np.diff(top) == 0)
+    assert (np.diff(listed)[ties] > 0).all(), "ties to the lower index"
 
     clean = sound.all(axis=-1)
     total = weights.sum(axis=-2)
