@@ -13,7 +13,14 @@ from . import exact
 from .cases import Case
 from .drawn import draw
 from .loops import Loops
-from .support import ON_ONE_BACKEND, accumulator, assert_near, assert_out, assert_weights, tolerances
+from .support import (
+    ON_ONE_BACKEND,
+    accumulator,
+    assert_near,
+    assert_out,
+    assert_weights,
+    tolerances,
+)
 from .test_summary import assert_summary
 
 COUNT, AT_ONCE = 2000, 50

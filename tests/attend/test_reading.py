@@ -8,6 +8,8 @@ import pytest
 
 import qkv
 
+from .support import ON_ONE_BACKEND
+
 # Each input lies in pages of its own that can be read and not written, with pages before and behind
 # them that cannot be touched: it ends where they end, or begins where they begin.
 FENCES = """
@@ -115,6 +117,7 @@ def test_not_a_byte_beside_the_inputs_is_touched() -> None:
     assert result.stdout.strip() == "done"
 
 
+@ON_ONE_BACKEND
 @pytest.mark.parametrize(
     "touch", ["string_at(end, 1)", "string_at(begin - 1, 1)", "memset(begin, 0, 1)"]
 )

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.backend import BACKENDS
 
-from .support import numbers, qkv_arrays
+from .support import ON_ONE_BACKEND, numbers, qkv_arrays
 
 
 @pytest.fixture(autouse=True)
@@ -79,25 +80,29 @@ def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
 
 PROGRAM = """
 import hashlib
+import os
 import sys
 
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 import qkv
 
-rng = np.random.default_rng(0)
-digest = hashlib.sha256()
-for dtype, L, S, d in [("f4", 1500, 1300, 64), ("f8", 700, 900, 48), ("f4", 1, 6000, 64)]:
-    query, key, value = (rng.standard_normal((2, n, d)).astype(dtype) for n in (L, S, S))
-    for options in ({}, {"is_causal": True, "q_offset": "end"}):
-        for result in qkv.attention(query, key, value, return_lse=True, **options):
-            digest.update(result.tobytes())
-        summary = qkv.summarize_attention(query, key, value, **options)
-        digest.update(summary.top_weights.tobytes())
-        digest.update(summary.received.tobytes())
-_, weights = qkv.attention(query, key, value, return_weights=True)
-digest.update(weights.tobytes())
-print(qkv.get_num_threads(), digest.hexdigest())
+print(qkv.get_num_threads())
+for backend in sys.argv[2:]:
+    os.environ["QKV_BACKEND"] = backend
+    rng = np.random.default_rng(0)
+    digest = hashlib.sha256()
+    for dtype, L, S, d in [("f4", 1500, 1300, 64), ("f8", 700, 900, 48), ("f4", 1, 6000, 64)]:
+        query, key, value = (rng.standard_normal((2, n, d)).astype(dtype) for n in (L, S, S))
+        for options in ({}, {"is_causal": True, "q_offset": "end"}):
+            for result in qkv.attention(query, key, value, return_lse=True, **options):
+                digest.update(result.tobytes())
+            summary = qkv.summarize_attention(query, key, value, **options)
+            digest.update(summary.top_weights.tobytes())
+            digest.update(summary.received.tobytes())
+    _, weights = qkv.attention(query, key, value, return_weights=True)
+    digest.update(weights.tobytes())
+    print(backend, digest.hexdigest())
 """
 
 
@@ -118,21 +123,19 @@ def _source() -> str:
     return os.path.dirname(os.path.dirname(qkv.__file__))
 
 
-def test_threads_of_the_environment_give_the_same_bits(backend: str) -> None:
+@ON_ONE_BACKEND  # its processes compute on all
+def test_threads_of_the_environment_give_the_same_bits() -> None:
     digests = set()
     for ours in ("1", "2"):
         for theirs in ("1", "2"):
             result = _run(
-                PROGRAM,
-                _source(),
-                QKV_NUM_THREADS=ours,
-                OPENBLAS_NUM_THREADS=theirs,
-                QKV_BACKEND=backend,
+                PROGRAM, _source(), *BACKENDS, QKV_NUM_THREADS=ours, OPENBLAS_NUM_THREADS=theirs
             )
             assert result.returncode == 0, result.stderr
-            threads, digest = result.stdout.split()
+            threads, *of_backends = result.stdout.splitlines()
             assert threads == ours
-            digests.add(digest)
+            assert [line.split()[0] for line in of_backends] == list(BACKENDS)
+            digests.add(tuple(of_backends))
     assert len(digests) == 1
 
 
@@ -145,14 +148,16 @@ def test_the_backend_runs_under_its_name(backend: str) -> None:
     assert result.stdout.strip() == backend
 
 
-def test_a_backend_that_is_not_there_is_refused_with_those_that_are(backend: str) -> None:
+@ON_ONE_BACKEND
+def test_a_backend_that_is_not_there_is_refused_with_those_that_are() -> None:
     result = _run(SHOW.format("backend"), _source(), QKV_BACKEND="abacus")
     assert result.returncode != 0
     error = result.stderr.strip().splitlines()[-1]
-    for word in ("QKV_BACKEND", "abacus", backend):
+    for word in ("QKV_BACKEND", "abacus", *BACKENDS):
         assert word in error
 
 
+@ON_ONE_BACKEND
 def test_attention_itself_refuses_a_backend_that_is_not_there() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import qkv, numpy as np;"
@@ -181,6 +186,7 @@ def test_a_number_of_threads_is_an_int(count: object) -> None:
         qkv.set_num_threads(count)
 
 
+@ON_ONE_BACKEND
 def test_the_default_is_the_cores_of_this_process() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("this system has no processor affinity")
@@ -191,6 +197,7 @@ def test_the_default_is_the_cores_of_this_process() -> None:
     assert int(result.stdout) == 1
 
 
+@ON_ONE_BACKEND
 @pytest.mark.parametrize("count", ["0", "-1", "many", "1.5"])
 def test_a_wrong_number_in_the_environment_is_named(count: str) -> None:
     result = _run(SHOW.format("get_num_threads"), _source(), QKV_NUM_THREADS=count)
