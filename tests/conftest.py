@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from qkv.ops.kernel import BACKENDS
 
@@ -23,6 +25,16 @@ for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_blas_thread() -> Iterator[None]:
+    """One thread for NumPy's products: two wait for each other spinning, for most of the time.
+
+    Ours do so anyway; tests of what threads change ask for two, or for a process of their own.
+    """
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @pytest.fixture(params=BACKENDS)

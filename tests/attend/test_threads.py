@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import qkv
 from qkv.backend import BACKENDS
@@ -223,20 +224,20 @@ def test_calls_from_many_threads_at_once() -> None:
 
 def test_the_threads_of_numpy_itself_are_as_they_were() -> None:
     # Whoever called, from whichever thread, and whoever was done last.
-    threadpoolctl = pytest.importorskip("threadpoolctl")
-    np.ones((2, 2)) @ np.ones((2, 2))
-    before = threadpoolctl.threadpool_info()
     arrays = _big()
     qkv.set_num_threads(2)
-    qkv.attention(*arrays)
-    assert threadpoolctl.threadpool_info() == before
-    for workers in (1, 3):
-        with ThreadPoolExecutor(workers) as pool:
-            jobs = [pool.submit(qkv.attention, *arrays, return_lse=True) for _ in range(5)]
-            qkv.attention(*arrays)
-            for job in jobs:
-                job.result()
-        assert threadpoolctl.threadpool_info() == before
-    # and who sets them for himself afterwards is heard
-    with threadpoolctl.threadpool_limits(1):
-        assert {pool["num_threads"] for pool in threadpoolctl.threadpool_info()} == {1}
+    with threadpool_limits(2):
+        before = threadpool_info()
+        assert {pool["num_threads"] for pool in before} == {2}
+        qkv.attention(*arrays)
+        assert threadpool_info() == before
+        for workers in (1, 3):
+            with ThreadPoolExecutor(workers) as pool:
+                jobs = [pool.submit(qkv.attention, *arrays, return_lse=True) for _ in range(5)]
+                qkv.attention(*arrays)
+                for job in jobs:
+                    job.result()
+            assert threadpool_info() == before
+        # and who sets them for himself afterwards is heard
+        with threadpool_limits(1):
+            assert {pool["num_threads"] for pool in threadpool_info()} == {1}
