@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qkv
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 from . import loops
 

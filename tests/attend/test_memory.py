@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import qkv
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 # The peak is read from /proc: getrusage may still hold that of the process that started this one.
 PROGRAM = """

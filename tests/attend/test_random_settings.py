@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 from . import exact
 from .cases import Case

@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import qkv
-from qkv.backend import BACKENDS
+from qkv.ops.kernel import BACKENDS
 
 from .support import ON_ONE_BACKEND, numbers, qkv_arrays
 
