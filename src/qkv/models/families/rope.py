@@ -1,4 +1,4 @@
-"""Rotary positions as configs describe them: how fast each pair of numbers turns."""
+"""Rotary positions as configs describe them: how fast each pair of numbers is rotated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_rotary(
     base: float = 10000.0,
     default: Mapping[str, Any] | None = None,
 ) -> Rotary:
-    """How all layers turn queries and keys, by `rope_parameters` or the keys of older configs.
+    """How all layers rotate queries and keys, by `rope_parameters` or the keys of older configs.
 
     Args:
         config: with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
@@ -143,7 +143,7 @@ class Dynamic:
     the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the last
     one is divided by s.
 
-    The length is that of the longest text of a batch. Keys in a cache stay as they were turned
+    The length is that of the longest text of a batch. Keys in a cache stay as they were rotated
     when they came in, so that texts beyond the limit read word by word differ from the same texts
     read at once; both as transformers does it. It also keeps the base of the longest text
     it has seen until it sees a short one; here each call counts its own texts only.
@@ -203,7 +203,7 @@ class LongRope:
     """Each pair divided by a number of its own, of one list for short texts or one for long ones.
 
     Long is what has more tokens than the model was first made for, counted as for `Dynamic`:
-    the longest text of a batch decides, and keys in a cache stay as they were turned.
+    the longest text of a batch decides, and keys in a cache stay as they were rotated.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -223,7 +223,7 @@ class LongRope:
 
 @dataclass(frozen=True)
 class Llama3:
-    """Pairs that turn often as they are, those that turn seldom divided by a factor.
+    """Pairs that rotate fast as they are, slow ones divided by a factor.
 
     A pair that goes through n whole turns in a text as long as the model was first made for keeps
     its speed from n = high on, is divided by the factor below n = low, and is between the two in
@@ -248,7 +248,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """The first pairs turn as if all did, the rest stay where they are.
+    """The first pairs are rotated as if all were, the rest stay where they are.
 
     Source:
         `rope_type` "proportional" of transformers, as Gemma 4 has it.
@@ -259,8 +259,8 @@ class Proportional:
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
-        turned = int(self.part * dims // 2)
-        return np.where(np.arange(dims // 2) < turned, plain(base, dims), 0) / self.factor, 1.0
+        rotated = int(self.part * dims // 2)
+        return np.where(np.arange(dims // 2) < rotated, plain(base, dims), 0) / self.factor, 1.0
 
 
 @dataclass(frozen=True)
@@ -316,6 +316,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
+    """A number above 0, which must be there."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: there is no {key}")
     return config.positive(key, 1.0)
@@ -333,14 +334,6 @@ def _original(config: Config, sizes: _Sizes) -> int:
     """How many positions the model was first made for."""
     inside = config.size_or_none("original_max_position_embeddings")
     return sizes.original or inside or sizes.positions
-
-
-def _plain(config: Config, sizes: _Sizes) -> Scaling | None:
-    return None
-
-
-def _linear(config: Config, sizes: _Sizes) -> Scaling:
-    return Linear(_needed(config, "factor"))
 
 
 def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
@@ -406,8 +399,8 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
 
 
 _KINDS: Mapping[str, Callable[[Config, _Sizes], Scaling | None]] = {
-    "default": _plain,
-    "linear": _linear,
+    "default": lambda config, sizes: None,
+    "linear": lambda config, sizes: Linear(_needed(config, "factor")),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

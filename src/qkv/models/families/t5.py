@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from qkv.models.files.config import ACTIVATIONS, Config
 from qkv.models.files.names import Family, projections
@@ -53,36 +52,35 @@ def either(
     # half of the buckets have a distance each; the others share those from there on
     furthest = config.size("relative_attention_max_distance", 128, least=buckets // 2 + 1)
     layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), layers)
-    shared: dict[str, Any] = {
-        "vocabulary": vocabulary,
-        "dim": dim,
-        "hidden": config.size("d_ff", hidden),
-        "activation": config.activation("dense_act_fn", activation),
-        "gated": config.flag("is_gated_act", gated),
-        "eps": config.positive("layer_norm_epsilon", 1e-6),
-        "rms": True,
-        "qkv_bias": False,
-        "out_bias": False,
-        "mlp_bias": False,
-    }
-    after = {"scale": 1.0, "is_causal": True}
     same = config.size_or_none("num_decoder_layers") is None
     written = layers if same else config.layers("num_decoder_layers", layers)
+    attention = Attention(count, count, size, options={"scale": 1.0})
     encoder = Design(
-        **shared,
-        layers=(Attention(count, count, size, options={"scale": 1.0}),) * layers,
+        vocabulary=vocabulary,
+        dim=dim,
+        hidden=config.size("d_ff", hidden),
+        activation=config.activation("dense_act_fn", activation),
+        eps=config.positive("layer_norm_epsilon", 1e-6),
+        layers=(attention,) * layers,
+        rms=True,
+        gated=config.flag("is_gated_act", gated),
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
         buckets=Buckets(buckets, furthest),
         head=None if config.head() != "TokenClassification" else Head(config.labels(), bias=True),
     )
     if alone(config):
         return encoder
     words = Head(vocabulary, scale=dim**-0.5 if scaled else 1.0)
+    causal = replace(attention, options={"scale": 1.0, "is_causal": True})
     return Seq2SeqDesign(
         encoder,
-        Design(
-            **shared,
-            layers=(Attention(count, count, size, options=after),) * written,
+        replace(
+            encoder,
+            layers=(causal,) * written,
             buckets=Buckets(buckets, furthest, both_ways=False),
+            head=None,
         ),
         start=config.whole("decoder_start_token_id", 0),
         head=words if config.head() == "ConditionalGeneration" else None,

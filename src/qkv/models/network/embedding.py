@@ -185,8 +185,8 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
     rows, columns = height // high, width // wide
     cut = images[..., : rows * high, : columns * wide]
     split = cut.reshape(batch, channels, rows, high, columns, wide)
-    turned = np.moveaxis(split, (2, 4), (1, 2))  # (B, rows, columns, C, h, w)
-    return turned.reshape(batch, rows * columns, channels * high * wide)
+    moved = np.moveaxis(split, (2, 4), (1, 2))  # (B, rows, columns, C, h, w)
+    return moved.reshape(batch, rows * columns, channels * high * wide)
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:

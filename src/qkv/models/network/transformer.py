@@ -98,31 +98,9 @@ class Transformer:
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
         return {number: {**one, **bias} for number, one in enumerate(self.options)}
 
-    def __call__(
-        self,
-        ids: Array,
-        places: Array,
-        cu_lengths: Array,
-        *,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
-    ) -> Array:
-        """Run texts that are laid end to end.
-
-        Args:
-            ids: (total,) token ids that have a row in the table.
-            places: (total,) the place of each token in its text.
-            cu_lengths: (B + 1,) where each text begins and the last one ends.
-            record: collects what is computed on the way, as (B, T, ...).
-            top_k: with `record`, keep the largest weights of each query in place of all.
-            masks: for layers that have one, which key each head sees: broadcasts to
-                (B, Hq, T, T), T the length of the longest text.
-
-        Returns:
-            (total, D)
-        """
-        return self._run(ids, places, cu_lengths, record=record, top_k=top_k, masks=masks)[0]
+    def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
+        """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
+        return self.run(ids, places, cu_lengths, **options)[0]
 
     def masked(self, ids: Array, mask: Array) -> tuple[Array, Array]:
         """The vectors (total, D) of the tokens that are seen, and where each text begins.
@@ -154,10 +132,10 @@ class Transformer:
     ) -> tuple[Array, TransformerSaved]:
         """The vectors (total, D), and what `backward` needs of them."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self._run(ids, places, cu_lengths, save=True)
+        return self.run(ids, places, cu_lengths, save=True)
 
     @quiet
-    def _run(
+    def run(
         self,
         ids: Array,
         places: Array,
@@ -168,6 +146,21 @@ class Transformer:
         masks: Mapping[int, Array] | None = None,
         save: bool = False,
     ) -> tuple[Array, TransformerSaved]:
+        """Run texts that are laid end to end.
+
+        Args:
+            ids: (total,) token ids that have a row in the table.
+            places: (total,) the place of each token in its text.
+            cu_lengths: (B + 1,) where each text begins and the last one ends.
+            record: collects what is computed on the way, as (B, T, ...).
+            top_k: with `record`, keep the largest weights of each query in place of all.
+            masks: for layers that have one, which key each head sees: broadcasts to
+                (B, Hq, T, T), T the length of the longest text.
+            save: whether to keep what `backward` needs.
+
+        Returns:
+            (total, D), and what `backward` needs.
+        """
         longest = int(np.diff(cu_lengths).max(initial=0))
         x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
         layers: list[BlockSaved] = []
@@ -228,11 +221,7 @@ class Transformer:
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
         for row, text in zip(ids, texts, strict=True):
             row[: len(text)] = text
-        return self.caches(), ids, lengths
-
-    def caches(self) -> list[KVCache]:
-        """An empty cache for each layer, bounded by its window."""
-        return [KVCache(one.get("window")) for one in self.options]
+        return [KVCache(one.get("window")) for one in self.options], ids, lengths
 
     @quiet
     def step(
