@@ -163,7 +163,7 @@ class Design:
                 parameters["embed.weight"],
                 positions=parameters.get("pos_embed.weight"),
                 token_types=parameters.get("token_type_embed.weight"),
-                norm=self._norm(parameters, "embed_norm") if self.embed_norm else None,
+                norm=self.norm(parameters, "embed_norm"),
                 scale=self.embed_scale,
                 first_position=self.first_position,
                 padding=self.padding,
@@ -175,26 +175,24 @@ class Design:
             bias=None
             if self.buckets is None
             else self.buckets.with_table(parameters["relative_bias.weight"]),
-            final_norm=self._norm(parameters, "final_norm") if self.final_norm else None,
-            head=None if self.head is None else self.head.build(parameters, norm=self._norm),
+            final_norm=self.norm(parameters, "final_norm"),
+            head=None if self.head is None else self.head.build(parameters, norm=self.norm),
             hooks=[hook for hook in BLOCK_HOOKS if self.hidden or hook != "hook_mlp_out"],
         )
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
+        """Those of one layer, by the names that they have in it."""
         dim, size = self.dim, layer.head_size
-        for name, heads in (
-            ("q_proj", layer.num_heads),
-            ("k_proj", layer.num_kv_heads),
-            ("v_proj", layer.num_kv_heads),
-        ):
-            yield from _linear(f"attn.{name}", dim, heads * size, self.qkv_bias)
+        yield from _linear("attn.q_proj", dim, layer.num_heads * size, self.qkv_bias)
+        for name in ("attn.k_proj", "attn.v_proj"):
+            yield from _linear(name, dim, layer.num_kv_heads * size, self.qkv_bias)
         yield from _linear("attn.out_proj", layer.num_heads * size, dim, self.out_bias)
         if layer.qk_norm:
             yield from self._norm_shapes("attn.q_norm", size)
             yield from self._norm_shapes("attn.k_norm", size)
         if layer.sinks:
             yield "attn.sinks", (layer.num_heads,)
-        if self._has_norm1(number):
+        if number > 0 or self.first_norm:
             yield from self._norm_shapes("norm1", dim)
         if self.hidden:
             yield from self._mlp_shapes()
@@ -204,16 +202,14 @@ class Design:
             yield from self._norm_shapes("out_norm2", dim)
 
     def _mlp_shapes(self) -> Iterator[tuple[str, Shape]]:
-        if self.experts is not None:
-            yield from self._expert_shapes(self.experts.count)
-            return
-        if self.gated:
-            yield from _linear("mlp.gate_proj", self.dim, self.hidden, self.mlp_bias)
-        yield from _linear("mlp.up_proj", self.dim, self.hidden, self.mlp_bias)
-        yield from _linear("mlp.down_proj", self.hidden, self.dim, self.mlp_bias)
-
-    def _expert_shapes(self, count: int) -> Iterator[tuple[str, Shape]]:
+        """Those of the MLP, or of the experts in its place."""
         dim, hidden = self.dim, self.hidden
+        if self.experts is None:
+            for name in ("mlp.gate_proj", "mlp.up_proj") if self.gated else ("mlp.up_proj",):
+                yield from _linear(name, dim, hidden, self.mlp_bias)
+            yield from _linear("mlp.down_proj", hidden, dim, self.mlp_bias)
+            return
+        count = self.experts.count
         yield from _linear("mlp.router_proj", dim, count, True)
         yield "mlp.experts.gate_up", (count, dim, 2 * hidden)
         yield "mlp.experts.gate_up_bias", (count, 2 * hidden)
@@ -225,35 +221,24 @@ class Design:
         if self.norm_bias and not self.rms:
             yield f"{name}.bias", (size,)
 
-    def _has_norm1(self, number: int) -> bool:
-        return number > 0 or self.first_norm
-
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
-        here = f"blocks.{number}."
-
-        def norm(name: str, there: bool = True) -> LayerNorm | RMSNorm | None:
-            return self._norm(parameters, here + name) if there else None
-
+        own = under(parameters, f"blocks.{number}.")
         projections = ("q_proj.", "k_proj.", "v_proj.", "out_proj.")
         attn = MultiHeadAttention.from_parameters(
-            {
-                name: array
-                for name, array in under(parameters, f"{here}attn.").items()
-                if name.startswith(projections)
-            },
+            {n: a for n, a in under(own, "attn.").items() if n.startswith(projections)},
             num_heads=layer.num_heads,
             rotary=layer.rotary,
-            q_norm=norm("attn.q_norm", layer.qk_norm),
-            k_norm=norm("attn.k_norm", layer.qk_norm),
+            q_norm=self.norm(own, "attn.q_norm"),
+            k_norm=self.norm(own, "attn.k_norm"),
         )
         return Block(
             attn,
-            norm("norm1", self._has_norm1(number)),
-            self._mlp(under(parameters, f"{here}mlp.")) if self.hidden else None,
-            norm("norm2", self.hidden > 0),
+            self.norm(own, "norm1"),
+            self._mlp(under(own, "mlp.")) if self.hidden else None,
+            self.norm(own, "norm2"),
             post_norm=self.norms == "after",
-            out_norm1=norm("out_norm1", self.norms == "both"),
-            out_norm2=norm("out_norm2", self.norms == "both"),
+            out_norm1=self.norm(own, "out_norm1"),
+            out_norm2=self.norm(own, "out_norm2"),
         )
 
     def _mlp(self, parameters: Mapping[str, Array]) -> MLP | Experts:
@@ -262,8 +247,11 @@ class Design:
             return Experts(parameters, top_k=one.top_k, alpha=one.alpha, limit=one.limit)
         return MLP.from_parameters(parameters, activation=self.activation)
 
-    def _norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm:
+    def norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm | None:
+        """The norm of this name, if there are parameters of one."""
         own = under(parameters, f"{name}.")
+        if not own:
+            return None
         if self.rms:
             return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
         return LayerNorm.from_parameters(own, eps=self.eps)
@@ -356,7 +344,7 @@ class Seq2SeqDesign:
             decoder.layers[number] = DecoderBlock(decoder.layers[number], cross, norm)
         decoder.hooks = DECODER_HOOKS
         if self.head is not None:
-            decoder.head = self.head.build(parameters, norm=self.decoder._norm)
+            decoder.head = self.head.build(parameters, norm=self.decoder.norm)
         return EncoderDecoder(encoder, decoder, self.start)
 
 

@@ -66,13 +66,13 @@ class Head:
             yield "head.out_proj.bias", (self.outputs,)
 
     def build(
-        self, parameters: Mapping[str, Array], *, norm: Callable[[Mapping[str, Array], str], Norm]
+        self, parameters: Mapping[str, Array], *, norm: Callable[..., Norm | None]
     ) -> BuiltHead:
-        """The head with these parameters; `norm` makes one by its name."""
+        """The head with these parameters; `norm` makes one by its name, if it is there."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if "head.out_proj.weight" not in own:  # it is tied
             own["head.out_proj.weight"] = parameters["embed.weight"].T
-        return BuiltHead(self, own, norm(parameters, "head.norm") if self.norm else None)
+        return BuiltHead(self, own, norm(parameters, "head.norm"))
 
 
 @dataclass(frozen=True)
