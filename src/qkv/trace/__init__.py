@@ -1,6 +1,7 @@
 """What a run leaves behind: every intermediate by its name, of one text or of a pair."""
 
+from qkv.trace.recorder import Recorder
 from qkv.trace.seq2seq import Seq2SeqTrace
-from qkv.trace.trace import Recorder, Trace
+from qkv.trace.trace import Trace
 
 __all__ = ["Recorder", "Seq2SeqTrace", "Trace"]

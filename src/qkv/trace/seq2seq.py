@@ -1,19 +1,17 @@
-"""What is in a trace of an encoder-decoder: two texts, and the attention of one to the other."""
+"""What a trace of an encoder-decoder is: two texts, and the attention of one to the other."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.files import replacing
-from qkv.trace.trace import Trace, can_load
+from qkv.trace.file import read_trace, write_trace
+from qkv.trace.trace import KINDS, Trace, cut
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
@@ -137,65 +135,41 @@ class Seq2SeqTrace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to one safetensors file, whole or not at all."""
-        from safetensors.numpy import save
-
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
         about: dict[str, Any] = {"settings": self._settings, "cross": list(self._cross)}
         for side in SIDES:
             own, about[side] = getattr(self, side).packed()
             arrays |= {f"{side} {name}": array for name, array in own.items()}
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        with replacing(path) as file:
-            file.write(save(whole, {_KIND: json.dumps(about)}))
+        write_trace(path, _KIND, arrays, about)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
         """Read a trace that `save` wrote; `qkv.Trace.load` does so too."""
-        from safetensors import SafetensorError, safe_open
+        kinds = {_KIND: cls.unpacked}
+        found: Seq2SeqTrace = read_trace(path, kinds, call="Seq2SeqTrace.load", what="such a trace")
+        return found
 
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"Seq2SeqTrace.load: there is no file {path}")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {})[_KIND])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            parts = {
-                part: {
-                    name.removeprefix(f"{part} "): array
-                    for name, array in arrays.items()
-                    if name.startswith(f"{part} ")
-                }
-                for part in (*SIDES, "cross")
-            }
-            encoder, decoder = (Trace.unpacked(parts[side], about[side]) for side in SIDES)
-            settings = {int(layer): one for layer, one in about["settings"].items()}
-            cross = {name: parts["cross"][name] for name in about["cross"]}
-            return cls(encoder, decoder, cross, settings=settings)
-        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"Seq2SeqTrace.load: {path} is not such a trace that qkv saved: {error!r:.200}"
-            ) from error
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Seq2SeqTrace:
+        """The trace that `save` took apart."""
+        parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross")}
+        for name, array in arrays.items():
+            part, _, inner = name.partition(" ")
+            parts[part][inner] = array
+        encoder, decoder = (Trace.unpacked(parts[side], about[side]) for side in SIDES)
+        settings = {int(layer): one for layer, one in about["settings"].items()}
+        cross = {name: parts["cross"][name] for name in about["cross"]}
+        return cls(encoder, decoder, cross, settings=settings)
 
     def _pair(self, index: int) -> Seq2SeqTrace:
         encoder, decoder = self.encoder[index], self.decoder[index]
         size, width = int(decoder.lengths[0]), int(encoder.lengths[0])
         index %= len(self)
         cross = {
-            name: _cut(name.rpartition(".")[2], array[index : index + 1], size, width)
+            name: cut(name, array[index : index + 1], size, width)
             for name, array in self._cross.items()
         }
         return Seq2SeqTrace(encoder, decoder, cross, settings=self._settings)
 
 
-can_load(_KIND, Seq2SeqTrace.load)
-
-
-def _cut(name: str, array: Array, length: int, keys: int) -> Array:
-    """One pair's part of an array of the attention between both, without padding."""
-    if name in ("hook_attn_scores", "hook_pattern"):
-        return array[:, :, :length, :keys]
-    if name == "received":
-        return array[:, :, :keys]
-    if name in ("top_indices", "top_weights", "lse"):
-        return array[:, :, :length]
-    return array[:, : keys if name in ("hook_k", "hook_v") else length]
+KINDS[_KIND] = Seq2SeqTrace.unpacked

@@ -4,57 +4,24 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.files import replacing
+from qkv.trace.file import Unpack, read_trace, write_trace
 
 _SCORES = "hook_attn_scores"
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
-_KINDS: dict[str, Callable[[str | os.PathLike[str]], Any]] = {}
-
-
-class Recorder:
-    """Collects arrays by name while a model or a layer runs.
-
-    Args:
-        wanted: says of a name whether it is kept; everything is kept without it.
-
-    >>> record = Recorder(lambda name: name.endswith("hook_z"))
-    >>> record.under("blocks.0.attn.")("hook_z", np.zeros(2))
-    >>> list(record.arrays), record.wants("hook_q")
-    (['blocks.0.attn.hook_z'], False)
-    """
-
-    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
-        self.arrays: dict[str, Array] = {}
-        self._wanted = wanted
-        self._prefix = ""
-
-    def wants(self, *names: str) -> bool:
-        """Whether any of these names is kept: ask before computing something for it alone."""
-        return self._wanted is None or any(self._wanted(self._prefix + name) for name in names)
-
-    def __call__(self, name: str, array: Array) -> None:
-        """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
-        if self.wants(name):
-            short = array.dtype.name == "bfloat16"
-            self.arrays[self._prefix + name] = array.astype(np.float32) if short else array
-
-    def under(self, prefix: str) -> Recorder:
-        """The same recorder, with `prefix` put in front of every name."""
-        inner = Recorder(self._wanted)
-        inner.arrays = self.arrays
-        inner._prefix = self._prefix + prefix
-        return inner
+# What of a text is a list, one entry for each text.
+_PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
+_KIND = "qkv.trace"
+# What puts a trace of each kind together from its file: of a pair, `seq2seq.py` adds.
+KINDS: dict[str, Unpack] = {}
 
 
 class Trace:
@@ -268,29 +235,21 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to one safetensors file, whole or not at all."""
-        from safetensors.numpy import save
-
-        arrays, about = self.packed()
-        with replacing(path) as file:
-            file.write(save(arrays, {"qkv.trace": json.dumps(about)}))
+        write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """All arrays by name, and the rest as JSON can hold it: what `unpacked` takes."""
-        arrays = {name: np.ascontiguousarray(array) for name, array in self._arrays.items()}
+        arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():
             options[str(layer)] = {}
             for name, value in settings.items():
                 if isinstance(value, np.ndarray):
-                    arrays[_SETTING.format(layer, name)] = np.ascontiguousarray(value)
+                    arrays[_SETTING.format(layer, name)] = value
                 else:
                     options[str(layer)][name] = value
         return arrays, {
-            "tokens": self._tokens,
-            "ids": self._ids,
-            "offsets": self._offsets,
-            "special": self._special,
-            "texts": self._texts,
+            **{name: getattr(self, f"_{name}") for name in _PER_TEXT},
             "settings": options,
             "single": self._single,
             "model": self.model,
@@ -303,23 +262,7 @@ class Trace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
         """Read a trace that `save` wrote: a `Trace`, or an encoder-decoder's `Seq2SeqTrace`."""
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"Trace.load: there is no file {path}")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                found = file.metadata() or {}
-                kind = next((kind for kind in _KINDS if kind in found), "")
-                if not kind:
-                    about = json.loads(found["qkv.trace"])
-                    arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                    return cls.unpacked(arrays, about)
-        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"Trace.load: {path} is not a trace that qkv saved: {error!r:.200}"
-            ) from error
-        return _KINDS[kind](path)
+        return read_trace(path, KINDS, call="Trace.load", what="a trace")
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
@@ -330,17 +273,13 @@ class Trace:
             settings[int(layer)][option] = arrays[name]
         return cls(
             {name: arrays[name] for name in about["names"]},
-            tokens=about["tokens"],
-            ids=about["ids"],
-            offsets=about["offsets"],
-            special=about["special"],
-            texts=about.get("texts", ()),
             settings=settings,
+            others={int(layer): str(what) for layer, what in about.get("others", ())},
             single=about["single"],
             model=about["model"],
             changed=about.get("changed"),
             last_is_normed=about.get("last_is_normed", True),
-            others={int(layer): str(what) for layer, what in about.get("others", ())},
+            **{name: about[name] for name in _PER_TEXT if name in about},
         )
 
     @property
@@ -375,47 +314,46 @@ class Trace:
             raise IndexError(f"trace: there is no text {index}: it holds {len(self)} texts")
         index %= len(self)
         length, longest = len(self._tokens[index]), int(self.lengths.max())
+        rows = slice(index, index + 1)
         whole = tuple(f"blocks.{layer}." for layer in self._others)
         arrays = {
-            name: array[index : index + 1]
-            if name.startswith(whole)
-            else _cut(name, array[index : index + 1], length, longest)
+            name: array[rows]
+            if name.startswith(whole) or length == longest
+            else cut(name, array[rows], length, length)
             for name, array in self._arrays.items()
+        }
+        settings = {
+            layer: _one_row(options, index, len(self), length)
+            for layer, options in self._settings.items()
         }
         return Trace(
             arrays,
-            tokens=self._tokens[index : index + 1],
-            ids=self._ids[index : index + 1],
-            offsets=self._offsets[index : index + 1],
-            special=self._special[index : index + 1],
-            texts=self._texts[index : index + 1],
-            settings={
-                layer: _one_row(options, index, len(self), length)
-                for layer, options in self._settings.items()
-            },
+            settings=settings,
+            others=self._others,
+            **{name: getattr(self, f"_{name}")[rows] for name in _PER_TEXT},
             model=self.model,
             changed=self._changed,
             last_is_normed=self._last_is_normed,
-            others=self._others,
         )
 
 
-def can_load(kind: str, read: Callable[[str | os.PathLike[str]], Any]) -> None:
-    """From now on `Trace.load` has a file that carries the key `kind` read by `read`."""
-    _KINDS[kind] = read
+KINDS[_KIND] = Trace.unpacked
 
 
-def _cut(name: str, array: Array, length: int, longest: int) -> Array:
-    """One text's part of an array, without its padding."""
-    if length == longest:
-        return array
-    if name.endswith(("hook_pattern", _SCORES)):
-        return array[..., :length, :length]
-    if name.endswith((".received", ".lse")):
-        return array[..., :length]
-    if name.endswith((".top_indices", ".top_weights")):
-        return array[..., :length, :]
-    return array[:, :length]
+def cut(name: str, array: Array, queries: int, keys: int) -> Array:
+    """One text's part of an array, without the padding of its queries and of its keys."""
+    match name.rpartition(".")[2]:
+        case "hook_pattern" | "hook_attn_scores":
+            return array[..., :queries, :keys]
+        case "received":
+            return array[..., :keys]
+        case "lse":
+            return array[..., :queries]
+        case "top_indices" | "top_weights":
+            return array[..., :queries, :]
+        case "hook_k" | "hook_v":
+            return array[:, :keys]
+    return array[:, :queries]
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
