@@ -36,15 +36,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     >>> target.read_text()
     'whole'
     """
-    target = Path(path).resolve()
-    if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
-    if target.exists() and not target.is_file():
-        raise OSError(f"{path} is not a file that can be replaced")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: there is no folder {target.parent}")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(f"{path} cannot be written: it is read-only")
+    target = check_target(path)
     part = target.with_name(f".qkv-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with io.BufferedWriter(_Part(part, str(path), target)) as file:
@@ -54,6 +46,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """The file that `replacing` writes, behind all links; an OSError where it cannot."""
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+    if target.exists() and not target.is_file():
+        raise OSError(f"{path} is not a file that can be replaced")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {target.parent}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: it is read-only")
+    return target
 
 
 class _Part(io.FileIO):

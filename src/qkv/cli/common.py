@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import functools
 import json
 import os
 import signal
@@ -11,16 +12,15 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from qkv.extras import need
+from qkv.files import check_target
 from qkv.signals import Interrupted, answering, leave
 
 if TYPE_CHECKING:
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     from qkv.see import View
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 FAILED, BAD_REQUEST = 1, 2
 
-_NO_ROOM = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
+_DISK_FULL = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
 # What a user can put right in the command; anything else is a failure while running.
 _REQUESTS = (
@@ -57,23 +55,16 @@ class Failure(click.ClickException):
 class Program(click.Group):
     """The group of all verbs: errors and warnings are one line on standard error."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run, and leave with 0 (done), 1 (a failure), 2 (a bad request) or 128 and a signal."""
-        run = partial(super().main, args, prog_name or self.name, complete_var, False, **extra)
+        extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
-            return run()
+            return super().main(*args, **extra)
         _fill_closed_streams()
         code = 0
         try:
             with answering(leave):  # half a file is taken away
-                run()
+                super().main(*args, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
             complain(path, f"{error.format_message()} ({path} --help explains)")
@@ -146,30 +137,21 @@ debug_option = click.option(
 )
 
 
-def writable(path: str, *suffixes: str) -> str:
-    """The path, if a file of one of these kinds can be written there; checked before any work."""
-    target = Path(path)
-    if target.suffix.lower() not in suffixes:
-        raise click.BadParameter(f"{path}: the name must end in {' or '.join(suffixes)}")
-    if target.is_dir():
-        raise click.BadParameter(f"{path} is a folder: name a file in it")
-    if not target.parent.is_dir():
-        raise click.BadParameter(f"{path} cannot be written: there is no folder {target.parent}")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written: it is read-only")
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise click.BadParameter(f"{path} cannot be written: {error.strerror}") from None
-    return path
-
-
-def _file(*suffixes: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A check that a file of one of these kinds can be written, before any work."""
 
     def check(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-        return None if path is None else writable(path, *suffixes)
+        if path is None:
+            return None
+        if Path(path).suffix.lower() not in suffixes:
+            raise click.BadParameter(f"{path}: the name must end in {' or '.join(suffixes)}")
+        try:
+            with tempfile.TemporaryFile(dir=check_target(path).parent):
+                pass
+        except OSError as error:
+            reason = f"{path} cannot be written: {error.strerror}" if error.errno else str(error)
+            raise click.BadParameter(reason) from None
+        return path
 
     return check
 
@@ -181,18 +163,6 @@ model_option = click.option(
     "wordnet, which comes with qkv.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-png_option = click.option(
-    "--png", metavar="FILE", callback=_file(".png"), help="Draw the picture to a PNG file as well."
-)
-svg_option = click.option(
-    "--svg", metavar="FILE", callback=_file(".svg"), help="Draw it to an SVG file as well."
-)
-html_option = click.option(
-    "--html",
-    metavar="FILE",
-    callback=_file(".html", ".htm"),
-    help="Write the view as a page that needs nothing else.",
-)
 stretch_option = click.option(
     "--stretch", is_flag=True, help="End scales at the largest weight shown, not at 1."
 )
@@ -202,24 +172,55 @@ open_option = click.option(
     is_flag=True,
     help="Open the page in the browser; without --html a temporary file.",
 )
-
-
 pieces_option = click.option(
     "--pieces", is_flag=True, help="Show the pieces of words as they are, not merged."
 )
 
 
-def view_options(layer: int | None = None, head: int | None = None) -> Callable[[F], F]:
-    """The options of a verb that looks at one head, which `layer` and `head` name by default."""
+def view_command(
+    layer: int | None = None, head: int | None = None
+) -> Callable[[Callable[..., View]], Any]:
+    """Make a function that gives a view a verb that presents it, with the options of all of them.
+
+    `layer` and `head` name by default the head that it looks at.
+    """
     default = "the one that stands out" if layer is None else "0"
 
-    def add(command: F) -> F:
+    def add(make: Callable[..., View]) -> Any:
+        @functools.wraps(make)
+        def command(
+            as_json: bool,
+            html: str | None,
+            svg: str | None,
+            png: str | None,
+            open_page: bool,
+            **options: Any,
+        ) -> None:
+            files = {"html": html, "svg": svg, "png": png}
+            present(lambda: make(**options), files, as_json=as_json, open_page=open_page)
+
+        added: Any = command
         for option in (
             debug_option,
             open_option,
-            png_option,
-            svg_option,
-            html_option,
+            click.option(
+                "--png",
+                metavar="FILE",
+                callback=writable(".png"),
+                help="Draw the picture to a PNG file as well.",
+            ),
+            click.option(
+                "--svg",
+                metavar="FILE",
+                callback=writable(".svg"),
+                help="Draw it to an SVG file as well.",
+            ),
+            click.option(
+                "--html",
+                metavar="FILE",
+                callback=writable(".html", ".htm"),
+                help="Write the view as a page that needs nothing else.",
+            ),
             stretch_option,
             json_option,
             model_option,
@@ -228,45 +229,32 @@ def view_options(layer: int | None = None, head: int | None = None) -> Callable[
                 "--layer", type=int, default=layer, help=f"Which layer. Default: {default}."
             ),
         ):
-            command = option(command)
-        return command
+            added = option(added)
+        return added
 
     return add
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a view goes to, besides the terminal."""
-
-    as_json: bool
-    html: str | None
-    svg: str | None
-    png: str | None
-    open_page: bool
-
-
-def present(make: Callable[[], View], output: Output) -> None:
-    """Make a view, write it to the files that were named, open its page, and print it."""
-    if output.png is not None:
+def present(
+    make: Callable[[], View], files: Mapping[str, str | None], *, as_json: bool, open_page: bool
+) -> None:
+    """Make a view, write it to the files that were named by kind, open its page, and print it."""
+    if files.get("png") is not None:
         need("matplotlib", "plot")  # before any work
     view = make()
-    for path, write in (
-        (output.html, view.to_html),
-        (output.svg, view.to_svg),
-        (output.png, view.to_png),
-    ):
+    for kind, path in files.items():
         if path is not None:
-            write(path)
+            getattr(view, f"to_{kind}")(path)
             say(f"wrote {path}")
-    if output.open_page:
-        open_page(view, output.html)
-    if output.as_json:
+    if open_page:
+        open_in_browser(view, files.get("html"))
+    if as_json:
         print_json(view.to_dict())
     else:
         view.print(console())
 
 
-def open_page(view: View, path: str | None) -> None:
+def open_in_browser(view: View, path: str | None) -> None:
     """Open a view's page in the browser; one that has no file yet gets a temporary one."""
     import webbrowser
 
@@ -320,7 +308,7 @@ def _path(context: click.Context) -> str:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        unnamed = "standard output: " if error.errno in _NO_ROOM else ""  # files have their name
+        unnamed = "standard output: " if error.errno in _DISK_FULL else ""  # files have their name
         return (f"{error.filename}: " if error.filename else unnamed) + error.strerror
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])

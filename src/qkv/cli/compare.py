@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import Output, pieces_option, present, view_options
+from qkv.cli.common import pieces_option, view_command
+
+if TYPE_CHECKING:
+    from qkv.see import View
 
 
 @click.command()
@@ -14,31 +17,10 @@ from qkv.cli.common import Output, pieces_option, present, view_options
 @click.argument("text_b")
 @click.option("--word", help="A word that both texts have. Default: the content word they share.")
 @pieces_option
-@view_options()
-def compare(
-    text_a: str,
-    text_b: str,
-    word: str | None,
-    pieces: bool,
-    layer: int | None,
-    head: int | None,
-    model: str | None,
-    stretch: bool,
-    **output: Any,
-) -> None:
+@view_command()
+def compare(text_a: str, text_b: str, **options: Any) -> View:
     """How alike a word is in TEXT_A and in TEXT_B, and what it looks at in each."""
     from qkv import see
 
-    present(
-        lambda: see.compare(
-            text_a,
-            text_b,
-            word=word,
-            model=model,
-            layer=layer,
-            head=head,
-            pieces=pieces,
-            stretch=stretch,
-        ),
-        Output(**output),
-    )
+    view: View = see.compare(text_a, text_b, **options)
+    return view

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 _EMPTY = "{} is empty: write one text a line"
 
 
-def _output(context: click.Context, parameter: click.Parameter, path: str) -> str:
-    return writable(path, ".npy", ".jsonl")
-
-
 @click.command()
 @click.argument("file")
 @click.option(
@@ -36,7 +32,7 @@ def _output(context: click.Context, parameter: click.Parameter, path: str) -> st
     "--output",
     required=True,
     metavar="FILE",
-    callback=_output,
+    callback=writable(".npy", ".jsonl"),
     help="Where to: .npy, one row a line, or .jsonl, text and vector.",
 )
 @model_option

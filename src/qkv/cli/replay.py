@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from qkv.cli.common import (
-    Output,
     debug_option,
     json_option,
     open_option,
@@ -19,10 +19,6 @@ from qkv.cli.common import (
 _KINDS = {".html": "html", ".htm": "html", ".svg": "svg", ".png": "png"}
 
 
-def _output(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
-    return None if path is None else writable(path, *_KINDS)
-
-
 @click.command()
 @click.argument("run", metavar="DIR")
 @click.argument("text")
@@ -32,7 +28,7 @@ def _output(context: click.Context, parameter: click.Parameter, path: str | None
     "-o",
     "--output",
     metavar="FILE",
-    callback=_output,
+    callback=writable(*_KINDS),
     help="Write the view as well: a page (.html), or its picture (.png, .svg).",
 )
 @stretch_option
@@ -40,26 +36,10 @@ def _output(context: click.Context, parameter: click.Parameter, path: str | None
 @open_option
 @debug_option
 def replay(
-    run: str,
-    text: str,
-    layer: int | None,
-    head: int | None,
-    output: str | None,
-    stretch: bool,
-    as_json: bool,
-    open_page: bool,
+    run: str, text: str, output: str | None, as_json: bool, open_page: bool, **options: Any
 ) -> None:
     """What a head looks at in TEXT, at each snapshot of the training run in DIR."""
     from qkv import see
 
-    kind = None if output is None else _KINDS[Path(output).suffix.lower()]
-    present(
-        lambda: see.replay(run, text, layer=layer, head=head, stretch=stretch),
-        Output(
-            as_json,
-            html=output if kind == "html" else None,
-            svg=output if kind == "svg" else None,
-            png=output if kind == "png" else None,
-            open_page=open_page,
-        ),
-    )
+    files = {} if output is None else {_KINDS[Path(output).suffix.lower()]: output}
+    present(lambda: see.replay(run, text, **options), files, as_json=as_json, open_page=open_page)

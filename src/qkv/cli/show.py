@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import Output, pieces_option, present, view_options
+from qkv.cli.common import pieces_option, view_command
+
+if TYPE_CHECKING:
+    from qkv.see import View
 
 
 @click.command()
@@ -14,31 +17,9 @@ from qkv.cli.common import Output, pieces_option, present, view_options
 @click.option("--from", "query", metavar="WORD", help="Rank heads by the links of this word ...")
 @click.option("--to", "key", metavar="WORD", help="... or to this one; both: by this one link.")
 @pieces_option
-@view_options()
-def show(
-    text: str,
-    query: str | None,
-    key: str | None,
-    pieces: bool,
-    layer: int | None,
-    head: int | None,
-    model: str | None,
-    stretch: bool,
-    **output: Any,
-) -> None:
+@view_command()
+def show(text: str, **options: Any) -> View:
     """One head's weights over TEXT, and how far attention moved each word."""
     from qkv import see
 
-    present(
-        lambda: see.show(
-            text,
-            model=model,
-            layer=layer,
-            head=head,
-            query=query,
-            key=key,
-            pieces=pieces,
-            stretch=stretch,
-        ),
-        Output(**output),
-    )
+    return see.show(text, **options)

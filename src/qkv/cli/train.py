@@ -69,12 +69,10 @@ def train(
         run = TextRun(**given)
     try:
         done = train_on_text(run, output, resume=resume, say=say)
-    except Interrupted as error:
+    except (Interrupted, Diverged) as error:
         _draw(output)
-        say(f"{error}: go on with: qkv train --resume -o {output}")
-        raise
-    except Diverged:
-        _draw(output)
+        if isinstance(error, Interrupted):
+            say(f"{error}: go on with: qkv train --resume -o {output}")
         raise
     _draw(output)
     again = 'generate "The"' if run.objective == "causal" else 'show "A sentence."'
@@ -96,5 +94,5 @@ def _draw(output: str) -> None:
 
     try:
         say(f"curves: {write_curves(output)}")
-    except (ImportError, OSError, ValueError) as error:  # no extra, no room, no step
+    except (ImportError, OSError, ValueError) as error:  # no extra, a full disk, no step
         say(f"no curves: {error}")
