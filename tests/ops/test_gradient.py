@@ -25,15 +25,15 @@ def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def slope(function: Callable[[Array], Array], at: Array, above: Array) -> Array:
-    """The gradient of `(function(at) * above).sum()` by central differences, in float64."""
+def slope(function: Callable[[Array], Array], at: Array, grad_out: Array) -> Array:
+    """The gradient of `(function(at) * grad_out).sum()` by central differences, in float64."""
     found = np.empty(at.shape)
     for index in np.ndindex(at.shape):
         step = 1e-6
         one, other = at.copy(), at.copy()
         one[index] += step
         other[index] -= step
-        found[index] = ((function(one) - function(other)) * above).sum() / (2 * step)
+        found[index] = ((function(one) - function(other)) * grad_out).sum() / (2 * step)
     return found
 
 
@@ -58,9 +58,9 @@ def test_linear_gradients(dtype: Any, allowed: float) -> None:
 @pytest.mark.parametrize(("dtype", "allowed"), [(np.float64, 1e-8), (np.float32, 2e-6)])
 def test_activation_gradients(name: str, dtype: Any, allowed: float) -> None:
     x = np.linspace(-9, 9, 350).astype(np.float32).astype(np.float64)
-    above = numbers(350).astype(np.float64)
-    expected = slope(lambda it: activate(it, name), x, above)
-    close(activation_grad(x.astype(dtype), above.astype(dtype), name), expected, allowed)
+    grad_out = numbers(350).astype(np.float64)
+    expected = slope(lambda it: activate(it, name), x, grad_out)
+    close(activation_grad(x.astype(dtype), grad_out.astype(dtype), name), expected, allowed)
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -156,9 +156,9 @@ def test_norm_of_everything() -> None:
 
 def grown(array: Array) -> Array:
     """The same numbers among NaN, rows further apart than they are long."""
-    room = np.full((len(array) + 2, array.shape[1] + 3), np.nan, array.dtype)
-    room[1:-1, 1:-2] = array
-    return room[1:-1, 1:-2]
+    around = np.full((len(array) + 2, array.shape[1] + 3), np.nan, array.dtype)
+    around[1:-1, 1:-2] = array
+    return around[1:-1, 1:-2]
 
 
 @pytest.mark.parametrize(
@@ -168,15 +168,15 @@ def grown(array: Array) -> Array:
         (40, 200, 130), (30, 7, 300), (800, 197, 129), (9, 0, 5), (9, 5, 0),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("turned", [False, True])
-def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, transposed: bool) -> None:
     x, grad = grown(numbers(rows, depth)), grown(numbers(rows, width, seed=1))
     weight = numbers(depth, width, seed=2)
-    if turned:
+    if transposed:
         weight = np.ascontiguousarray(weight.T).T
     found = linear_grad(x, weight, grad, bias=True)
     wide = [a.astype(np.float64) for a in (x, weight, grad)]
-    assert found[1].flags.f_contiguous or not turned
+    assert found[1].flags.f_contiguous or not transposed
     for array, one, other in (
         (found[0], wide[2], wide[1].T),
         (found[1], wide[0].T, wide[2]),
@@ -187,10 +187,10 @@ def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, turned:
         assert (np.abs(array - one @ other) <= allowed).all()
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_linear_gradients_read_arrays_where_they_stand(turned: bool) -> None:
+@pytest.mark.parametrize("transposed", [False, True])
+def test_linear_gradients_read_arrays_where_they_stand(transposed: bool) -> None:
     x, weight, grad = numbers(2, 30, 9), numbers(9, 12, seed=1), numbers(2, 30, 12, seed=2)
-    if turned:
+    if transposed:
         weight = np.ascontiguousarray(weight.T).T
     expected = linear_grad(x, weight, grad, bias=True)
     flipped = x[:, ::-1].copy()[:, ::-1], weight, np.asfortranarray(grad)
@@ -202,10 +202,10 @@ def test_linear_gradients_read_arrays_where_they_stand(turned: bool) -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 16383, 16385, 40000])
 def test_activations_of_any_size(name: str, size: int) -> None:
-    x, above = numbers(size + 1)[1:] * 3, numbers(size, seed=1)
-    wide, ones = x.astype(np.float64), above.astype(np.float64)
+    x, grad_out = numbers(size + 1)[1:] * 3, numbers(size, seed=1)
+    wide, ones = x.astype(np.float64), grad_out.astype(np.float64)
     close(activate(x, name), activate(wide, name), 1e-6)
-    close(activation_grad(x, above, name), activation_grad(wide, ones, name), 2e-6)
+    close(activation_grad(x, grad_out, name), activation_grad(wide, ones, name), 2e-6)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -254,21 +254,21 @@ def test_a_nan_stays_in_its_row(dtype: Any) -> None:
     losses, grad = cross_entropy(logits, np.array([1, 2, 3]))
     assert np.isnan(losses).tolist() == [False, True, False]
     np.testing.assert_array_equal(np.isnan(grad), np.isnan(losses)[:, None].repeat(40, 1))
-    x, above = numbers(30, 20).astype(dtype), numbers(30, 40, seed=1).astype(dtype)
-    above[7, 5] = np.nan
-    grad_x, grad_weight, grad_bias = linear_grad(x, np.ones((20, 40), dtype), above, bias=True)
+    x, grad_out = numbers(30, 20).astype(dtype), numbers(30, 40, seed=1).astype(dtype)
+    grad_out[7, 5] = np.nan
+    grad_x, grad_weight, grad_bias = linear_grad(x, np.ones((20, 40), dtype), grad_out, bias=True)
     assert np.isnan(grad_x).any(1).nonzero()[0].tolist() == [7]
     assert np.isnan(grad_weight).any(0).nonzero()[0].tolist() == [5]
     assert np.isnan(grad_bias).nonzero()[0].tolist() == [5]
     one = np.ones((30, 1), dtype)
-    found = norm_grad(above, np.ones(40, dtype), one, above, centred=True, bias=True)
+    found = norm_grad(grad_out, np.ones(40, dtype), one, grad_out, centred=True, bias=True)
     assert np.isnan(found[0]).any(1).nonzero()[0].tolist() == [7]
     assert np.isnan(found[1]).all()
     assert np.isnan(found[2]).nonzero()[0].tolist() == [5]
-    assert math.isnan(gradient_norm(above))
+    assert math.isnan(gradient_norm(grad_out))
     parameters = np.ones(40, dtype)
     adamw(
-        parameters, above[7], np.zeros(40, dtype), np.zeros(40, dtype),
+        parameters, grad_out[7], np.zeros(40, dtype), np.zeros(40, dtype),
         rate=0.1, betas=(0.9, 0.9), eps=1e-8, decay=0.0, step=1,
     )  # fmt: skip
     assert np.isnan(parameters).nonzero()[0].tolist() == [5]
@@ -294,7 +294,7 @@ def test_adamw_of_any_size(size: int, each: bool) -> None:
 
 def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
     x, weight, grad = numbers(900, 210), numbers(210, 300, seed=1), numbers(900, 300, seed=2)
-    turned = np.ascontiguousarray(weight.T).T
+    transposed = np.ascontiguousarray(weight.T).T
     scale, targets = numbers(900, 1, seed=3) ** 2 + 1, np.arange(900) % 300
 
     def everything() -> list[Array]:
@@ -305,7 +305,7 @@ def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
         )  # fmt: skip
         return [
             *linear_grad(x, weight, grad, bias=True),
-            *linear_grad(x, turned, grad, bias=True),
+            *linear_grad(x, transposed, grad, bias=True),
             *(activate(grad, name) for name in ACTIVATIONS),
             *(activation_grad(grad, grad, name) for name in ACTIVATIONS),
             *norm_grad(grad, weight[0], scale, grad, centred=True, bias=True),

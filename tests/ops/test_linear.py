@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 
 from qkv.ops.kernel import BODIES, kernel
 from qkv.ops.layout import narrowed
-from qkv.ops.linear import linear
+from qkv.ops.linear import linear, multiply
 from qkv.ops.threads import set_num_threads
 
 Array = np.ndarray[Any, Any]
@@ -255,9 +255,9 @@ def test_shapes_that_do_not_fit_are_numpys_error() -> None:
 
 def from_places(array: Array) -> Iterator[Array]:
     """The same numbers in other places, with NaN all around."""
-    room = np.full([n + 2 for n in array.shape], np.nan, array.dtype)
-    room[(slice(1, -1),) * array.ndim] = array
-    yield room[(slice(1, -1),) * array.ndim]
+    memory = np.full([n + 2 for n in array.shape], np.nan, array.dtype)
+    memory[(slice(1, -1),) * array.ndim] = array
+    yield memory[(slice(1, -1),) * array.ndim]
     yield np.asfortranarray(array)
     yield array[..., ::-1].copy()[..., ::-1]
     yield array[::-1].copy()[::-1]
@@ -529,10 +529,33 @@ def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
 def test_weights_are_packed_into_room_of_their_size_only() -> None:
     weight = np.ones((4, 5), "f4")
     size = kernel.packed_size(0, 4, 5, weight)
-    for room in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
+    for memory in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
         with pytest.raises(ValueError, match=r"^kernel: "):
-            kernel.pack(0, weight, room, 1)
+            kernel.pack(0, weight, memory, 1)
     with pytest.raises(ValueError, match=r"^kernel: "):
         kernel.pack(0, weight.astype("f8"), np.zeros(size, "f4"), 1)
     with pytest.raises(ValueError, match=r"^kernel: "):
         kernel.packed_size(0, 1 << 62, 1 << 62, weight)
+
+
+# NumPy's product
+
+
+def test_linear_by_hand() -> None:
+    x = np.array([[[1.0, 2.0]], [[-3.0, 0.5]]])
+    weight = np.array([[1.0, 0.0, -1.0], [2.0, 1.0, 0.0]])
+    bias = np.array([0.5, 0.0, 0.0])
+    np.testing.assert_array_equal(linear(x, weight), [[[5, 2, -1]], [[-2, 0.5, 3]]])
+    np.testing.assert_array_equal(linear(x, weight, bias)[:, 0, 0], [5.5, -1.5])
+    whole = linear(x, weight, bias, activation="relu")
+    np.testing.assert_array_equal(whole, [[[5.5, 2, 0]], [[0, 0.5, 3]]])
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 0, 3), (4,), (2, 3)])
+@pytest.mark.parametrize("width", [0, 5])
+def test_products_of_every_shape(shape: tuple[int, ...], width: int) -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal(shape), rng.standard_normal((shape[-1], width))
+    found = multiply(left, right)
+    assert found.shape == (left @ right).shape
+    np.testing.assert_allclose(found, left @ right, rtol=1e-13)

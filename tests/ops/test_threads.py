@@ -1,0 +1,268 @@
+"""How many threads compute, and work that is shared among them."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.ops.kernel import BACKENDS, kernel
+from qkv.ops.linear import linear
+from qkv.ops.threads import get_num_threads, go_on, one_blas_thread, run_all, set_num_threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_case_runs_once(threads: int) -> None:
+    done: list[int] = []
+    set_num_threads(threads)
+    run_all(lambda i: done.append(i), [(i,) for i in range(100)])
+    assert sorted(done) == list(range(100))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_error_of_a_case_comes_out(threads: int) -> None:
+    def task(i: int) -> None:
+        if i == 7:
+            raise ZeroDivisionError(i)
+
+    set_num_threads(threads)
+    with pytest.raises(ZeroDivisionError):
+        run_all(task, [(i,) for i in range(20)])
+    run_all(task, [(1,), (2,)])  # and the next call works
+
+
+def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
+    ended: list[int] = []
+    begun = threading.Event()
+
+    def task(i: int) -> None:
+        if i == 0:
+            begun.wait(20)
+            raise ZeroDivisionError
+        begun.set()
+        time.sleep(0.2)
+        ended.append(i)
+
+    set_num_threads(3)
+    with pytest.raises(ZeroDivisionError):
+        run_all(task, [(i,) for i in range(200)])
+    seen = len(ended)
+    assert 1 <= seen <= 3
+    time.sleep(0.3)
+    assert len(ended) == seen
+
+
+def test_two_threads_work_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=20)
+    set_num_threads(2)
+    run_all(lambda: both.wait(), [(), ()])  # would time out on one thread
+
+
+def test_a_long_case_ends_where_another_one_fails() -> None:
+    begun = threading.Event()
+
+    def task(fails: bool) -> None:
+        if fails:
+            assert begun.wait(20)
+            raise ZeroDivisionError
+        begun.set()
+        while True:  # for good, if nothing says that another one has failed
+            go_on()
+            time.sleep(0.001)
+
+    set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        run_all(task, [(True,), (False,)])
+    go_on()  # outside of all cases there is nothing to stop
+
+
+def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Shapes of which NumPy's BLAS gives other bits on one thread and on two.
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    monkeypatch.setenv("QKV_BACKEND", "numpy")
+    rng = np.random.default_rng(0)
+    for rows, depth, width in [(500, 2000, 300), (12, 1000, 1000), (33, 4000, 33), (1, 900, 5000)]:
+        x, weight = rng.standard_normal((rows, depth)), rng.standard_normal((depth, width))
+        found = []
+        for blas, threads in [(2, 1), (2, 2), (1, 3)]:
+            set_num_threads(threads)
+            with threadpoolctl.threadpool_limits(blas):
+                found.append(linear(x, weight))
+                with one_blas_thread():  # as attention on another thread has it
+                    found.append(linear(x, weight))
+        assert all((each == found[0]).all() for each in found)
+        np.testing.assert_allclose(found[0], x @ weight, atol=1e-11)
+
+
+ENDED = """
+import atexit, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np, qkv
+from qkv.ops.linear import linear
+
+qkv.set_num_threads(3)
+x = np.random.default_rng(0).standard_normal((1, 3, 600, 16))
+weight = np.ones((600, 4000))
+
+def compute():
+    return qkv.attention(x, x, x), qkv.attention_grad(x, x, x, x).key, linear(x[0, :, :, 0], weight)
+
+def compare(where):
+    print(where, all((a == b).all() for a, b in zip(compute(), expected)), flush=True)
+
+def later():
+    threading.main_thread().join()
+    global expected
+    expected = compute()  # the first call of all, after the main thread has ended
+    compare("thread")
+
+class Last:
+    def __del__(self):
+        compare("del")
+
+last = Last()
+atexit.register(compare, "atexit")
+threading.Thread(target=later).start()
+"""
+
+
+@pytest.mark.parametrize("name", sorted({BACKENDS[0], "numpy"}))
+def test_calls_after_the_main_thread_has_ended(name: str) -> None:
+    assert _run(ENDED, QKV_BACKEND=name) == "thread True\natexit True\ndel True\n"
+
+
+def test_where_no_thread_can_be_had_the_caller_computes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sys.modules["qkv.ops.threads"], "_helpers", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    set_num_threads(3)
+    run_all(done.append, [(i,) for i in range(9)])
+    assert done == list(range(9))
+
+
+@pytest.mark.parametrize("wanted", ["0", "1025", "9" * 5000, "1.5", "-1"])
+def test_a_number_of_threads_that_cannot_be_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("QKV_NUM_THREADS", wanted)
+    with pytest.raises(ValueError, match=r"^QKV_NUM_THREADS=.{1,80}: write 1 to 1024$"):
+        get_num_threads()
+
+
+native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+
+
+def _arrays(L: int = 300, S: int = 400) -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal((2, 4, n, 32), dtype=np.float32) for n in (L, S, S)]
+
+
+def test_calls_from_eight_threads_at_once(backend: str) -> None:
+    arrays = [_arrays(), _arrays(1, 5000), _arrays(40, 9)]
+    set_num_threads(3)
+    expected = [qkv.attention(*each) for each in arrays]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [(i % 3, pool.submit(qkv.attention, *arrays[i % 3])) for i in range(96)]
+        assert all((job.result() == expected[i]).all() for i, job in jobs)
+
+
+# Forking beside running threads is what is tested: Python 3.12 warns of it.
+FORK = """
+import os, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+import numpy as np, qkv
+
+qkv.set_num_threads(3)
+rng = np.random.default_rng(0)
+arrays = [rng.standard_normal((1, 4, 256, 32), dtype=np.float32) for _ in range(3)]
+expected = qkv.attention(*arrays)
+busy = True
+
+def keep_busy():
+    while busy:
+        qkv.attention(*arrays)
+
+for _ in range(2):
+    threading.Thread(target=keep_busy, daemon=True).start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        ok = all((qkv.attention(*arrays) == expected).all() for _ in range(3))
+        os._exit(0 if ok else 3)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+assert (qkv.attention(*arrays) == expected).all()
+print("done", flush=True)
+# and the process ends while its threads compute
+"""
+
+
+def _run(program: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QKV_")}
+    result = subprocess.run(
+        [sys.executable, "-c", program, os.path.dirname(os.path.dirname(qkv.__file__))],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_beside_running_calls_makes_a_pool_of_its_own() -> None:
+    assert _run(FORK, QKV_BACKEND=BACKENDS[0]) == "done\n"
+
+
+AFFINITY = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np, qkv
+
+qkv.set_num_threads(2)
+x = np.ones((8, 4, 200, 32), np.float32)
+before = set(os.listdir("/proc/self/task"))
+qkv.attention(x, x, x)
+workers = set(os.listdir("/proc/self/task")) - before
+assert len(workers) == 1, workers
+one = max(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {one})
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    qkv.attention(x, x, x)
+    if all(os.sched_getaffinity(int(worker)) == {one} for worker in workers):
+        print("followed")
+        break
+"""
+
+
+@native
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_threads_stay_on_the_cores_of_whoever_calls() -> None:
+    assert _run(AFFINITY, OPENBLAS_NUM_THREADS="1", QKV_BACKEND=BACKENDS[0]) == "followed\n"
+
+
+@native
+def test_no_thread_is_made_where_one_is_enough() -> None:
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import numpy as np, qkv;"
+        "x = np.ones((4, 4, 200, 32), np.float32);"
+        "before = threads = len(os.listdir('/proc/self/task')) if os.path.exists('/proc') else 0;"
+        "qkv.attention(x, x, x);"
+        "print(len(os.listdir('/proc/self/task')) - before if before else 0)"
+    )
+    assert _run(program, QKV_NUM_THREADS="1", QKV_BACKEND=BACKENDS[0]) == "0\n"
