@@ -35,7 +35,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
         )
     try:
         if _is_torch_bfloat16(x):
-            return _torch_bfloat16(x)
+            return torch_bfloat16(x)
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
             return np.from_dlpack(x)
         array = np.asarray(x)
@@ -109,7 +109,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 @functools.cache
 def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that work on `dtype` is done in: float32 for the halves, otherwise its own.
+    """The type that work on `dtype` is done in: float32 for half precision, otherwise its own.
 
     >>> compute_type(np.dtype(np.float16))
     dtype('float32')
@@ -210,7 +210,7 @@ def _is_torch_bfloat16(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] == "torch" and str(x.dtype) == "torch.bfloat16"
 
 
-def _torch_bfloat16(x: Any) -> Array:
+def torch_bfloat16(x: Any) -> Array:
     """A torch bfloat16 tensor by its bits: torch's own ways to NumPy do not know the type."""
     import ml_dtypes
 

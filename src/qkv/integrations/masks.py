@@ -12,16 +12,7 @@ from qkv.arrays import Array
 from qkv.integrations.tensors import torch_module, unreadable
 
 
-def mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Any = None,
-    attention_mask: Any = None,
-    **others: Any,
-) -> Any:
+def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any) -> Any:
     """The mask of a forward pass, as the models of transformers ask for it.
 
     Returns:
@@ -30,15 +21,9 @@ def mask(
         when somebody asks for them; `attend` asks for the rules instead.
     """
     torch, masking = torch_module(), _masking()
-    if mask_function is None:
-        mask_function = masking.causal_mask_function
-    asked = others | {
-        "batch_size": batch_size,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
+    asked = {"q_offset": 0, "kv_offset": 0} | others
+    asked |= {
+        "mask_function": mask_function or masking.causal_mask_function,
         "attention_mask": attention_mask,
         "allow_is_causal_skip": False,
         "allow_is_bidirectional_skip": False,

@@ -81,7 +81,7 @@ class _Layer:
         steps = list(zip(self.ran, self.parts, strict=True))
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
-            keys = min(keys, rows)  # a cache may have room for what is yet to come
+            keys = min(keys, rows)  # a cache may have places for what is yet to come
         some = self.parts[0]
         received = np.zeros((*some.received.shape[:-1], keys), some.received.dtype)
         for ran, part in steps:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, torch_bfloat16
 
 
 def torch_module() -> Any:
@@ -19,12 +19,8 @@ def as_array(tensor: Any) -> Array:
     """A tensor where it stands, as an array."""
     torch = torch_module()
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    if tensor.dtype is not torch.bfloat16:
-        array: Array = tensor.numpy()
-        return array
-    import ml_dtypes
-
-    return np.asarray(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    array: Array = torch_bfloat16(tensor) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    return array
 
 
 def as_tensor(array: Array) -> Any:

@@ -33,7 +33,7 @@ def register() -> None:
 
     After this call, once in a process, `from_pretrained(name, attn_implementation="qkv")` and
     `model.set_attn_implementation("qkv")` have every attention that goes through the interface of
-    `transformers` computed by qkv. Tensors are read where they stand and results are handed
+    `transformers` computed by qkv. Tensors are read where they stand and results are given
     back where they stand: float32, float64, float16 and bfloat16. Causal masks, sliding windows and
     padding reach the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks,
     position bias and grouped heads are those of the model. Models train: whatever of this needs a
@@ -89,8 +89,8 @@ def attend(
     """
     torch = torch_module()
     name = type(module).__name__
-    handed = (query, key, value, s_aux, position_bias, attention_mask, scaling)
-    _check(module, [x for x in handed if torch.is_tensor(x)], dropout, others)
+    all_given = (query, key, value, s_aux, position_bias, attention_mask, scaling)
+    _check(module, [x for x in all_given if torch.is_tensor(x)], dropout, others)
     options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
     if torch.is_tensor(scaling) and scaling.requires_grad:
         query, scaling = query * scaling.to(query.dtype), 1.0
