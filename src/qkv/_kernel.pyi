@@ -1,6 +1,6 @@
 """The native kernel (native/module.cpp). Python checks; this only refuses to leave a buffer.
 
-Arrays have a last axis that stands together (masks and biases need not) and whole, native-endian
+Arrays have a last axis that is contiguous (masks and biases need not) and whole, native-endian
 elements; bfloat16 comes as its bits, uint16. Leading axes broadcast to those of query. `body`
 counts in `bodies()`.
 """
@@ -174,7 +174,7 @@ def norm(
 ) -> None: ...
 def narrow(
     body: int,
-    x: Array,  # float32, in one piece
+    x: Array,  # float32, contiguous
     y: Array,  # bfloat16, of the same shape
     threads: int,
     /,
@@ -192,7 +192,7 @@ def outer(
 def map(
     body: int,
     activation: int,  # as in linear, not 0
-    x: Array,  # float32, in one piece
+    x: Array,  # float32, contiguous
     grad: Array | None,  # the same: y is grad times the derivative at x
     y: Array,
     threads: int,
@@ -205,7 +205,7 @@ def norm_grad(
     scale: Array,  # (rows,) float32: what norm divided by
     grad: Array,  # (rows, size) float32
     centred: bool,
-    grad_x: Array,  # (rows, size) float32, in one piece
+    grad_x: Array,  # (rows, size) float32, contiguous
     grad_weight: Array,  # (size,) float32
     grad_bias: Array | None,
     threads: int,
@@ -217,7 +217,7 @@ def cross_entropy(
     targets: Array,  # (rows,) int64
     weights: Array | None,  # (rows,) float32
     losses: Array,  # (rows,) float32
-    grad: Array,  # (rows, size) float32, in one piece
+    grad: Array,  # (rows, size) float32, contiguous
     threads: int,
     /,
 ) -> None: ...
@@ -243,7 +243,7 @@ def adamw(
 ) -> None: ...
 def squares(
     body: int,
-    x: Array,  # float32, in one piece
+    x: Array,  # float32, contiguous
     threads: int,
     /,
 ) -> float: ...

@@ -296,7 +296,7 @@ def measured(
     """One task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal
-    # plain NumPy has no halves
+    # plain NumPy computes no half precision
     wide_q, wide_k, wide_v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     calls: dict[str, Call] = {
         "qkv": lambda: attention(q, k, v, is_causal=causal),

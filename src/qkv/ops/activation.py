@@ -153,7 +153,7 @@ _ERF = (
 
 
 def _erf(x: Array) -> Array:
-    """The error function of float32 or float64 in one piece."""
+    """The error function of float32, or of contiguous float64."""
     if x.dtype == np.float64:
         return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
     x = np.clip(x, -4.2, 4.2)

@@ -16,15 +16,15 @@ CHUNK = 1 << 14  # numbers at a time, so that what lies between two steps stays 
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether a layer hands numbers of `dtype`, a half, from one operation to the next as they are.
+    """Whether numbers of `dtype`, half precision, go from one operation to the next as they are.
 
-    The kernel multiplies bfloat16 as it is, with sums in float32. In NumPy all halves are widened.
+    The kernel multiplies bfloat16 as it is, with sums in float32. NumPy widens all half precision.
     """
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 
 
 def narrowed(x: Array, weight: Array) -> Array:
-    """`x` as a product with `weight` takes it: rounded to bfloat16 where both are to stay halves.
+    """`x` as a product with `weight` takes it: rounded to bfloat16 where both stay half precision.
 
     Without it, the product of float32 with bfloat16 is one of float32.
     """

@@ -38,11 +38,11 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, multiplies what the activation gave.
         residual: `(..., out)`, added last.
-        wide: whether the sums of halves stay float32.
+        wide: whether sums of half precision stay float32.
 
     Returns:
-        `(..., out)` of the type that `x` and `weight` promote to. Halves are summed in float32 and
-        rounded once, or left so.
+        `(..., out)` of the type that `x` and `weight` promote to. Half precision is summed in
+        float32 and rounded once, or left so.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
@@ -50,11 +50,19 @@ def linear(
     if activation is not None:
         check_activation(activation, call="linear")
     here, kind = body(), _product_type(x.dtype, weight.dtype)
-    if weight.ndim != 2 or x.shape[-1:] != weight.shape[:1]:
-        here = None  # NumPy has an error for it
-    if here is not None and kind is not None and kind != np.float64:
-        result = FLOAT32 if wide else kind
-        return _kernel_linear(here, kind, result, x, weight, bias, activation, gate, residual)
+    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy has an error for it
+    if here is not None and fits and kind is not None and kind != np.float64:
+        depth, width = weight.shape
+        shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
+        threads, result = get_num_threads(), FLOAT32 if wide else kind
+        y = np.empty((rows, width), result)
+        added = None if bias is None else as_rows(bias, 1, width)
+        kernel.linear(
+            here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), added,
+            activation_code(activation), _rows_of_result(gate, shape, result),
+            _rows_of_result(residual, shape, result), bits(y), threads,
+        )  # fmt: skip
+        return y.reshape(shape)
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)
@@ -70,6 +78,14 @@ def linear(
     return y if kind is None or wide else y.astype(kind, copy=False)
 
 
+def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array | None:
+    """A gate or a residual, which broadcasts to the result's shape, as rows for the kernel."""
+    if x is None:
+        return None
+    whole = x if x.shape == shape else np.broadcast_to(x, shape)
+    return as_rows(whole, math.prod(shape[:-1]), shape[-1], kind)
+
+
 @functools.cache
 def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
     """The float type that a product of these two has; None for others, which NumPy knows best."""
@@ -79,40 +95,6 @@ def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | No
         return native(np.result_type(x, weight))
     except TypeError:  # float16 and bfloat16
         return None
-
-
-def _kernel_linear(
-    here: int,
-    kind: np.dtype[Any],
-    result: np.dtype[Any],
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    activation: str | None,
-    gate: Array | None,
-    residual: Array | None,
-) -> Array:
-    """`linear` in the kernel, of `kind` and with a result of that type or float32."""
-    threads = get_num_threads()
-    depth, width = weight.shape
-    shape = (*x.shape[:-1], width)
-    rows = math.prod(x.shape[:-1])
-    y = np.empty((rows, width), result)
-    if bias is not None:
-        bias = as_rows(bias, 1, width)
-    gate, residual = (
-        None if each is None else as_rows(_as_wide(each, shape), rows, width, result)
-        for each in (gate, residual)
-    )
-    kernel.linear(
-        here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), bias,
-        activation_code(activation), gate, residual, bits(y), threads,
-    )  # fmt: skip
-    return y.reshape(shape)
-
-
-def _as_wide(array: Array, shape: tuple[int, ...]) -> Array:
-    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def linear_grad(

@@ -39,22 +39,18 @@ def cross_entropy(
         factor = None if factor is None else contiguous(factor)
         kernel.cross_entropy(here, logits, targets, factor, losses, grad, get_num_threads())
         return losses, grad
-    with np.errstate(invalid="ignore"):
-        return _cross_entropy(logits, targets, factor)
-
-
-def _cross_entropy(logits: Array, targets: Array, factor: Array | None) -> tuple[Array, Array]:
     at = np.arange(len(targets)), targets
-    grad = logits - logits.max(-1, keepdims=True, initial=-math.inf)
-    losses = -grad[at]
-    np.exp(grad, out=grad)
-    total = grad.sum(-1)
-    losses += np.log(total)
-    grad /= total[:, None]
-    grad[at] -= 1
-    if factor is not None:
-        losses *= factor
-        grad *= factor[:, None]
+    with np.errstate(invalid="ignore"):
+        grad = logits - logits.max(-1, keepdims=True, initial=-math.inf)
+        losses = -grad[at]
+        np.exp(grad, out=grad)
+        total = grad.sum(-1)
+        losses += np.log(total)
+        grad /= total[:, None]
+        grad[at] -= 1
+        if factor is not None:
+            losses *= factor
+            grad *= factor[:, None]
     return losses, grad
 
 

@@ -26,7 +26,7 @@ def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array
     _forget(key)  # it was thawed
     if not frozen:
         return packed_once(weight, here, threads, kind)
-    memory = lasting_memory(packed_size(weight, here, kind))
+    memory = lasting_memory(packed_size(weight.shape, here, kind))
     pack_into(memory, weight, here, kind, threads)
     keep(weight, here, kind, memory)
     return memory
@@ -34,15 +34,15 @@ def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array
 
 def packed_once(weight: Array, here: int, threads: int, kind: np.dtype[Any] = FLOAT32) -> Array:
     """The weight (in, out) as the kernel's body `here` multiplies by it, for one product."""
-    size = packed_size(weight, here, kind)
+    size = packed_size(weight.shape, here, kind)
     packed = _aligned(np.empty(size + 16, np.float32), 64)[:size]
     pack_into(packed, weight, here, kind, threads)
     return packed
 
 
-def packed_size(weight: Array, here: int, kind: np.dtype[Any]) -> int:
-    """How many float32 that takes."""
-    depth, width = weight.shape
+def packed_size(shape: tuple[int, ...], here: int, kind: np.dtype[Any]) -> int:
+    """How many float32 a weight of this shape takes when it is packed."""
+    depth, width = shape
     return kernel.packed_size(here, depth, width, bits(np.empty((0, 0), kind)))
 
 

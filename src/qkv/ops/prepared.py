@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.ops.activation import activation_code
 from qkv.ops.kernel import kernel
 from qkv.ops.layout import FLOAT32, as_rows, is_bfloat16
-from qkv.ops.packing import keep, lasting_memory, pack_into, packed
+from qkv.ops.packing import keep, lasting_memory, pack_into, packed, packed_size
 
 
 class Prepared:
@@ -22,7 +22,7 @@ class Prepared:
     Attributes:
         body: which of the kernel's bodies computes.
         kind: float32 or bfloat16, what products are of.
-        bits: what arrays of them are handed over as.
+        bits: the type that arrays of them have in the kernel.
         threads: how many may compute.
     """
 
@@ -36,10 +36,8 @@ class Prepared:
 
     def joins(self, weights: Sequence[Array]) -> bool:
         """Whether products by these frozen weights (in, out) can be one: all panels are full."""
-        return all(
-            self._size(len(weight), weight.shape[1]) < self._size(len(weight), weight.shape[1] + 1)
-            for weight in weights
-        )
+        shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
+        return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
     def linear(
         self, weight: Array, bias: Array | None = None, activation: str | None = None
@@ -50,17 +48,13 @@ class Prepared:
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
         """The same by several that `joins` is true of, side by side; `bias` is that of all."""
-        sizes = [self._size(len(weight), weight.shape[1]) for weight in weights]
+        sizes = [packed_size(weight.shape, self.body, self.kind) for weight in weights]
         whole, end = lasting_memory(sum(sizes)), 0
         for weight, size in zip(weights, sizes, strict=True):
             part, end = whole[end : end + size], end + size
             pack_into(part, weight, self.body, self.kind, self.threads)
             keep(weight, self.body, self.kind, part)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
-
-    def _size(self, depth: int, width: int) -> int:
-        """How many float32 such a weight takes when it is packed."""
-        return kernel.packed_size(self.body, depth, width, np.empty((0, 0), self.bits))
 
     def _product(
         self, weights: Array, width: int, bias: Array | None, activation: str | None
