@@ -238,7 +238,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     path = tmp_path / "large"
     line = b"the cat sat on the mat and the dog ran to the river\n"
     peaks = []
-    for count in (2_000, 15_000):
+    for count in (15_000, 2_000, 15_000):  # the first round has what is allocated once
         path.write_bytes(line * count)
         source = Corpus(Files([path]), running(Letters(), 250), block=20_000)
         tracemalloc.start()
@@ -248,7 +248,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert letters > 0.9 * len(line) * count
-    assert peaks[1] < 1.2 * peaks[0] < len(line) * 15_000
+    assert peaks[2] < 1.2 * peaks[1] < len(line) * 15_000
 
 
 # What is bad
