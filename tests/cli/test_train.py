@@ -291,7 +291,7 @@ def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_ctrl_c_before_the_first_step(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "snapshot", lambda self, folder: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Run, "snapshot", lambda self: signal.raise_signal(signal.SIGINT))
     folder = tmp_path / "early"
     options = ("--objective", "causal", *QUICK, "--steps", "2", "-o", str(folder))
     result = run("train", corpus, *options)

@@ -306,10 +306,10 @@ def test_a_signal_while_the_end_is_saved_waits(
 ) -> None:
     write = getattr(loop_module.Run, when)
 
-    def asked(run: Any, folder: Path) -> None:
+    def asked(run: Any) -> None:
         if run.step == 4:
             signal.raise_signal(signal.SIGINT)
-        write(run, folder)
+        write(run)
 
     monkeypatch.setattr(loop_module.Run, when, asked)
     with pytest.raises(Interrupted, match="stopped at step 4"):

@@ -14,6 +14,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.text import Tokenizer
+from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # bytes that are read, cut and shuffled at once
 _LONGEST_LINE = 1 << 18  # bytes of a line that are read at once, and of texts that are cut at once
@@ -68,18 +69,17 @@ class Files:
         while size > 0 and file < len(self.paths):
             with self.paths[file].open("rb") as stream:
                 stream.seek(offset)
-                while size > 0 and (raw := _piece(stream)):
+                while size > 0 and offset < self.sizes[file]:
+                    raw = _piece(stream)
+                    if not raw:
+                        raise self._shrunk(file)
                     text = self._text(raw, file, offset, number)
                     offset += len(raw)
                     size -= len(raw)
                     number += raw.endswith(b"\n")
                     lines.append(Line(text, offset >= self.sizes[file]))
-                    if lines[-1].last:
-                        break
-                if size > 0 and offset < self.sizes[file]:
-                    raise self._shrunk(file)
-                if offset >= self.sizes[file]:
-                    file, offset, number = file + 1, 0, 1
+            if offset >= self.sizes[file]:
+                file, offset, number = file + 1, 0, 1
         return lines, Place(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
@@ -173,14 +173,14 @@ class Corpus:
         first = self._epoch
         while self._sequences is None or self._next >= len(self._sequences):
             if self._sequences is not None:
-                self._turn()
+                self._go_on()
             if self._epoch > first + 1:
                 raise ValueError(f"corpus: {_named(self._files.paths)} gives no token at all")
             self._sequences = self._read()
         self._next += 1
         return self._sequences[self._next - 1]
 
-    def _turn(self) -> None:
+    def _go_on(self) -> None:
         """Go on to the next block, or to the first one of a new round."""
         self._begin, self._number, self._next = self._end, self._number + 1, 0
         if self._begin.file >= len(self._files.paths):
@@ -241,12 +241,11 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
                 texts.append(" ".join(now).strip())
                 now, size = [], 0
         texts.append(" ".join(now))
-        found = []
-        for ids in _ids(tokenizer, [text for text in texts if text]):
-            for begin in range(0, len(ids), most):
-                piece = [before, ids[begin : begin + most], after]
-                found.append(np.concatenate(piece).astype(np.int32))
-        return found
+        return [
+            np.concatenate([before, ids[begin : begin + most], after]).astype(np.int32)
+            for ids in _ids(tokenizer, [text for text in texts if text])
+            for begin in range(0, len(ids), most)
+        ]
 
     return cut
 
@@ -261,12 +260,10 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
     end = np.array(ends[:1], np.int32)
 
     def cut(lines: Sequence[Line]) -> list[Array]:
-        parts: list[Array] = []
+        parts = [end[:0]]
         for line, ids in zip(lines, _ids(tokenizer, [line.text for line in lines]), strict=True):
-            parts.append(ids)
-            if line.last:
-                parts.append(end)
-        ids = np.concatenate(parts) if parts else end
+            parts += [ids, end] if line.last else [ids]
+        ids = np.concatenate(parts)
         pieces = (ids[begin : begin + length + 1] for begin in range(0, len(ids), length))
         return [piece for piece in pieces if len(piece) > 1]
 
@@ -275,15 +272,8 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
     """The ids of each text; the library hears no signal, so it is given some of them at a time."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        if batch and size + len(text) > _LONGEST_LINE:
-            yield from tokenizer.ids_batch(batch)
-            batch, size = [], 0
-        batch.append(text)
-        size += len(text)
-    yield from tokenizer.ids_batch(batch)
+    for part in parts_of(texts, _LONGEST_LINE):
+        yield from tokenizer.ids_batch(part)
 
 
 def _piece(stream: BinaryIO) -> bytes:

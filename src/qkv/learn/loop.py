@@ -8,21 +8,22 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import whole_number
+from qkv.arrays import Array, whole_number
 from qkv.files import named_folder
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
 from qkv.learn.optimizer import AdamW
 from qkv.learn.progress import training_progress
 from qkv.learn.run_folder import (
+    METRICS,
     MOST_STEPS,
     Checkpoint,
     Metrics,
@@ -114,59 +115,69 @@ def train(
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
-    if steps is not None:
-        steps = whole_number(steps, call="train", name="steps", least=1, most=MOST_STEPS)
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise ValueError(f"train: minutes is {minutes}: it must be above 0, and finite")
+    steps, seed = checked_limits(steps, minutes, seed)
     if checkpoint_steps is not None:
         checkpoint_steps = whole_number(
             checkpoint_steps, call="train", name="checkpoint_steps", least=1
         )
-    seed = whole_number(seed, call="train", name="seed", least=0, most=math.inf)
     if optimizer is not None and optimizer.network is not network:
         raise ValueError("train: the optimizer is of another network: make it with AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
     given = objectives if isinstance(objectives, Iterable) else [objectives]
     parts = [one if isinstance(one, Part) else Part(one) for one in given]
-    run = Run(network, parts, schedule, optimizer or AdamW(network), seed, steps, minutes)
-    home = named_folder(folder, "train")
-    begin_in(home, run, resume, {**run.settings(), **(settings or {})})
-    wanted = set(spread(steps) if snapshots is None else snapshots)
+    names = [part.objective.name for part in parts]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"train: the objectives are {names}: give one or more of unlike names")
+    home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
+    optimizer = optimizer or AdamW(network)
+    run = Run(home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted))
+    run.begin(resume, {**run.settings(), **(settings or {})})
     with asked_to_stop() as stop:
         try:
-            run.go(home, stop, wanted, checkpoint_steps, checkpoint_seconds, show_progress_bar)
-            run.finish(home, wanted)
+            run.go(stop, checkpoint_steps, checkpoint_seconds, show_progress_bar)
+            run.finish()
         except Diverged as error:
-            raise Diverged(run.back_to_good(home, error)) from None
+            raise Diverged(run.back_to_good(error)) from None
     if stop.signal:
         told = f"stopped at step {run.step}: checkpoint and model are in {home}"
         raise Interrupted(told, stop.signal)
-    return run.result(home)
+    skipped, loss = run.watch.skipped, run.watch.loss()
+    return Trained(home, run.step, run.tokens, run.seconds, loss, skipped)
 
 
+def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple[int | None, int]:
+    """The steps and the seed of a run as Python's integers.
+
+    Raises:
+        TypeError: one is no integer.
+        ValueError: one of the three is out of range.
+    """
+    if steps is not None:
+        steps = whole_number(steps, call="train", name="steps", least=1, most=MOST_STEPS)
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ValueError(f"train: minutes is {minutes}: it must be above 0, and finite")
+    return steps, whole_number(seed, call="train", name="seed", least=0, most=math.inf)
+
+
+@dataclass
 class Run:
     """A run between two steps."""
 
-    def __init__(
-        self,
-        network: Network,
-        parts: Sequence[Part],
-        schedule: Schedule,
-        optimizer: AdamW,
-        seed: int,
-        steps: int | None,
-        minutes: float | None,
-    ) -> None:
-        names = [part.objective.name for part in parts]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"train: the objectives are {names}: give one or more of unlike names")
-        self.network, self.parts, self.schedule = network, parts, schedule
-        self.optimizer, self.seed, self.steps, self.minutes = optimizer, seed, steps, minutes
-        self.step = self.tokens = 0
-        self.seconds = 0.0
-        self.watch = Watch()
-        self.about: dict[str, Any] = {}
+    folder: Path
+    network: Network
+    parts: Sequence[Part]
+    schedule: Schedule
+    optimizer: AdamW
+    seed: int
+    steps: int | None
+    minutes: float | None
+    snapshots: Collection[int]
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    watch: Watch = field(default_factory=Watch)
+    about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -175,11 +186,36 @@ class Run:
         by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return max(by_steps, by_time)
 
+    def begin(self, resume: bool, settings: dict[str, Any]) -> None:
+        """Go where the folder says that the run is: to the beginning, or the last checkpoint."""
+        self.about, folder = {"settings": settings}, self.folder
+        found = last_checkpoint(folder)
+        if found is None and resume:
+            raise ValueError(f"train: {folder} holds no checkpoint to go on from")
+        if found is not None and not resume:
+            raise ValueError(
+                f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
+                "resume, or name another folder"
+            )
+        if found is not None:
+            need_same(found.about["settings"], settings, found.path)
+            self.restore(found)
+            for step, path in snapshots_in(folder).items():
+                if step > self.step:  # it is made again
+                    shutil.rmtree(path, ignore_errors=True)
+            return
+        if not self.network.is_finite():
+            raise ValueError(
+                f"train: {self.network.source.name} gives numbers that are not finite: begin with "
+                "another model"
+            )
+        with saving("the folder", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.save()
+
     def go(
         self,
-        folder: Path,
         stop: Stop,
-        snapshots: Container[int],
         checkpoint_steps: int | None,
         checkpoint_seconds: float,
         show_progress_bar: bool | None,
@@ -187,33 +223,33 @@ class Run:
         """Make steps until the run is over, or somebody asks it to stop."""
         saved_at = time.monotonic()
         with (
-            closing(Metrics(folder, self.step)) as metrics,
+            closing(Metrics(self.folder, self.step)) as metrics,
             training_progress(show_progress_bar) as show,
         ):
-            if self.step in snapshots:
-                self.snapshot(folder)
+            if self.step in self.snapshots:
+                self.snapshot()
             while self.share < 1 and not stop.signal:
                 row = self.advance()
-                with saving("metrics.jsonl", folder):
+                with saving(METRICS, self.folder):
                     metrics.write(row)
                 show(self.share, in_words(row, self.steps, self.watch.loss()))
-                if self.step in snapshots:
-                    self.snapshot(folder)
+                if self.step in self.snapshots:
+                    self.snapshot()
                 due = checkpoint_steps is not None and self.step % checkpoint_steps == 0
                 late = time.monotonic() - saved_at > checkpoint_seconds
                 if (due or late) and self.watch.well:
                     self.need_finite()
-                    self.save(folder)
+                    self.save()
                     saved_at = time.monotonic()
 
-    def finish(self, folder: Path, snapshots: Collection[int]) -> None:
+    def finish(self) -> None:
         """Write what a run leaves."""
         self.need_finite()
         if self.watch.well:
-            self.save(folder)
-        if snapshots and self.step not in snapshots:
-            self.snapshot(folder)
-        self.save_model(folder)
+            self.save()
+        if self.snapshots and self.step not in self.snapshots:
+            self.snapshot()
+        self.save_model()
 
     def need_finite(self) -> None:
         """Look at what the last step has made of the model, which no loss has seen yet.
@@ -223,9 +259,8 @@ class Run:
         """
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
-        if not all(
-            np.isfinite(kept).all() for kept in (self.optimizer.mean, self.optimizer.square)
-        ):
+        means = (self.optimizer.mean, self.optimizer.square)
+        if not all(np.isfinite(mean).all() for mean in means):
             raise Diverged("the running means of AdamW are not finite")
 
     def advance(self) -> dict[str, Any]:
@@ -296,7 +331,7 @@ class Run:
             **{"seed": self.seed, "steps": self.steps, "minutes": self.minutes},
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self) -> None:
         """Write a checkpoint."""
         about = {
             **self.about,
@@ -304,13 +339,14 @@ class Run:
             **{"updates": self.optimizer.count, "watch": self.watch.state()},
             "objectives": {part.objective.name: part.objective.state() for part in self.parts},
         }
-        arrays = {
-            "parameters": self.network.flat,
-            "mean": self.optimizer.mean,
-            "square": self.optimizer.square,
-        }
-        with saving(f"the checkpoint of step {self.step}", folder):
-            write_checkpoint(folder, self.step, arrays, about)
+        with saving(f"the checkpoint of step {self.step}", self.folder):
+            write_checkpoint(self.folder, self.step, self.arrays(), about)
+
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint holds of the network and its optimizer, (n,) each."""
+        optimizer = self.optimizer
+        flat = self.network.flat
+        return {"parameters": flat, "mean": optimizer.mean, "square": optimizer.square}
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from a checkpoint, and say which ones after it are damaged.
@@ -328,9 +364,8 @@ class Run:
                 f"train: {found.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
                 f"network has {flat.size} of {flat.dtype}: give the same network"
             )
-        flat[:] = numbers
-        self.optimizer.mean[:] = found.arrays["mean"]
-        self.optimizer.square[:] = found.arrays["square"]
+        for name, array in self.arrays().items():
+            array[:] = found.arrays[name]
         self.optimizer.count = about["updates"]
         self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
         try:
@@ -340,61 +375,29 @@ class Run:
         except (LookupError, TypeError) as error:
             raise ValueError(f"train: {found.path} holds no state of this run") from error
 
-    def save_model(self, folder: Path) -> None:
+    def save_model(self) -> None:
         """Write the model as it is now."""
-        with saving(f"the model of step {self.step}", folder):
-            self.network.model().save(folder)
+        with saving(f"the model of step {self.step}", self.folder):
+            self.network.model().save(self.folder)
 
-    def snapshot(self, folder: Path) -> None:
+    def snapshot(self) -> None:
         """Write the model to a folder of its own, in float16 if its numbers are small enough."""
         small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
         model = self.network.model(np.float16 if small else None)
-        write_snapshot(folder, self.step, model.save)
+        write_snapshot(self.folder, self.step, model.save)
 
-    def back_to_good(self, folder: Path, error: Diverged) -> str:
+    def back_to_good(self, error: Diverged) -> str:
         """Write the model of the last good checkpoint, and say what happened."""
         there = self.step
-        found = last_checkpoint(folder)
+        found = last_checkpoint(self.folder)
         if found is not None:
             self.restore(found)
-            self.save_model(folder)
+            self.save_model()
         return (
-            f"train: at step {there} {error}: the run stops, and {folder} holds the model of its "
-            f"last good checkpoint, step {self.step}: take a lower rate than {self.schedule.rate:g}"
+            f"train: at step {there} {error}: the run stops, and {self.folder} holds the model of "
+            f"its last good checkpoint, step {self.step}: take a lower rate than "
+            f"{self.schedule.rate:g}"
         )
-
-    def result(self, folder: Path) -> Trained:
-        """What it came to."""
-        skipped, loss = self.watch.skipped, self.watch.loss()
-        return Trained(folder, self.step, self.tokens, self.seconds, loss, skipped)
-
-
-def begin_in(folder: Path, run: Run, resume: bool, settings: dict[str, Any]) -> None:
-    """Bring a run to where its folder says it is: at the beginning, or at the last checkpoint."""
-    run.about = {"settings": settings}
-    found = last_checkpoint(folder)
-    if found is None and resume:
-        raise ValueError(f"train: {folder} holds no checkpoint to go on from")
-    if found is not None and not resume:
-        raise ValueError(
-            f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
-            "resume, or name another folder"
-        )
-    if found is not None:
-        need_same(found.about["settings"], settings, found.path)
-        run.restore(found)
-        for step, path in snapshots_in(folder).items():
-            if step > run.step:  # it is made again
-                shutil.rmtree(path, ignore_errors=True)
-        return
-    if not run.network.is_finite():
-        raise ValueError(
-            f"train: {run.network.source.name} gives numbers that are not finite: begin with "
-            "another model"
-        )
-    with saving("the folder", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    run.save(folder)
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:

@@ -89,9 +89,9 @@ class Network:
         """Whether all numbers are finite, and so is what they make of tokens from all over V."""
         if not np.isfinite(self.flat).all():
             return False
-        vocabulary, room = self.design.vocabulary, self.transformer.embedding.max_positions
+        vocabulary, most = self.design.vocabulary, self.transformer.embedding.max_positions
         ids = np.unique(np.linspace(0, vocabulary - 1, _LOOKED_AT).astype(np.int64))
-        length = min(len(ids), room or len(ids))
+        length = min(len(ids), most or len(ids))
         cu_lengths = np.append(np.arange(0, len(ids), length), len(ids))
         with np.errstate(all="ignore"):
             rows = self.transformer(ids, np.arange(len(ids)) % length, cu_lengths)  # (n, D)

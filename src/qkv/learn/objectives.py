@@ -110,10 +110,11 @@ def words_loss(network: Network, batch: Words) -> float:
 
 
 def _check_words(network: Network, batch: Words, longest: int) -> None:
-    room, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
-    if room is not None and longest > room:
+    """Raise unless the tokens are the model's, texts fit it, and each row is asked for once."""
+    most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
+    if most is not None and longest > most:
         raise ValueError(
-            f"words_loss: a text has {longest} tokens and {network.source.name} takes {room}: "
+            f"words_loss: a text has {longest} tokens and {network.source.name} takes {most}: "
             "cut it, or take a model with more positions"
         )
     ids = batch.ids
@@ -133,12 +134,10 @@ class _Filled:
 
     name = ""
 
-    def __init__(self, source: Source, *, tokens_per_step: int) -> None:
-        call = type(self).__name__
+    def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
+        name, call = "tokens_per_step", type(self).__name__
         self.source = source
-        self.tokens_per_step = whole_number(
-            tokens_per_step, call=call, name="tokens_per_step", least=1
-        )
+        self.tokens_per_step = whole_number(tokens_per_step, call=call, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""
@@ -179,9 +178,6 @@ class Causal(_Filled):
     """
 
     name = "causal"
-
-    def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
-        super().__init__(source, tokens_per_step=tokens_per_step)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
         """Sequences without their last tokens, and what follows each token."""

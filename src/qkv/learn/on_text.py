@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,11 +14,10 @@ from typing import Any, Literal, Self
 from qkv.arrays import whole_number
 from qkv.files import named_folder
 from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
-from qkv.learn.loop import Trained, train
+from qkv.learn.loop import Trained, checked_limits, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.run_folder import (
-    MOST_STEPS,
     last_checkpoint,
     need_free,
     need_same,
@@ -79,16 +77,12 @@ class TextRun:
             raise ValueError(f"train: objective is {self.objective!r}: choose masked or causal")
         for name, (least, most) in _RANGES.items():
             whole_number(getattr(self, name), call="train", name=name, least=least, most=most)
-        whole_number(self.seed, call="train", name="seed", least=0, most=math.inf)
         if self.dim % self.heads:
             raise ValueError(
                 f"train: dim is {self.dim} and heads is {self.heads}: "
                 "the first must be a multiple of the second"
             )
-        if self.steps is not None:
-            whole_number(self.steps, call="train", name="steps", least=1, most=MOST_STEPS)
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"train: minutes is {self.minutes}: it must be above 0, and finite")
+        checked_limits(self.steps, self.minutes, self.seed)
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
             raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")

@@ -282,10 +282,10 @@ def saving(what: str, folder: Path) -> Iterator[None]:
             kept = last_checkpoint(folder)
         except ValueError:
             kept = None
-        there = f"{CHECKPOINTS}/{kept.path.name} is whole" if kept else ""
-        good = there or "there is no checkpoint before"
-        reason = error.strerror or str(error)
-        told = f"{what} cannot be written ({reason}): {good}"
+        good = (
+            f"{CHECKPOINTS}/{kept.path.name} is whole" if kept else "there is no checkpoint before"
+        )
+        told = f"{what} cannot be written ({error.strerror or error}): {good}"
         raise OSError(error.errno, told, str(folder)) from error
 
 

@@ -71,32 +71,30 @@ def train_tokenizer(
 
 def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
     """The tokenizer.json that `tokenizer_process` makes; the process ends with this call."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__, kind, str(vocabulary)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        with suppress(BrokenPipeError):  # it has ended; why is read below
-            while batch := list(islice(lines, _LINES_AT_ONCE)):
-                process.stdin.write(json.dumps(batch).encode() + b"\n")
-            process.stdin.write(b"null\n")
-            process.stdin.flush()
-        text = process.stdout.read().decode()
-        reason = process.stderr.read().decode(errors="replace").strip()
-        code = process.wait()
-    finally:
-        process.kill()
-        with suppress(OSError):
-            process.stdin.close()
-        process.stdout.close()
-        process.stderr.close()
-        process.wait()
+    ) as process:
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+        try:
+            with suppress(BrokenPipeError):  # it has ended; why is read below
+                while batch := list(islice(lines, _LINES_AT_ONCE)):
+                    stdin.write(json.dumps(batch).encode() + b"\n")
+                stdin.write(b"null\n")
+                stdin.flush()
+            text = stdout.read().decode()
+            reason = stderr.read().decode(errors="replace").strip()
+            code = process.wait()
+        finally:
+            process.kill()
+            with suppress(OSError):
+                stdin.close()
     if code == -signal.SIGINT:  # Ctrl-C is for both, and it was quicker
         raise KeyboardInterrupt
     if code:

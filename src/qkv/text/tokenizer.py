@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -94,13 +94,7 @@ class Tokenizer:
             ValueError: a text holds half a character (a lone surrogate), or the rules of the
                 tokenizer's file do not work on it.
         """
-        batch = check_texts(texts, call="tokenize_batch")
-        with _said("tokenize_batch"):
-            return [
-                _tokenized(encoding)
-                for part in self._parts(batch, "tokenize_batch")
-                for encoding in self._inner.encode_batch(part)
-            ]
+        return [_tokenized(one) for one in self._encodings(texts, "tokenize_batch")]
 
     def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
         """The ids of each of several texts and nothing else, no special tokens either.
@@ -109,27 +103,17 @@ class Tokenizer:
             TypeError: as for `tokenize_batch`.
             ValueError: the same.
         """
-        batch = check_texts(texts, call="ids_batch")
-        with _said("ids_batch"):
-            return [
-                np.array(encoding.ids, np.int32)
-                for part in self._parts(batch, "ids_batch")
-                for encoding in self._inner.encode_batch(part, add_special_tokens=False)
-            ]
+        encodings = self._encodings(texts, "ids_batch", add_special_tokens=False)
+        return [np.array(one.ids, np.int32) for one in encodings]
 
-    def _parts(self, texts: Sequence[str], call: str) -> Iterator[list[str]]:
-        """Texts in their order, so many at a time as the library may be given."""
-        part: list[str] = []
-        size = 0
-        for text in texts:
-            self._check_growth(text, call)
-            if part and size + len(text) > self._at_once:
-                yield part
-                part, size = [], 0
-            part.append(text)
-            size += len(text)
-        if part:
-            yield part
+    def _encodings(self, texts: Any, call: str, **options: Any) -> Iterator[tokenizers.Encoding]:
+        """What the library makes of each text, of which it is given so many at a time as it may."""
+        for part in parts_of(check_texts(texts, call=call), self._at_once):
+            with _said(call):
+                for text in part:
+                    self._check_growth(text, call)
+                encodings = self._inner.encode_batch(part, **options)
+            yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
         """An error if a text that may grow beyond measure does; its parts are tried apart."""
@@ -230,6 +214,24 @@ def check_texts(texts: Any, *, call: str) -> list[str]:
     if not isinstance(texts, Iterable):
         raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
     return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts)]
+
+
+def parts_of(texts: Iterable[str], most: int) -> Iterator[list[str]]:
+    """Texts in their order, in lists of at most so many characters, or of one text.
+
+    >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
+    [['the', 'cat'], ['sat'], ['on the mat']]
+    """
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and size + len(text) > most:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    if part:
+        yield part
 
 
 def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
