@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.models import ModelError, load
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.seq2seq import Seq2SeqModel, Written
+from qkv.models.seq2seq import Seq2SeqModel
+from qkv.models.tasks.generate import Generated
 from qkv.trace import Seq2SeqTrace
 
 from .small_models import arrays_of
@@ -394,7 +395,7 @@ def test_generate_writes_what_the_plain_one_does(tmp_path):
 def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
     model = load(t5(tmp_path, tensors=arrays_of(CONFIG, seed=1)), dtype="float64")
     found = model.generate("the cat sat", max_new_tokens=6, trace=True)
-    assert isinstance(found, Written)
+    assert isinstance(found, Generated)
     assert found.prompt == "the cat sat"
     assert not found.startswith("the cat")
     assert found == " ".join(WORDS[token] for token in found.ids if token > 2)

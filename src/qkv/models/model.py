@@ -77,7 +77,6 @@ class Model:
     """
 
     continues: ClassVar[bool] = True  # whether what it generates goes on from the prompt
-    _row: ClassVar[type[Row]] = Row
     _last_is_normed: ClassVar[bool] = True  # of a trace: see `Trace`
 
     def __init__(
@@ -459,7 +458,7 @@ class Model:
         Source:
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         """
-        sampling = Sampling.checked(temperature, top_k, top_p)
+        sampling = Sampling(temperature, top_k, top_p)
         most = max_new_tokens
         if most is not None:
             most = whole_number(most, call="generate", name="max_new_tokens", least=1)
@@ -481,7 +480,7 @@ class Model:
         decode = spelled(self.tokenizer)
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = [
-            self._row(
+            Row(
                 prompts[number] if prompts else decode(text.ids.tolist()),
                 text,
                 TextStream(decode, text.ids.tolist() if self.continues else (), strings),
@@ -496,9 +495,7 @@ class Model:
             return (piece for _, piece in pieces) if single else pieces
         for _ in pieces:
             pass
-        traced = None
-        if trace and rows:
-            traced = self._rows_traced(rows)
+        traced = self._rows_traced(rows) if trace and rows else None
         found = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
         return found[0] if single else found
 

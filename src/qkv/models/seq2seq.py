@@ -13,10 +13,10 @@ from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes
-from qkv.models.tasks.generate import Generated, Row, new_token
+from qkv.models.tasks.generate import Row
 from qkv.models.tasks.inputs import Texts, checked_ids
 from qkv.models.tasks.trace import Kept, TraceOptions, names_to_keep
-from qkv.text import Tokenized, Tokenizer
+from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 
 # What a decoder leaves in a trace whose second axis is not a token of its own.
@@ -24,41 +24,6 @@ _NO_WORDS = (
     *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
     *("cross_attn.hook_k", "cross_attn.hook_v"),
 )
-
-
-class Written(Generated):
-    """New text that answers another; its `trace` is a `Seq2SeqTrace`."""
-
-    def looked_at(self, token: int) -> list[Array]:
-        """What new token number `token` looked at, in the text that was read, while it was chosen.
-
-        What it looked at in its own text is row `token` of `trace.decoder`'s weights.
-
-        Returns:
-            For each layer (Hq, S), S the tokens that were read.
-
-        Raises:
-            TypeError: `token` is not a whole number.
-            ValueError: it was generated without `trace=True`.
-            IndexError: there is no such token.
-        """
-        if not isinstance(self.trace, Seq2SeqTrace):
-            raise ValueError("looked_at: nothing was traced: generate with trace=True")
-        row = new_token(token, len(self.ids))
-        return [weights[0, :, row] for weights in self.trace.cross_attentions]
-
-
-class WrittenRow(Row):
-    """One text that is read, and what is written."""
-
-    kind: ClassVar[type[Generated]] = Written
-
-    def new(self, tokenizer: Tokenizer | None) -> Tokenized:
-        """The new tokens alone; the characters that they stand for are those of the new text."""
-        whole, count = self.whole(tokenizer), len(self.given)
-        shift = len(self.prompt)
-        spans = [(max(a - shift, 0), max(b - shift, 0)) for a, b in whole.offsets[count:]]
-        return Tokenized(whole.ids[count:], whole.tokens[count:], spans, whole.special[count:])
 
 
 class Seq2SeqModel(Model):
@@ -70,7 +35,6 @@ class Seq2SeqModel(Model):
     """
 
     continues: ClassVar[bool] = False
-    _row: ClassVar[type[Row]] = WrittenRow
 
     def _build(self) -> None:
         super()._build()
@@ -251,8 +215,12 @@ class Seq2SeqModel(Model):
         )
 
     def _rows_traced(self, rows: Sequence[Row]) -> Seq2SeqTrace:
-        new = [row.new(self.tokenizer) for row in rows if isinstance(row, WrittenRow)]
-        written = [self._after_start(text, len(text) - 1) for text in new]  # the last chose none
+        written = []
+        for row in rows:  # the new tokens alone; their characters are those of the new text
+            whole, count, shift = row.whole(self.tokenizer), len(row.given), len(row.prompt)
+            spans = [(max(a - shift, 0), max(b - shift, 0)) for a, b in whole.offsets[count:]]
+            new = Tokenized(whole.ids[count:], whole.tokens[count:], spans, whole.special[count:])
+            written.append(self._after_start(new, len(new) - 1))  # the last chose none
         return self._pair_traced([row.given for row in rows], written, False, Recorder())
 
 

@@ -143,12 +143,11 @@ class VisionModel(Model):
         for image in images:
             self._check(image, "model")
         size = self.grid[0] * self.grid[1] + 1
-        out = np.zeros((len(images), size, self.dim), self._body.dtype)
-        head = self._body.head
         if not len(images):
-            return ModelOutput(out)
+            return ModelOutput(np.zeros((0, size, self.dim), self._body.dtype))
         rows, cu_lengths = self._through(images)
-        out[...] = rows.reshape(out.shape)
+        out = rows.reshape(len(images), size, self.dim).astype(self._body.dtype)
+        head = self._body.head
         return ModelOutput(out, None if head is None else head(rows, cu_lengths))
 
     def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
@@ -178,8 +177,7 @@ class VisionModel(Model):
         names = patch_names(*self.grid)
         count = len(names)
         special = [True] + [False] * (count - 1)
-        single = not isinstance(texts, list | tuple) and getattr(texts, "ndim", 0) != 4
-        return single or len(images) == 1, [
+        return len(images) == 1, [
             Picture(np.arange(count), names, [(0, 0)] * count, special, image) for image in images
         ]
 

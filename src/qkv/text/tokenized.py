@@ -118,6 +118,21 @@ _NEWLINE = "Ċ"
 _BYTES = _letters_of_bytes()
 
 
+def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """The words that plain tokens are, pieces joined, what the tokenizer put in left out.
+
+    >>> joined_words(["[CLS]", "bank", "##er", "."], [True, False, False, False])
+    ['banker', '.']
+    """
+    words: list[str] = []
+    for token, is_special in zip(tokens, special, strict=True):
+        if is_piece(token) and words:
+            words[-1] += token[2:]
+        elif not is_special:
+            words.append(token)
+    return words
+
+
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
     """Where a word stands among tokens: for each time it occurs, the positions of its pieces.
 

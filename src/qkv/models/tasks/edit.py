@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.text import Tokenized
-from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
+from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.text.tokenizer import check_text
 
 
@@ -132,14 +133,7 @@ def _is_number(value: Any) -> bool:
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
     """The words of texts, each once, pieces joined."""
-    words: list[str] = []
-    for text in batch:
-        names = plain_tokens(text.tokens, text.special)
-        for token, special in zip(names, text.special, strict=True):
-            if is_piece(token) and words:
-                words[-1] += token[2:]
-            elif not special:
-                words.append(token)
-    words = list(dict.fromkeys(words))
+    named = (joined_words(plain_tokens(one.tokens, one.special), one.special) for one in batch)
+    words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import length_hint
 from typing import Any
@@ -37,10 +38,11 @@ class EmptyText(ValueError):
         super().__init__(f"encode: text {number} is empty: {self.reason}")
 
 
+@dataclass
 class Encoder:
     """What `Model.encode` does, with its options checked; it says what they are.
 
-    Args:
+    Attributes:
         name: the model's, for errors.
         tokenizer: the model's.
         sentence: what its files say about texts and their vectors.
@@ -51,44 +53,37 @@ class Encoder:
         batch_size: and so on, the options of `Model.encode`.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        tokenizer: Tokenizer,
-        sentence: Sentence,
-        limit: int | None,
-        dim: int,
-        dtype: np.dtype[Any],
-        run: Callable[[Sequence[Tokenized]], tuple[Array, Array]],
-        batch_size: int = 32,
-        normalize_embeddings: bool | None = None,
-        output_value: str = "sentence_embedding",
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-    ) -> None:
-        self._name, self._tokenizer, self._sentence, self._run = name, tokenizer, sentence, run
-        self._limit, self._kind = limit, compute_type(dtype)
-        self.width = sentence.width(dim)
-        self._batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
-        if output_value not in OUTPUTS:
+    name: str
+    tokenizer: Tokenizer
+    sentence: Sentence
+    limit: int | None
+    dim: int
+    dtype: np.dtype[Any]
+    run: Callable[[Sequence[Tokenized]], tuple[Array, Array]]
+    batch_size: int = 32
+    normalize_embeddings: bool | None = None
+    output_value: str = "sentence_embedding"
+    prompt_name: str | None = None
+    prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        size = whole_number(self.batch_size, call="encode", name="batch_size", least=1)
+        self.batch_size = size
+        if self.output_value not in OUTPUTS:
             raise ValueError(
-                f"encode: output_value is {output_value!r}: choose {' or '.join(OUTPUTS)}"
+                f"encode: output_value is {self.output_value!r}: choose {' or '.join(OUTPUTS)}"
             )
-        self._tokens_wanted = output_value == "token_embeddings"
-        if self._tokens_wanted and normalize_embeddings:
+        self._tokens_wanted = self.output_value == "token_embeddings"
+        if self._tokens_wanted and self.normalize_embeddings:
             raise ValueError(
                 "encode: normalize_embeddings is for sentence vectors and output_value is "
                 "token_embeddings: leave it out"
             )
-        self._normalize = (
-            self._sentence.normalize if normalize_embeddings is None else normalize_embeddings
-        )
-        self._prompt = self._chosen_prompt(prompt_name, prompt)
+        self._before = self._chosen_prompt()
         self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
-        if self._prompt and not self._sentence.include_prompt:
-            [alone] = self._tokenizer.tokenize_batch(self._whole([""]))
-            ending = len(alone) > 0 and self._tokenizer.is_special(int(alone.ids[-1]))
+        if self._before and not self.sentence.include_prompt:
+            [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
+            ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None) -> Any:
@@ -96,9 +91,10 @@ class Encoder:
         parts = self.windows(sentences, show)
         if self._tokens_wanted:
             return [rows for part in parts for rows in part]
+        width, kind = self.sentence.width(self.dim), compute_type(self.dtype)
         if not isinstance(sentences, list | tuple | np.ndarray):
-            return np.concatenate([np.empty((0, self.width), self._kind), *parts])
-        vectors, done = np.empty((len(sentences), self.width), self._kind), 0
+            return np.concatenate([np.empty((0, width), kind), *parts])
+        vectors, done = np.empty((len(sentences), width), kind), 0
         for part in parts:
             vectors[done : done + len(part)] = part
             done += len(part)
@@ -106,7 +102,7 @@ class Encoder:
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """The same, some thousand texts at a time."""
-        truncator = Truncator(self._tokenizer, self._limit)
+        truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
             for texts in _windows(_checked(sentences)):
@@ -120,37 +116,39 @@ class Encoder:
 
     def _vectors(self, batch: Sequence[Tokenized], advance: Callable[[int], None]) -> Any:
         found: list[Any] = [None] * len(batch)
-        for part in _batches([len(text) for text in batch], self._batch_size):
-            rows, cu_lengths = self._run([batch[index] for index in part])
+        for part in _batches([len(text) for text in batch], self.batch_size):
+            rows, cu_lengths = self.run([batch[index] for index in part])
             for index, (first, last) in zip(part, pairwise(cu_lengths), strict=True):
                 text = rows[first:last]
                 found[index] = (
-                    text.copy() if self._tokens_wanted else self._sentence.pool(text, self._unread)
+                    text.copy() if self._tokens_wanted else self.sentence.pool(text, self._unread)
                 )
             advance(len(part))
         if self._tokens_wanted:
             return found
-        return self._sentence.finish(np.array(found), normalize=self._normalize)
+        given = self.normalize_embeddings
+        normalize = self.sentence.normalize if given is None else given
+        return self.sentence.finish(np.array(found), normalize=normalize)
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Texts behind the prompt; blanks around one are no part of it."""
-        whole = [(self._prompt + text).strip() for text in texts]
-        return [text.lower() for text in whole] if self._sentence.lowercase else whole
+        whole = [(self._before + text).strip() for text in texts]
+        return [text.lower() for text in whole] if self.sentence.lowercase else whole
 
-    def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
+    def _chosen_prompt(self) -> str:
         """What goes before each text."""
-        prompts = self._sentence.prompts
-        if prompt is not None:
+        prompts, name = self.sentence.prompts, self.prompt_name
+        if self.prompt is not None:
             if name is not None:
                 message = "encode: prompt and prompt_name are both given: prompt_name is not used"
                 warnings.warn(message, UserWarning, stacklevel=callers())
-            return check_text(prompt, call="encode", name="prompt")
-        name = self._sentence.default_prompt if name is None else name
+            return check_text(self.prompt, call="encode", name="prompt")
+        name = self.sentence.default_prompt if name is None else name
         if name is None:
             return ""
         if name not in prompts:
             raise ValueError(
-                f"encode: there is no prompt {name!r:.80}: {self._name} has {', '.join(prompts)}"
+                f"encode: there is no prompt {name!r:.80}: {self.name} has {', '.join(prompts)}"
             )
         return prompts[name]
 

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from qkv.arrays import Array, real_number, whole_number
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
 DEFAULT_NEW = 64  # tokens that are added where nobody says how many
@@ -44,17 +44,20 @@ class Generated(str):
     prompt: str
     ids: list[int]
     finish_reason: Literal["eos", "stop", "length"]
-    trace: Trace | None = None
+    trace: Trace | Seq2SeqTrace | None = None
     logits: Array | None = None
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
         """What new token number `token` looked at while it was chosen.
 
-        A token is chosen by the one before it: these are that one's weights over all up to it.
+        A token is chosen by the one before it: these are that one's weights over all up to it. Of a
+        model that reads one text and writes another, they are the weights over the text that was
+        read; those in its own text are row `token` of `trace.decoder`'s weights.
 
         Returns:
-            For each layer (Hq, K); K counts the prompt and the new tokens before this one.
+            For each layer (Hq, K); K counts the prompt and the new tokens before this one, or the
+            tokens of the text that was read.
 
         Raises:
             TypeError: `token` is not a whole number.
@@ -63,11 +66,15 @@ class Generated(str):
         """
         if self.trace is None:
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
-        row = len(self.trace.tokens) - len(self.ids) + new_token(token, len(self.ids)) - 1
+        count = len(self.ids)
+        number = _new_token(token, count)
+        if isinstance(self.trace, Seq2SeqTrace):
+            return [weights[0, :, number] for weights in self.trace.cross_attentions]
+        row = len(self.trace.tokens) - count + number - 1
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
 
 
-def new_token(token: Any, count: int) -> int:
+def _new_token(token: Any, count: int) -> int:
     """Which of `count` new tokens `looked_at` was asked for, from 0 on; -1 is the last."""
     try:
         number = operator.index(token)
@@ -113,27 +120,28 @@ class Sampling:
         temperature: what logits are divided by; 0 takes the largest.
         top_k: how many of the largest may be chosen, and what is as large as the last of them.
         top_p: the likeliest tokens may be chosen until their probabilities sum to this.
+
+    Raises:
+        TypeError: one is not a number.
+        ValueError: one makes no sense.
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
 
-    @classmethod
-    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> Sampling:
-        """The same of what a user gave."""
-        temperature = real_number(temperature, call="generate", name="temperature")
+    def __post_init__(self) -> None:
+        temperature = real_number(self.temperature, call="generate", name="temperature")
         if not 0 <= temperature < math.inf:
             raise ValueError(
                 f"generate: temperature is {temperature}: it must be finite, and 0 or above"
             )
-        if top_k is not None:
-            top_k = whole_number(top_k, call="generate", name="top_k", least=1)
-        if top_p is not None:
-            top_p = real_number(top_p, call="generate", name="top_p")
+        if self.top_k is not None:
+            whole_number(self.top_k, call="generate", name="top_k", least=1)
+        if self.top_p is not None:
+            top_p = real_number(self.top_p, call="generate", name="top_p")
             if not 0 < top_p <= 1:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
-        return cls(temperature, top_k, top_p)
 
     def allowed(self, logits: Array) -> tuple[Array, Array]:
         """Which of the tokens (V,) may be chosen, and their probabilities.
@@ -243,7 +251,6 @@ def _begun(text: str, stop: str) -> int:
 class Row:
     """One prompt and what follows it."""
 
-    kind: ClassVar[type[Generated]] = Generated
     prompt: str
     given: Tokenized
     stream: TextStream
@@ -268,9 +275,9 @@ class Row:
             text=self.prompt + self.stream.text,
         )
 
-    def result(self, trace: Trace | None) -> Generated:
+    def result(self, trace: Trace | Seq2SeqTrace | None) -> Generated:
         """What a user gets of it."""
-        found = self.kind(self.stream.text)
+        found = Generated(self.stream.text)
         found.prompt, found.ids = self.prompt, self.ids
         found.finish_reason = self.reason or "length"
         if trace is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -52,41 +53,26 @@ class Truncator:
             Read(next(rest)) if len(text) <= min(enough, MOST) else self._beginning(text)
             for text in texts
         ]
-        self.total += len(batch)
+        unread = [len(text) for text, one in zip(texts, batch, strict=True) if not one.known]
+        self._unread = max([self._unread, *unread])
         self._longest = max([self._longest, *(len(one.tokens) for one in batch)])
-        for text, one in zip(texts, batch, strict=True):
-            self._unread = max(self._unread, 0 if one.known else len(text))
+        self.total += len(batch)
         self._torn += sum(not one.whole for one in batch)
-        if self.limit is None:
-            return [one.tokens for one in batch]
-        self.count += sum(len(one.tokens) > self.limit for one in batch)
-        return [_cut(one.tokens, self.limit) for one in batch]
+        limit = math.inf if self.limit is None else self.limit
+        self.count += sum(len(one.tokens) > limit for one in batch)
+        return [_cut(one.tokens, limit) for one in batch]
 
     def warn(self) -> None:
         """A warning that counts what was cut, if anything was."""
-        done = []
-        if self.count:
-            whose = "the longest" if self.total > 1 else "it"
-            length = f"{self._longest}"
-            if self._unread:
-                length = (
-                    f"{min(self._unread, MOST):,} characters{' or more' * (self._unread > MOST)}"
-                )
-            done.append(f"{self.limit} tokens ({whose} has {length})")
-        if self._torn:
-            done.append(f"{MOST:,} characters")
-        if not done:
-            return
-        texts = "texts were" if self.total > 1 else "text was"
-        numbers = [number for number in (self.count, self._torn) if number]
-        warnings.warn(
-            " and ".join(
-                f"{number} of {self.total} {texts} cut to {what}"
-                for number, what in zip(numbers, done, strict=True)
-            ),
-            UserWarning,
-            stacklevel=callers(),
-        )
+        length = f"{self._longest}"
+        if self._unread:
+            length = f"{min(self._unread, MOST):,} characters{' or more' * (self._unread > MOST)}"
+        texts, whose = ("texts were", "the longest") if self.total > 1 else ("text was", "it")
+        cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
+        cut[f"{MOST:,} characters"] = self._torn
+        said = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
+        if said:
+            warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
 
     def _beginning(self, text: str) -> Read:
         """The tokens of a long text, so many that those up to the limit are certain.
@@ -149,12 +135,12 @@ def _tail(text: Tokenized) -> int:
     return tail
 
 
-def _cut(text: Tokenized, limit: int) -> Tokenized:
+def _cut(text: Tokenized, limit: float) -> Tokenized:
     """The first tokens, with the special ones at the end kept as the last."""
     if len(text) <= limit:
         return text
     tail = _tail(text)
-    keep = [*range(limit - tail), *range(len(text) - tail, len(text))]
+    keep = [*range(int(limit) - tail), *range(len(text) - tail, len(text))]
     return Tokenized(
         ids=text.ids[keep],
         tokens=[text.tokens[place] for place in keep],

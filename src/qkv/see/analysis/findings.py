@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import words as of_words
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.words import Span, is_punctuation
-from qkv.text.tokenized import find_pieces, is_piece, plain_tokens
+from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 
@@ -179,13 +179,7 @@ def cosine(a: Array, b: Array) -> Array:
 
 def words_of(trace: Trace) -> list[str]:
     """The words of a text as its tokens spell them, pieces joined, punctuation left out."""
-    words: list[str] = []
-    pairs = zip(trace.tokens, trace.special, strict=True)
-    for token, special in pairs:
-        if is_piece(token) and words:
-            words[-1] += token[2:]
-        elif not special:
-            words.append(token)
+    words = joined_words(trace.tokens, trace.special)
     return [word for word in words if not is_punctuation(word)]
 
 
