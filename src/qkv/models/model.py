@@ -29,7 +29,7 @@ from qkv.models.tasks.generate import (
     Sampling,
     TextStream,
     check_stop,
-    end_tokens,
+    eos_ids,
     run,
     spelled,
     tokens_to_add,
@@ -100,7 +100,7 @@ class Model:
         self._build()
         self._sentence = sentence or Sentence()
         self._sentence.check(self.dim)
-        self._ends = end_tokens(config, self._generation, name)
+        self._eos_ids = eos_ids(config, self._generation, name)
         limits = filter(None, (design.max_length, self._sentence.max_length))
         self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
@@ -459,12 +459,13 @@ class Model:
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
         """
         sampling = Sampling(temperature, top_k, top_p)
-        most = max_new_tokens
-        if most is not None:
-            most = whole_number(most, call="generate", name="max_new_tokens", least=1)
+        if max_new_tokens is not None:
+            max_new_tokens = whole_number(
+                max_new_tokens, call="generate", name="max_new_tokens", least=1
+            )
         if seed is not None:
             seed = whole_number(seed, call="generate", name="seed", least=0, most=math.inf)
-        strings = check_stop(stop)
+        stop_strings = check_stop(stop)
         if stream and trace:
             raise ValueError("generate: stream and trace do not go together: choose one of them")
         if not self._body.generates:
@@ -473,31 +474,24 @@ class Model:
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
         single, prompts, batch = self._prompts(prompt)
-        limit, counts = self._design.max_length, []
-        for number, text in enumerate(batch):
-            which = "the prompt" if len(batch) == 1 else f"prompt {number}"
-            counts.append(tokens_to_add(which, len(text), most, limit, self.name))
-        decode = spelled(self.tokenizer)
+        decode, limit = spelled(self.tokenizer), self._design.max_length
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
-        rows = [
-            Row(
-                prompts[number] if prompts else decode(text.ids.tolist()),
-                text,
-                TextStream(decode, text.ids.tolist() if self.continues else (), strings),
-                np.random.default_rng(seeds[number]),
-            )
-            for number, text in enumerate(batch)
-        ]
-        pieces = run(
-            self._body, rows, sampling=sampling, most=counts, ends=self._ends, measure=bool(trace)
-        )
+        rows = []
+        for number, tokens in enumerate(batch):
+            which = "the prompt" if len(batch) == 1 else f"prompt {number}"
+            room = tokens_to_add(which, len(tokens), max_new_tokens, limit, self.name)
+            ids = tokens.ids.tolist()
+            text = TextStream(decode, ids if self.continues else (), stop_strings)
+            given = prompts[number] if prompts else decode(ids)
+            rows.append(Row(given, tokens, room, text, np.random.default_rng(seeds[number])))
+        pieces = run(self._body, rows, sampling=sampling, eos_ids=self._eos_ids, measure=trace)
         if stream:
             return (piece for _, piece in pieces) if single else pieces
         for _ in pieces:
             pass
         traced = self._rows_traced(rows) if trace and rows else None
-        found = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
-        return found[0] if single else found
+        results = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
+        return results[0] if single else results
 
     def _rows_traced(self, rows: Sequence[Row]) -> Any:
         """The trace of prompts and what they were continued with."""

@@ -200,7 +200,7 @@ class Seq2SeqModel(Model):
 
     def _ended(self, text: Tokenized) -> int:
         """How many tokens there are before one that ends the text."""
-        return len(text) - int(text.special[-1] and int(text.ids[-1]) in self._ends)
+        return len(text) - int(text.special[-1] and int(text.ids[-1]) in self._eos_ids)
 
     def _after_start(self, text: Tokenized, count: int) -> Tokenized:
         """The token that a decoder begins with, and the first tokens of a text."""

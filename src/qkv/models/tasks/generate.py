@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -96,9 +97,7 @@ def tokens_to_add(which: str, given: int, wanted: int | None, limit: int | None,
     """
     if not given:
         raise ValueError(f"generate: {which} is empty: there is no token to go on from")
-    if limit is None:
-        return wanted or DEFAULT_NEW
-    left = limit - given
+    left = sys.maxsize if limit is None else limit - given
     if left < 1:
         raise ValueError(
             f"generate: {which} has {given} tokens and {name} takes texts of at most {limit}: "
@@ -157,21 +156,21 @@ class Sampling:
         if self.top_k is not None and self.top_k < len(scores):
             least = np.partition(scores, -self.top_k)[-self.top_k]
             ids = np.flatnonzero(scores >= least)
-        chances = np.exp(scores[ids])
-        chances /= chances.sum()
+        probabilities = np.exp(scores[ids])
+        probabilities /= probabilities.sum()
         if self.top_p is not None and self.top_p < 1:
-            order = np.argsort(-chances, kind="stable")
-            likelier = np.cumsum(chances[order]) - chances[order]
+            order = np.argsort(-probabilities, kind="stable")
+            likelier = np.cumsum(probabilities[order]) - probabilities[order]
             kept = np.sort(order[likelier < self.top_p])
-            ids, chances = ids[kept], chances[kept] / chances[kept].sum()
-        return ids, chances
+            ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
+        return ids, probabilities
 
     def __call__(self, logits: Array, rng: np.random.Generator) -> int:
         """One token, drawn from logits (V,)."""
         if self.temperature == 0:
             return int(logits.argmax())
-        ids, chances = self.allowed(logits)
-        sums = np.cumsum(chances)
+        ids, probabilities = self.allowed(logits)
+        sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, rng.random() * sums[-1], side="right")])
 
 
@@ -253,12 +252,13 @@ class Row:
 
     prompt: str
     given: Tokenized
+    max_new_tokens: int
     stream: TextStream
     rng: np.random.Generator
     ids: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    reason: Literal["eos", "stop", "length"] | None = None
+    probabilities: list[float] = field(default_factory=list)
+    finish_reason: Literal["eos", "stop", "length"] | None = None
 
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
         """The tokens of the prompt and the new ones; those stand in `prompt + text`."""
@@ -279,10 +279,10 @@ class Row:
         """What a user gets of it."""
         found = Generated(self.stream.text)
         found.prompt, found.ids = self.prompt, self.ids
-        found.finish_reason = self.reason or "length"
+        found.finish_reason = self.finish_reason or "length"
         if trace is not None:
             found.trace, found.logits = trace, np.array(self.logits)
-            found.probabilities = np.array(self.chances)
+            found.probabilities = np.array(self.probabilities)
         return found
 
 
@@ -291,8 +291,7 @@ def run(
     rows: Sequence[Row],
     *,
     sampling: Sampling,
-    most: Sequence[int],
-    ends: frozenset[int],
+    eos_ids: frozenset[int],
     measure: bool = False,
 ) -> Iterator[tuple[int, str]]:
     """Generate: give each piece of text with the number of its row, as soon as it is whole.
@@ -301,14 +300,13 @@ def run(
         body: the model.
         rows: the prompts, which the new tokens are added to.
         sampling: how a token is chosen.
-        most: how many are chosen for each row.
-        ends: tokens behind which there is nothing.
+        eos_ids: tokens that end a text.
         measure: whether logits and probabilities are kept.
     """
     if not rows:
         return
     caches, ids, lengths = body.begin([row.given.ids for row in rows])
-    for _ in range(max(most)):
+    for _ in range(max(row.max_new_tokens for row in rows)):
         even = bool((lengths == ids.shape[1]).all())
         x = body.step(ids, caches, None if even else lengths)  # (B, n, D)
         last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
@@ -316,7 +314,7 @@ def run(
         ids = np.zeros((len(rows), 1), np.int64)
         lengths = np.zeros(len(rows), np.int64)
         for number, row in enumerate(rows):
-            if row.reason is not None:
+            if row.finish_reason is not None:
                 continue
             if not np.isfinite(logits[number].max()):
                 raise FloatingPointError(
@@ -327,15 +325,15 @@ def run(
             row.ids.append(token)
             if measure:
                 row.logits.append(float(logits[number, token]))
-                row.chances.append(_chance(logits[number], token))
-            ended = token in ends
+                row.probabilities.append(_probability(logits[number], token))
+            ended = token in eos_ids
             piece = "" if ended else row.stream.add(token)
-            if not row.stream.stopped and (ended or len(row.ids) == most[number]):
-                row.reason = "eos" if ended else "length"
+            if not row.stream.stopped and (ended or len(row.ids) == row.max_new_tokens):
+                row.finish_reason = "eos" if ended else "length"
                 piece += row.stream.finish()
             if row.stream.stopped:
-                row.reason = "stop"
-            ids[number], lengths[number] = token, row.reason is None
+                row.finish_reason = "stop"
+            ids[number], lengths[number] = token, row.finish_reason is None
             if piece:
                 yield number, piece
         if not lengths.any():
@@ -350,9 +348,7 @@ def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
     return lambda ids: tokenizer.decode([i for i in ids if tokenizer.token(i) is not None])
 
 
-def end_tokens(
-    config: Mapping[str, Any], generation: Mapping[str, Any], name: str
-) -> frozenset[int]:
+def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
     """The ids that end a text, as generation_config.json says, or else config.json."""
     found = generation.get("eos_token_id")
     if found is None:
@@ -382,7 +378,7 @@ def check_stop(stop: Any) -> tuple[str, ...]:
     return strings
 
 
-def _chance(logits: Array, token: int) -> float:
+def _probability(logits: Array, token: int) -> float:
     """The probability of a token by the logits (V,)."""
     wide = logits.astype(np.float64)
     return float(1 / np.exp(wide - wide[token]).sum())
