@@ -66,6 +66,14 @@ def test_a_word_is_found_by_its_plain_pieces() -> None:
     assert find_pieces(names, ["bank", "##er"]) == [[1, 2]]
 
 
+def test_a_word_is_found_whole_or_not_at_all() -> None:
+    tokens = ["bank", "##er", "bank", "un", "##bank", "bank"]
+    assert find_pieces(tokens, ["bank"]) == [[2], [5]]
+    assert find_pieces(tokens, ["bank", "##er"]) == [[0, 1]]
+    assert find_pieces(tokens, ["un"]) == []
+    assert find_pieces(tokens, ["river"]) == []
+
+
 def test_a_trace_takes_other_names_for_its_tokens() -> None:
     trace = Trace({}, tokens=[["Ġa", "Ġb"], ["Ġc"]], single=False)
     renamed = trace.with_tokens([["a", "b"], ["c"]])

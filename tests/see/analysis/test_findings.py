@@ -11,9 +11,10 @@ from ..support import TOKENS, made_trace, weights
 def test_strongest_links_are_in_order_and_join_content_only() -> None:
     tokens = ["[CLS]", "dogs", "chase", "cats", "the", "[SEP]"]
     table = weights(1, 1, L0H0_1_2=0.5, L0H0_2_1=0.6, L0H0_3_1=0.5, L0H0_1_4=0.9, L0H0_1_3=0)
-    links = findings.strongest_links(made_trace(tokens, table), 0, 0, 3)
+    heads = heads_of(made_trace(tokens, table))
+    links = findings.strongest_links(heads, 0, 0, 3)
     assert [(link.query, link.key) for link in links] == [(2, 1), (1, 2), (3, 1)]
-    everything = findings.strongest_links(made_trace(tokens, table), 0, 0)
+    everything = findings.strongest_links(heads, 0, 0)
     assert len(everything) == 5  # six pairs of three content words, one of them hidden
 
 
@@ -41,20 +42,6 @@ def test_movement_is_none_where_the_vectors_were_not_traced() -> None:
     assert findings.movement(made_trace(TOKENS, weights())) is None
 
 
-def test_words_are_joined_from_pieces() -> None:
-    trace = made_trace(TOKENS, weights())
-    assert findings.words_of(trace) == ["the", "banker"]
-
-
-def test_a_word_is_found_whole_or_not_at_all() -> None:
-    tokens = ["bank", "##er", "bank", "un", "##bank", "bank"]
-    trace = made_trace(tokens, np.zeros((1, 1, 6, 6)))
-    assert findings.find_word(trace, ["bank"]) == [[2], [5]]
-    assert findings.find_word(trace, ["bank", "##er"]) == [[0, 1]]
-    assert findings.find_word(trace, ["un"]) == []
-    assert findings.find_word(trace, ["river"]) == []
-
-
 def states(first: list[list[float]], second: list[list[float]]) -> dict[str, np.ndarray]:
     return {
         "blocks.0.hook_resid_pre": np.array([first], dtype=np.float32),
@@ -73,8 +60,8 @@ def test_similarity_is_between_the_means_of_the_pieces() -> None:
 def test_what_a_word_attends_to_is_the_mean_over_its_pieces() -> None:
     table = np.zeros((1, 2, 3, 3))
     table[0, 1] = [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1, 0, 0]]
-    trace = made_trace(["a", "b", "c"], table)
-    np.testing.assert_allclose(findings.attended(trace, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
+    heads = heads_of(made_trace(["a", "b", "c"], table))
+    np.testing.assert_allclose(findings.attended(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
 
 
 def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() -> None:

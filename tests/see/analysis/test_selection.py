@@ -17,13 +17,13 @@ from ..support import TOKENS, made_trace, weights
 DOGS = ["[CLS]", "dogs", "chase", "the", "big", "cats", ".", "[SEP]"]
 
 
-def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Trace:
+def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Heads:
     """DOGS with weights of 0.05, but for `L0H1_2_3=0.5` and the like."""
     table = np.full((layers, heads, 8, 8), 0.05)
     for place, weight in cells.items():
         where, i, j = place.split("_")
         table[int(where[1]), int(where[3]), int(i), int(j)] = weight
-    return made_trace(DOGS, table)
+    return heads_of(made_trace(DOGS, table))
 
 
 def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> None:
@@ -44,11 +44,11 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
 
 
 def test_a_head_that_was_asked_for_shows_what_it_looks_at() -> None:
-    trace = dogs(1, 2, L0H0_5_3=0.9, L0H0_3_4=0.8, L0H0_3_2=0.95, L0H0_1_2=0.09, L0H1_5_3=0.9,
+    heads = dogs(1, 2, L0H0_5_3=0.9, L0H0_3_4=0.8, L0H0_3_2=0.95, L0H0_1_2=0.09, L0H1_5_3=0.9,
                  L0H1_1_2=0.1, L0H0_4_0=0.99)  # fmt: skip
-    assert selection.choose_head(trace, 0, 0)[0].link == Link(0, 0, 3, 2, 0.95)
-    assert selection.choose_head(trace, 0, 1)[0].link == Link(0, 1, 1, 2, 0.1)
-    assert selection.choose_head(trace)[0].head == 1
+    assert selection.choose_head(heads, 0, 0)[0].link == Link(0, 0, 3, 2, 0.95)
+    assert selection.choose_head(heads, 0, 1)[0].link == Link(0, 1, 1, 2, 0.1)
+    assert selection.choose_head(heads)[0].head == 1
 
 
 def test_links_join_two_content_words() -> None:
@@ -66,12 +66,14 @@ def test_links_join_two_content_words() -> None:
     table = np.full((1, 1, 7, 7), 0.05)
     table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
     table[0, 0, 5, 2] = 0.3
-    assert selection.choose_head(made_trace(tokens, table))[0].link == Link(0, 0, 5, 2, 0.3)
+    assert selection.choose_head(heads_of(made_trace(tokens, table)))[0].link == Link(
+        0, 0, 5, 2, 0.3
+    )
 
 
 def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None:
     chosen, _ = selection.choose_head(
-        made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]]))
+        heads_of(made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]])))
     )
     assert chosen.link == Link(0, 0, 0, 1, 0.8)
     assert "is the largest, of all layers and heads; none stands out" in chosen.reason
@@ -81,7 +83,7 @@ def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
     tokens = ["one", "two", "three", "four", "five"]
     weights = np.tril(np.full((5, 5), 0.1))
     weights[4, 2], weights[3, 2] = 0.6, 0.2
-    links = selection.rank_heads(made_trace(tokens, weights[None, None]))
+    links = selection.rank_heads(heads_of(made_trace(tokens, weights[None, None])))
     # (2, 0), (3, 1) and (4, 2) are two apart; of the words behind "three" only "four" is another
     assert links[0].usual == pytest.approx(((0.1 + 0.1 + 0.6) / 3, 0.2))
 
@@ -98,16 +100,16 @@ def test_a_summary_ranks_its_heads_by_what_was_kept() -> None:
 
 
 def test_ties_go_to_the_lowest_layer_then_head_then_place() -> None:
-    trace = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
-    link = selection.choose_head(trace)[0].link
+    heads = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
+    link = selection.choose_head(heads)[0].link
     assert link is not None
     assert (link.layer, link.head, link.query, link.key) == (1, 1, 4, 5)
 
 
 def test_layer_and_head_narrow_the_choice() -> None:
-    trace = dogs(2, 2, L0H0_1_2=0.3, L0H1_2_1=0.9, L1H0_4_2=0.8, L1H1_1_4=0.7)
+    heads = dogs(2, 2, L0H0_1_2=0.3, L0H1_2_1=0.9, L1H0_4_2=0.8, L1H1_1_4=0.7)
     in_layer, in_head, given = (
-        selection.choose_head(trace, *place)[0] for place in ((1, None), (None, 0), (0, 0))
+        selection.choose_head(heads, *place)[0] for place in ((1, None), (None, 0), (0, 0))
     )
     assert (in_layer.layer, in_layer.head) == (1, 0)
     assert "all heads of layer 1" in in_layer.reason
@@ -120,7 +122,7 @@ def test_layer_and_head_narrow_the_choice() -> None:
 @pytest.mark.parametrize("tokens", [["[CLS]", "hi", "[SEP]"], ["[CLS]", ".", "!", "[SEP]"]])
 def test_without_two_content_tokens_the_first_head_is_shown_and_said_so(tokens: list[str]) -> None:
     n = len(tokens)
-    chosen, _ = selection.choose_head(made_trace(tokens, np.full((2, 2, n, n), 1 / n)))
+    chosen, _ = selection.choose_head(heads_of(made_trace(tokens, np.full((2, 2, n, n), 1 / n))))
     assert (chosen.layer, chosen.head, chosen.link) == (0, 0, None)
     assert "first" in chosen.reason
 
@@ -141,22 +143,22 @@ def test_a_weight_that_is_no_number_is_never_the_largest() -> None:
 )
 def test_out_of_range_names_the_range(layer: int | None, head: int | None, said: str) -> None:
     with pytest.raises(IndexError, match=said):
-        selection.choose_head(made_trace(TOKENS, weights(2, 3)), layer, head)
+        selection.choose_head(heads_of(made_trace(TOKENS, weights(2, 3))), layer, head)
 
 
 def test_only_some_layers_were_traced() -> None:
     full = dogs(3, 2, L2H1_1_2=0.5)
-    arrays = {name: full[name] for name in full.names() if "blocks.1" not in name}
-    trace = Trace(arrays, tokens=[DOGS], special=[full.special])
-    assert selection.choose_head(trace)[0].layer == 2
+    arrays = {f"blocks.{n}.attn.hook_pattern": full.weights[n][None] for n in (0, 2)}
+    heads = heads_of(Trace(arrays, tokens=[DOGS], special=[full.special]))
+    assert selection.choose_head(heads)[0].layer == 2
     with pytest.raises(IndexError, match="the layers are 0, 2"):
-        selection.choose_head(trace, 1)
+        selection.choose_head(heads, 1)
 
 
 def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     bare = Trace({"hook_embed": np.zeros((1, 1, 2))}, tokens=[["a"]], special=[[False]])
     with pytest.raises(ValueError, match="holds no weights"):
-        selection.choose_head(bare)
+        selection.choose_head(heads_of(bare))
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
     with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
         findings.one_text(two, "show")
@@ -171,8 +173,8 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
 
 
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
-    trace = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
-    shown, links = selection.choose_head(trace)
+    heads = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
+    shown, links = selection.choose_head(heads)
     others = selection.other_heads(links, shown, 5)
     assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
     assert selection.other_heads(links, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)

@@ -3,9 +3,9 @@
 import pytest
 
 from qkv.models import Model
-from qkv.see.analysis.words import content, explained, is_punctuation, word_spans
+from qkv.see.analysis.words import content, explained, is_punctuation, word_spans, words_of
 
-from ..support import BANK
+from ..support import BANK, TOKENS
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,10 @@ def test_pieces_and_unknown_words_are_explained(text: str, said: list[str]) -> N
     assert len(lines) == len(said)
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True))
     assert explained(tokens, [False] * len(tokens), "A") == [f"A: {line}" for line in lines]
+
+
+def test_words_are_joined_from_pieces_and_listed_once() -> None:
+    special = [token in ("[CLS]", "[SEP]") for token in TOKENS]
+    assert words_of(TOKENS, special) == ["the", "banker"]
+    assert words_of(TOKENS[1:5] * 2, [False] * 8) == ["the", "banker"]
+    assert words_of([*TOKENS[1:5], "cat"], [False] * 5, only_content=True) == ["banker", "cat"]

@@ -502,7 +502,7 @@ def test_a_trace_of_summaries_is_shown_by_its_links(minilm: Model) -> None:
     largest = np.argsort(-pattern, axis=1)[:, :3]
     exact = [
         (link.query, link.key)
-        for link in findings.strongest_links(whole, *places(view))
+        for link in findings.strongest_links(full.heads, *places(view))
         if link.key in largest[link.query]
     ]
     assert [(link.query, link.key) for link in view.links] == exact[:10]

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.see.analysis.heads import Heads, Summary
 from qkv.see.analysis.measures import merge_words
-from qkv.see.analysis.words import Span, word_spans
+from qkv.see.analysis.words import Span, spans_of
 
 
 def by_word(heads: Heads) -> Heads:
@@ -22,17 +22,14 @@ def by_word(heads: Heads) -> Heads:
     >>> merged.tokens, merged.weights[0].round(2).tolist(), merged.place(1)
     (['ab', 'c'], [[[0.67, 0.33], [0.67, 0.33]]], 2)
     """
-    found = word_spans(heads.tokens, heads.special)
-    found_keys = None if heads.keys is None else word_spans(heads.keys, heads.all_key_special)
-    if found is None and found_keys is None:
+    rows = spans_of(heads.tokens, heads.special)
+    columns = spans_of(heads.all_keys, heads.all_key_special)
+    if len(rows) == len(heads.tokens) and len(columns) == len(heads.all_keys):
         return heads
-    rows = found or _each(heads.tokens)
-    columns = rows if heads.keys is None else found_keys or _each(heads.keys)
-    tokens = [name for _, _, name in rows]
     firsts, key_firsts = ([first for first, _, _ in spans] for spans in (rows, columns))
     return replace(
         heads,
-        tokens=tokens,
+        tokens=[name for _, _, name in rows],
         special=[heads.special[first] for first in firsts],
         keys=None if heads.keys is None else [name for _, _, name in columns],
         key_special=None
@@ -48,10 +45,6 @@ def by_word(heads: Heads) -> Heads:
         spans=rows,
         key_spans=columns,
     )
-
-
-def _each(tokens: Sequence[str]) -> list[Span]:
-    return [(place, place + 1, token) for place, token in enumerate(tokens)]
 
 
 def _shown(names: Sequence[str] | None, spans: Sequence[Span]) -> list[str] | None:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis import words as of_words
-from qkv.see.analysis.heads import Heads, heads_of
-from qkv.see.analysis.words import Span, is_punctuation
-from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
+from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.words import Span
+from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 
@@ -103,21 +102,12 @@ def readable(trace: Trace) -> Trace:
     return trace if names == tokens else trace.with_tokens([names])
 
 
-def content(trace: Trace) -> Array:
-    """Which tokens belong to content words, `(T,)` bool."""
-    return of_words.content(trace.tokens, trace.special)[0]
-
-
-def strongest_links(
-    trace: Trace | Heads, layer: int, head: int, count: int | None = None
-) -> list[Link]:
+def strongest_links(heads: Heads, layer: int, head: int, count: int | None = None) -> list[Link]:
     """The largest weights of one head between two different content words, largest first.
 
     Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
     """
-    weights, keys = seen_heads(trace).links(
-        layer, head
-    )  # (L, S), or (L, k) where only those are kept
+    weights, keys = heads.links(layer, head)  # (L, S), or (L, k) where only those are kept
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     places = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [
@@ -156,12 +146,13 @@ def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
 
 def last_state(trace: Trace) -> Array | None:
     """The vectors after the last layer, `(1, T, D)`, or None if they were not traced."""
-    layer = trace.num_layers - 1
-    for name in ("normalized_resid_post", "resid_post"):
-        if (name, layer) in trace:
-            found: Array = trace[name, layer]
-            return found
-    return None
+    return state_after(trace, trace.num_layers - 1)
+
+
+def state_after(trace: Trace, layer: int) -> Array | None:
+    """The vectors after a layer, `(1, T, D)`, normed where the model norms them; None likewise."""
+    names = ((name, layer) for name in ("normalized_resid_post", "resid_post"))
+    return next((trace[name] for name in names if name in trace), None)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -175,24 +166,6 @@ def cosine(a: Array, b: Array) -> Array:
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     dots = (a * b).sum(axis=-1)
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0))
-
-
-def words_of(trace: Trace) -> list[str]:
-    """The words of a text as its tokens spell them, pieces joined, punctuation left out."""
-    words = joined_words(trace.tokens, trace.special)
-    return [word for word in words if not is_punctuation(word)]
-
-
-def find_word(trace: Trace, pieces: Sequence[str]) -> list[list[int]]:
-    """Where a word stands in a text: for each time it occurs, the positions of its pieces.
-
-    `pieces` are the word's tokens. What merely begins with them is another word.
-
-    >>> trace = Trace({}, tokens=[["the", "bank", "##er", "at", "the", "bank"]])
-    >>> find_word(trace, ["bank"]), find_word(trace, ["bank", "##er"])
-    ([[5]], [[1, 2]])
-    """
-    return find_pieces(trace.tokens, pieces)
 
 
 def similarity_by_layer(
@@ -215,18 +188,16 @@ def similarity_by_layer(
         states = list(zip(a.hidden_states, b.hidden_states, strict=True))
     except KeyError:
         return np.zeros(0)
-    return np.array(
-        [
-            float(cosine(_mean(state_a, positions_a), _mean(state_b, positions_b)))
-            for state_a, state_b in states
-        ]
-    )
+
+    def mean(state: Array, positions: Sequence[int]) -> Array:
+        return np.asarray(state[0, list(positions)].astype(np.float64).mean(axis=0))
+
+    return np.array([float(cosine(mean(x, positions_a), mean(y, positions_b))) for x, y in states])
 
 
-def attended(trace: Trace | Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
+def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
     """What a word attends to in one head, `(T,)` and summing to 1: the mean over its pieces."""
-    seen = seen_heads(trace)
-    return np.asarray(np.mean([seen.row(layer, head, place) for place in positions], axis=0))
+    return np.asarray(np.mean([heads.row(layer, head, place) for place in positions], axis=0))
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
@@ -245,15 +216,6 @@ def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Li
     return sorted(best.values(), key=lambda link: -link.weight)[:count]
 
 
-def _mean(state: Array, positions: Sequence[int]) -> Array:
-    return np.asarray(state[0, list(positions)].astype(np.float64).mean(axis=0))
-
-
 def between_content(trace: Trace, weights: Array) -> Array:
     """Weights `(..., T, T)` with -1 wherever they do not join two different content words."""
     return Heads(trace.tokens, trace.special, []).between_content(weights)
-
-
-def seen_heads(trace: Trace | Heads) -> Heads:
-    """The heads of a trace, or what already is heads."""
-    return heads_of(trace) if isinstance(trace, Trace) else trace

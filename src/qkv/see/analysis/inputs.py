@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from qkv.arrays import Array, whole_number
 from qkv.see.analysis import findings
 from qkv.see.analysis.heads import LONG, heads_from
-from qkv.see.analysis.words import bare, content_words, word_spans
+from qkv.see.analysis.words import bare, spans_of, words_of
+from qkv.text.tokenized import find_pieces
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -87,7 +88,7 @@ def places_in(
     if isinstance(word, str):
         found = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
         if not found:
-            words = _listed(list(dict.fromkeys(findings.words_of(trace))))
+            words = _listed(words_of(trace.tokens, trace.special))
             raise ValueError(f"{call}: {word!r} is not in the text: it has {words}")
         return [place for places in found for place in places]
     place = whole_number(word, call=call, name=name, least=-size)
@@ -107,7 +108,7 @@ def places_of(
     Raises:
         ValueError: the word is not in both, or they share none; the message names the words.
     """
-    words = [list(dict.fromkeys(findings.words_of(trace))) for trace in (a, b)]
+    words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
         return _shared(model, a, b, words)
     found = [_found(trace, model, word) for trace in (a, b)]
@@ -129,7 +130,7 @@ def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
     """The word that both texts share, as `places_of` gives it."""
-    kept = [content_words(trace.tokens, trace.special) for trace in (a, b)]
+    kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         places = {
             word: [_found(trace, model, word) for trace in (a, b)]
@@ -167,7 +168,7 @@ def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
     """Where a word stands, as the model cuts it; without a model as its pieces spell it."""
     if model is None:
         return _spelled(trace, word)
-    cuts = (findings.find_word(trace, cut) for cut in model.pieces(word))
+    cuts = (find_pieces(trace.tokens, cut) for cut in model.pieces(word))
     return next(filter(None, cuts), [])
 
 
@@ -177,8 +178,7 @@ def _spelled(trace: Trace, word: str) -> list[list[int]]:
     >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
     [[1, 2]]
     """
-    tokens, special = trace.tokens, trace.special
-    spans = word_spans(tokens, special) or [(i, i + 1, bare(t)) for i, t in enumerate(tokens)]
+    spans = spans_of(trace.tokens, trace.special)
     for spell in (str, str.lower):
         found = [list(range(i, j)) for i, j, name in spans if spell(bare(name)) == spell(word)]
         if found:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.findings import Link, attended, seen_heads
-from qkv.see.analysis.heads import Heads, heads_of
-from qkv.trace import Trace
+from qkv.see.analysis.findings import Link, attended
+from qkv.see.analysis.heads import Heads
 
+_ASKED = "it was asked for"
 _LEAST = 0.05  # a smaller weight is no link to compare
 _WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
 
@@ -27,7 +28,7 @@ class Head:
 
 
 def rank_heads(
-    trace: Trace | Heads,
+    seen: Heads,
     layers: Sequence[int] | None = None,
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
@@ -39,7 +40,6 @@ def rank_heads(
     and what it gives to that word from others. Links that do not stand out come last, the largest
     weight first; ties go to the lowest layer, then head.
     """
-    seen = seen_heads(trace)
     found = []
     for layer in seen.layers if layers is None else layers:
         best = zip(*seen.best_links(layer, queries, keys), strict=True)
@@ -66,7 +66,7 @@ def other_heads(
 
 
 def choose_head(
-    trace: Trace | Heads,
+    seen: Heads,
     layer: int | None = None,
     head: int | None = None,
     *,
@@ -82,7 +82,6 @@ def choose_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    seen = seen_heads(trace)
     _check_place(seen, layer, head, call)
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
@@ -96,7 +95,7 @@ def choose_head(
     if layer is not None and head is not None:
         if not asked and (best is None or best.weight < _WEAK):
             best = _any_link(seen, layer, head) or best
-        return Head(layer, head, best, "it was asked for"), links
+        return Head(layer, head, best, _ASKED), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
@@ -156,30 +155,25 @@ def contrasting_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    _check_place(a, layer, head, "compare")
     _check_place(b, layer, head, "compare")
-    if layer is not None and head is not None:
-        return Head(layer, head, None, "it was asked for")
-    best, place = (-1.0, -1.0), (0, 0)
-    for at_layer in a.layers if layer is None else [layer]:
-        for at_head in range(a.count) if head is None else [head]:
-            sides = [(a, at_layer, at_head, rows_a), (b, at_layer, at_head, rows_b)]
-            differs = _apart(*(_standing(*side) for side in sides))
-            apart = differs, _apart(*(_looks(*side) for side in sides))
-            if apart > best:
-                best, place = apart, (at_layer, at_head)
-    among = searched(a, layer, head)
-    if best[0] > 0:
+    found = {
+        at: [_apart(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_standing, _looks)]
+        for at in _places(a, layer, head, "compare")
+    }
+    place = max(found, key=lambda at: found[at])
+    standing, looks = found[place]
+    if standing > 0:
         reason = (
-            f"what the word looks at differs most between the two, of {among}, in links that stand "
-            "out from what the head gives to that distance or to that word anyway"
+            f"what the word looks at differs most between the two, of {searched(a, layer, head)}, "
+            "in links that stand out from what the head gives to that distance or to that word "
+            "anyway"
         )
     else:
         reason = (
             "it is the one where what the word looks at differs most between the two "
-            f"({best[1]:.2f} of its weight is elsewhere), of {among}"
+            f"({looks:.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
         )
-    return Head(*place, None, reason)
+    return Head(*place, None, reason if None in (layer, head) else _ASKED)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
@@ -215,33 +209,43 @@ def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
     return sum(abs(a.get(name, 0.0) - b.get(name, 0.0)) for name in {**a, **b}) / 2
 
 
-def changed_head(a: Trace, b: Trace, layer: int | None = None, head: int | None = None) -> Head:
+def changed_head(
+    a: Heads,
+    b: Heads,
+    without: Collection[tuple[int, int]],
+    layer: int | None = None,
+    head: int | None = None,
+) -> Head:
     """The head whose weights differ most between two runs of one text.
 
     The difference is half the sum of what separates the weights of each query, and its mean over
-    the queries. Heads that either run went without are left out. Ties go to the lowest layer, then
-    head.
+    the queries. Heads that either run went `without` are left out. Ties go to the lowest layer,
+    then head.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    first, second = heads_of(a), heads_of(b)
-    _check_place(first, layer, head, "compare")
-    _check_place(second, layer, head, "compare")
-    if layer is not None and head is not None:
-        return Head(layer, head, None, "it was asked for")
-    without = {tuple(pair) for run in (a, b) for pair in run.changed.get("ablate", ())}
-    best, place = -1.0, (min(first.layers) if layer is None else layer, head or 0)
-    for at_layer in first.layers if layer is None else [layer]:
-        changes = _changes(first, second, at_layer)  # (H,)
-        for at_head in range(first.count) if head is None else [head]:
-            if changes[at_head] > best and (at_layer, at_head) not in without:
-                best, place = float(changes[at_head]), (at_layer, at_head)
+    _check_place(b, layer, head, "compare")
+    places = _places(a, layer, head, "compare")
+    best, place = -1.0, places[0]
+    for at in places:
+        elsewhere = _elsewhere(a, b, *at) if at not in without else -1.0
+        if elsewhere > best:
+            best, place = elsewhere, at
     reason = (
         f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
-        f"its weight is elsewhere), of {searched(first, layer, head)}"
+        f"its weight is elsewhere), of {searched(a, layer, head)}"
     )
-    return Head(*place, None, reason)
+    return Head(*place, None, reason if None in (layer, head) else _ASKED)
+
+
+def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
+    """How much of a head's weight is elsewhere in the other run: the mean of the queries."""
+    x, y = (
+        np.stack([seen.row(layer, head, query) for query in range(len(a.tokens))])
+        for seen in (a, b)
+    )
+    return float(np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2)
 
 
 def rising_head(
@@ -265,31 +269,21 @@ def rising_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    _check_place(seen, layer, head, "replay")
-    there = np.full(rises.shape, -np.inf)
-    rows = slice(None) if layer is None else [seen.layers.index(layer)]
-    columns = slice(None) if head is None else [head]
-    there[rows, columns] = rises[rows, columns]
-    row, column, score = (int(i) for i in np.unravel_index(int(there.argmax()), rises.shape))
-    reason = "it was asked for"
-    if layer is None or head is None:
-        among = f"of all scores of {searched(seen, layer, head)}"
-        rose = "rose most" if there.max() > 0 else "fell least"
-        reason = f"its {names[score]} {rose}, {among}"
-    return Head(seen.layers[row], column, None, reason), score
+    found = {
+        at: rises[seen.layers.index(at[0]), at[1]] for at in _places(seen, layer, head, "replay")
+    }
+    place = max(found, key=lambda at: float(found[at].max()))
+    score = int(found[place].argmax())
+    rose = "rose most" if found[place][score] > 0 else "fell least"
+    reason = f"its {names[score]} {rose}, of all scores of {searched(seen, layer, head)}"
+    return Head(*place, None, reason if None in (layer, head) else _ASKED), score
 
 
-def _changes(a: Heads, b: Heads, layer: int) -> Array:
-    """How much of each head's weight is elsewhere in the other run, `(H,)`: the mean of queries."""
-    queries = range(len(a.tokens))
-    rows = [
-        [np.stack([seen.row(layer, head, query) for query in queries]) for head in range(a.count)]
-        if not seen.weights
-        else seen.weights[seen.layers.index(layer)]
-        for seen in (a, b)
-    ]
-    pairs = zip(*rows, strict=True)  # of (L, S)
-    return np.array([np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2 for x, y in pairs])
+def _places(heads: Heads, layer: int | None, head: int | None, call: str) -> list[tuple[int, int]]:
+    """The heads to choose among, the lowest layer first, after a look whether they are there."""
+    _check_place(heads, layer, head, call)
+    layers = heads.layers if layer is None else [layer]
+    return list(product(layers, range(heads.count) if head is None else [head]))
 
 
 def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:

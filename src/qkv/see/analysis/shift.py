@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis import findings
 from qkv.see.analysis.plane import fit_plane
-from qkv.see.analysis.words import is_punctuation, quoted, word_spans
+from qkv.see.analysis.words import is_punctuation, quoted, spans_of
 from qkv.see.draw.figure import named_points
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
@@ -105,8 +105,8 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
     of: list[int] = []
     parts: list[list[tuple[str, Array]]] = []
     for number, trace in enumerate(several):
-        spans = None if pieces else word_spans(trace.tokens, trace.special)
-        spans = spans or [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        spans = each if pieces else spans_of(trace.tokens, trace.special)
         kept = [span for span in spans if not trace.special[span[0]]] or spans
         tokens += [name for _, _, name in kept]
         of += [number] * len(kept)
@@ -211,8 +211,7 @@ def _states(trace: Trace) -> list[tuple[str, Array]]:
     if ("resid_pre", 0) in trace:
         found.append(("embeddings", trace["resid_pre", 0]))
     for layer in range(trace.num_layers):
-        for name in ("normalized_resid_post", "resid_post"):
-            if (name, layer) in trace:
-                found.append((f"after layer {layer}", trace[name, layer]))
-                break
+        state = findings.state_after(trace, layer)
+        if state is not None:
+            found.append((f"after layer {layer}", state))
     return found

@@ -55,7 +55,7 @@ def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int 
     ("It's me!", 'Here we are…')
     """
     if not text:
-        spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
+        spans = spans_of(tokens, special)
         words = [word for first, _, word in spans if not special[first]] or list(tokens)
         text = _BEFORE_MARK.sub("", " ".join(words))
     text = " ".join(text.split())
@@ -114,7 +114,7 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     >>> flags.astype(int).tolist(), numbers.tolist()
     ([0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 2, 0, 3, 4])
     """
-    spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
+    spans = spans_of(tokens, special)
     names = [bare(name).lower() for _, _, name in spans]
     known: dict[str, int] = {}
     numbers = [known.setdefault(name, len(known)) for name in names]
@@ -130,14 +130,17 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     return (flags if len(set(each[flags].tolist())) > 1 else words), each
 
 
-def content_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """The content words of a text, each once.
+def words_of(
+    tokens: Sequence[str], special: Sequence[bool], *, only_content: bool = False
+) -> list[str]:
+    """The words of a text, or its content words, each once; punctuation is no word.
 
-    >>> content_words(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
-    ['banker', 'bank']
+    >>> tokens = ["the", "bank", "##er", "of", "the", "bank", "."]
+    >>> words_of(tokens, [False] * 7), words_of(tokens, [False] * 7, only_content=True)
+    (['the', 'banker', 'of', 'bank'], ['banker', 'bank'])
     """
-    spans = word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
-    flags, _ = content(tokens, special)
+    flags = content(tokens, special)[0] if only_content else is_word(tokens, special)
+    spans = spans_of(tokens, special)
     return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
 
 
@@ -168,6 +171,11 @@ def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") ->
             f"Take what it shows with care: {odd} of {size} tokens are pieces of words, or unknown."
         )
     return [f"{name}: {line}" for line in found] if name else found
+
+
+def spans_of(tokens: Sequence[str], special: Sequence[bool]) -> list[Span]:
+    """The words of a text as (first, last + 1, word); its tokens where none is a piece."""
+    return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:

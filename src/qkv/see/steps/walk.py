@@ -14,6 +14,7 @@ from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.models.network.embedding import Embedding
 from qkv.see.analysis import selection
+from qkv.see.analysis.heads import heads_of
 from qkv.see.steps.source import KNOWN, Source
 from qkv.see.steps.step import (
     GIVEN,
@@ -100,7 +101,7 @@ def walk_head(
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
-    chosen, _ = selection.choose_head(trace, layer, head, call="walk")
+    chosen, _ = selection.choose_head(heads_of(trace), layer, head, call="walk")
     block = blocks[layer] if blocks else None
     tokens = list(trace.tokens)
     at = Source(trace, layer, parameters or {}, _plain_rotary(block))

@@ -243,7 +243,8 @@ def compare_runs(
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
-    chosen = selection.changed_head(a, b, layer, head)
+    without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
+    chosen = selection.changed_head(heads_of(a), heads_of(b), without, layer, head)
     return RunsView((a, b), (_name(a), _name(b)), chosen, changes, _by_layer(a, b), theme, stretch)
 
 
