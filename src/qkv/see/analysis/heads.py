@@ -167,15 +167,13 @@ class Heads:
             weights and keys, both `(L, S)`, or `(L, k)` where only the k largest are kept; a
             weight of -1 where it joins no two such words.
         """
-        place, rows = self.layers.index(layer), np.arange(len(self.tokens))
+        weights = self.known(layer, head)
         if self.weights:
-            weights = self.weights[place][head]
-            return self.between_content(weights), np.broadcast_to(
-                np.arange(weights.shape[1]), weights.shape
-            )
-        indices, weights = self.summary[place].indices[head], self.summary[place].weights[head]
-        kept = self._joined(rows, indices) & (indices >= 0) & ~np.isnan(weights)
-        return np.where(kept, weights, -1.0), indices
+            keys = np.arange(len(self.all_keys))
+            return self.between_content(weights), np.broadcast_to(keys, weights.shape)
+        keys = self.summary[self.layers.index(layer)].indices[head]
+        kept = self._joined(np.arange(len(self.tokens)), keys) & (keys >= 0) & ~np.isnan(weights)
+        return np.where(kept, weights, -1.0), keys
 
     def best_links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
@@ -258,29 +256,22 @@ class Heads:
 
     def block(self, layer: int, head: int, most: int) -> Block:
         """The rows and columns, at most this many, in which the largest links stand."""
-        queries, keys = self.query_names, self.key_names
-        links, places = self.links(layer, head)
-        place = self.layers.index(layer)
+        links, keys = self.links(layer, head)
+        weights = self.known(layer, head)
         if self.weights:
             rows, columns = strongest_block(links, most, most)
-            values = self.weights[place][head][np.ix_(rows, columns)]
+            values = weights[np.ix_(rows, columns)]
             hidden = self.hidden(layer, head)
             hidden = None if hidden is None else hidden[np.ix_(rows, columns)]
             missing = "hidden by the mask"
         else:
-            rows, columns = _corner(links, places, most)
-            kept = self.summary[place]
-            values = np.full((len(rows), len(columns)), np.nan)
-            for i, row in enumerate(rows):
-                for key, weight in zip(
-                    kept.indices[head, row], kept.weights[head, row], strict=True
-                ):
-                    if key in columns:
-                        values[i, columns.index(key)] = weight
+            rows, columns = _corner(links, keys, most)
+            at = keys[rows, :, None] == columns  # (rows, k, columns)
+            values = np.where(at, weights[rows, :, None], 0.0).sum(axis=1)
+            values = np.where(at.any(axis=1), values, np.nan)
             hidden, missing = None, "not among the weights that were kept"
-        return Block(
-            [queries[i] for i in rows], [keys[j] for j in columns], rows, values, hidden, missing
-        )
+        names = [self.query_names[i] for i in rows], [self.key_names[j] for j in columns]
+        return Block(*names, rows, values, hidden, missing)
 
     def hidden(self, layer: int, head: int) -> Array | None:
         """Where a mask hides a key from a query, `(L, S)`, if the scores are known.
@@ -312,16 +303,18 @@ class Heads:
         own = is_word(self.tokens, self.special)
         return own, own if self.keys is None else is_word(self.keys, self.all_key_special)
 
-    def _joined(self, rows: Array, at: Array, *asked: bool) -> Array:
+    def _joined(
+        self, rows: Array, at: Array, query_asked: bool = False, key_asked: bool = False
+    ) -> Array:
         """Whether keys `(S,)` or `(..., rows, k)` and these queries are two content words.
 
         Args:
             rows: the queries.
             at: the keys.
-            asked: whether the queries, and the keys, were asked for, whatever they are.
+            query_asked: whether the queries were asked for, whatever they are.
+            key_asked: the same of the keys.
         """
         (flags, numbers), (key_flags, key_numbers) = self._content, self._key_content
-        query_asked, key_asked = asked or (False, False)
         kept = (flags[rows] | query_asked)[:, None] & (key_flags[at] | key_asked)
         if self.keys is None:
             kept &= numbers[rows][:, None] != key_numbers[at]
@@ -343,13 +336,8 @@ def heads_of(
     short: list[int] = []
     if not numbers:
         short = [layer for layer in own if ("top_weights", layer) in trace]
-    scores, scale = {}, {}
-    for layer in numbers:
-        if ("attn_scores", layer) in trace:
-            scores[layer] = trace["attn_scores", layer][0]
-            factor = _scale(trace, layer)
-            if factor is not None:
-                scale[layer] = factor
+    scores = {n: trace["attn_scores", n][0] for n in numbers if ("attn_scores", n) in trace}
+    scales = {layer: _scale(trace, layer) for layer in scores}
     summary = [
         Summary(*(trace[part, layer][0] for part in ("top_indices", "top_weights", "received")))
         for layer in short
@@ -361,7 +349,7 @@ def heads_of(
         [trace["pattern", layer][0] for layer in numbers],
         summary,
         scores=scores,
-        scale=scale,
+        scale={layer: scale for layer, scale in scales.items() if scale is not None},
         norms=_norms(trace, numbers or short, parameters or {}),
         name=name,
         text=trace.text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.heads import Heads, Summary
 from qkv.see.analysis.words import Span
+
+Measure = Callable[[Array], Array]  # of one layer's weights (H, L, S): a number for each head
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
@@ -21,25 +23,28 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     size, own = len(heads.tokens), heads.keys is None
     special = np.array(heads.all_key_special, dtype=bool)
     separators = np.flatnonzero(special & (np.arange(len(special)) > 0))
-    found: dict[str, Array | None] = dict.fromkeys(
-        ("entropy", "previous", "next", "first", "separators", "distance")
-    )
-    if heads.weights:
-        found["entropy"] = np.array([entropy(layer) for layer in heads.weights])
-        found["first"] = np.array([on_keys(layer, [0]) for layer in heads.weights])
-        if own and size > 1:
-            found["previous"] = np.array([on_offset(layer, -1) for layer in heads.weights])
-            found["next"] = np.array([on_offset(layer, 1) for layer in heads.weights])
-        if own:
-            found["distance"] = np.array([distance(layer) for layer in heads.weights])
-        if separators.size:
-            found["separators"] = np.array([on_keys(layer, separators) for layer in heads.weights])
-    else:
+    names = ("entropy", "previous", "next", "first", "separators", "distance")
+    found: dict[str, Array | None] = dict.fromkeys(names)
+    if not heads.weights:
         received = np.array([part.received for part in heads.summary])  # (layers, H, S)
         found["first"] = received[..., 0] / size
         if separators.size:
             found["separators"] = received[..., separators].sum(axis=-1) / size
-    return found
+        return found
+    ways: dict[str, Measure] = {
+        "entropy": entropy,
+        "first": lambda layer: on_keys(layer, [0]),
+    }
+    if own and size > 1:
+        ways["previous"] = lambda layer: on_offset(layer, -1)
+        ways["next"] = lambda layer: on_offset(layer, 1)
+    if own:
+        ways["distance"] = distance
+    if separators.size:
+        ways["separators"] = lambda layer: on_keys(layer, separators)
+    return found | {
+        name: np.array([way(layer) for layer in heads.weights]) for name, way in ways.items()
+    }
 
 
 def entropy(weights: Array) -> Array:
@@ -53,9 +58,9 @@ def entropy(weights: Array) -> Array:
     >>> entropy(np.array([[[1.0, 0.0], [0.5, 0.5]]]))
     array([0.5])
     """
-    return np.array(
-        [_mean(_bits(head).sum(axis=-1), _sees(head)) for head in weights.astype(np.float64)]
-    )
+    exact = weights.astype(np.float64)
+    logs = np.log2(exact, out=np.zeros_like(exact), where=exact > 0)
+    return _means((-exact * logs).sum(axis=-1), exact)
 
 
 def on_offset(weights: Array, offset: int) -> Array:
@@ -70,9 +75,8 @@ def on_offset(weights: Array, offset: int) -> Array:
     array([0.75])
     """
     there = np.diagonal(weights, offset, axis1=1, axis2=2).astype(np.float64)  # (H, n)
-    sees = np.array([_sees(head) for head in weights])
-    sees = sees[:, -offset:] if offset < 0 else sees[:, : there.shape[1]]
-    return np.array([_mean(row, kept) for row, kept in zip(there, sees, strict=True)])
+    first = max(0, -offset)
+    return _means(there, weights[:, first : first + there.shape[1]])
 
 
 def on_keys(weights: Array, keys: Any) -> Array:
@@ -87,7 +91,7 @@ def on_keys(weights: Array, keys: Any) -> Array:
     array([0.875])
     """
     parts = weights[..., np.asarray(keys)].astype(np.float64).sum(axis=-1)  # (H, L)
-    return np.array([_mean(row, _sees(head)) for row, head in zip(parts, weights, strict=True)])
+    return _means(parts, weights)
 
 
 def on_cells(weights: Array, cells: Array) -> Array:
@@ -99,10 +103,7 @@ def on_cells(weights: Array, cells: Array) -> Array:
     array([0.75])
     """
     parts = np.where(cells, weights, 0).sum(axis=-1, dtype=np.float64)  # (H, L)
-    there = cells.any(axis=-1)
-    return np.array(
-        [_mean(row, _sees(head) & there) for row, head in zip(parts, weights, strict=True)]
-    )
+    return _means(parts, weights, np.asarray(cells.any(axis=-1)))
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
@@ -138,7 +139,7 @@ def distance(weights: Array) -> Array:
     """
     rows, columns = np.arange(weights.shape[1]), np.arange(weights.shape[2])
     far = np.abs(rows[:, None] - columns).astype(np.float64)
-    return np.array([_mean(np.einsum("ij,ij->i", head, far), _sees(head)) for head in weights])
+    return _means(np.array([np.einsum("ij,ij->i", head, far) for head in weights]), weights)
 
 
 def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
@@ -179,16 +180,9 @@ def summarize(weights: Array, top_k: int) -> Summary:
     return Summary(np.where(largest > 0, indices, -1), largest, received)
 
 
-def _sees(head: Array) -> Array:
-    """Which queries see anything: their weights sum to more than 0."""
-    return np.asarray(head.sum(axis=-1) > 0)
-
-
-def _mean(values: Array, kept: Array) -> float:
-    return float(values[kept].mean()) if kept.any() else 0.0
-
-
-def _bits(weights: Array) -> Array:
-    """`-w * log2(w)`, 0 for a weight of 0."""
-    logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
-    return np.asarray(-weights * logs)
+def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
+    """The mean of each head's parts `(H, L)`, `(H,)`, over the queries that see anything."""
+    sees = (weights.sum(axis=-1) > 0) & there
+    return np.array(
+        [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
+    )

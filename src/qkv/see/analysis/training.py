@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from qkv.arrays import Array
 from qkv.models.tasks.truncation import callers
 from qkv.see.analysis import measures, selection
 from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.measures import Measure
 from qkv.see.analysis.selection import Head
 from qkv.see.analysis.snapshots import Run, Text, traces
 from qkv.trace import Trace
@@ -51,7 +52,7 @@ class Replay:
     Attributes:
         run: what the run is called.
         first: the trace of the first snapshot, for what stays the same.
-        layers: the numbers of the layers.
+        heads: those of the first snapshot, likewise.
         steps: of the snapshots, in order.
         scores: what is scored.
         values: the scores, `(steps, layers, heads, scores)` float64.
@@ -63,7 +64,7 @@ class Replay:
 
     run: str
     first: Trace
-    layers: list[int]
+    heads: Heads
     steps: list[int]
     scores: list[Score]
     values: Array
@@ -71,6 +72,11 @@ class Replay:
     weights: Array
     hidden: Array | None
     losses: list[tuple[int, float]]
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers."""
+        return self.heads.layers
 
     @property
     def rises(self) -> Array:
@@ -117,28 +123,27 @@ def replay_of(run: Run, text: Text) -> Replay:
     Raises:
         ValueError: no snapshot is left, or what `traces` raises.
     """
-    first: Trace | None = None
-    heads: Heads | None = None
+    first: tuple[Trace, Heads, dict[Score, Measure]] | None = None
     steps: list[int] = []
     shown: list[int] = []
     values: list[Array] = []
     kept: list[Array] = []  # each (layers, heads, L, L)
-    wanted: set[int] = set()
     for place, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
-        now = heads_of(trace)
-        if first is None or heads is None:
-            first, heads = trace, now
-            first.model = run.name or trace.model  # a run of given traces has no name
-            wanted = set(spread(len(run.steps), MOST_CELLS // heads.cells))
-        weights = np.array(now.weights, dtype=np.float32)
+        heads = heads_of(trace)
+        if first is None:
+            first = trace, heads, _scores(heads)
+            trace.model = run.name or trace.model  # a run of given traces has no name
+            wanted = spread(len(run.steps), MOST_CELLS // heads.cells)
+        weights = np.array(heads.weights, dtype=np.float32)
         if not np.isfinite(weights).all():
             continue
         if place in wanted:
             shown.append(len(steps))
             kept.append(weights)
         steps.append(step)
-        values.append(_values(weights, heads))
-    if first is None or heads is None or not shown:
+        scored = [[measure(layer) for layer in weights] for measure in first[2].values()]
+        values.append(np.array(scored).transpose(1, 2, 0))
+    if first is None or not shown:
         raise ValueError(
             "replay: no snapshot has finite weights: the run diverged before the first"
         )
@@ -149,13 +154,14 @@ def replay_of(run: Run, text: Text) -> Replay:
             UserWarning,
             stacklevel=callers(),
         )
+    trace, heads, scores = first
     hidden = [np.isneginf(heads.scores[n]) for n in heads.layers if n in heads.scores]
     return Replay(
         run.name,
-        first,
-        heads.layers,
+        trace,
+        heads,
         steps,
-        _known(heads),
+        [*scores],
         np.array(values),
         shown,
         np.array(kept),
@@ -174,37 +180,24 @@ def spread(count: int, most: int) -> list[int]:
     return [int(place) for place in np.rint(places)]
 
 
-def _known(heads: Heads) -> list[Score]:
+def _scores(heads: Heads) -> dict[Score, Measure]:
     """What can be scored: not all texts repeat tokens, and not all models see the next one."""
-    found = [PREVIOUS] if len(heads.tokens) > 1 else []
-    if found and not all(
-        np.isneginf(np.diagonal(scores, 1, axis1=1, axis2=2)).all()
-        for scores in (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
-    ):
-        found.append(NEXT)
-    if measures.after_copies(heads.tokens, heads.special).any():
-        found.append(INDUCTION)
-    return [*found, FIRST]
-
-
-def _values(weights: Array, heads: Heads) -> Array:
-    """The scores `(layers, heads, scores)` of weights `(layers, heads, L, L)`."""
+    found: dict[Score, Measure] = {}
+    if len(heads.tokens) > 1:
+        found[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
+        scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
+        if not all(np.isneginf(np.diagonal(part, 1, axis1=1, axis2=2)).all() for part in scores):
+            found[NEXT] = lambda layer: measures.on_offset(layer, 1)
     copies = measures.after_copies(heads.tokens, heads.special)
-    ways: dict[Score, Callable[[Array], Array]] = {
-        PREVIOUS: lambda layer: measures.on_offset(layer, -1),
-        NEXT: lambda layer: measures.on_offset(layer, 1),
-        INDUCTION: lambda layer: measures.on_cells(layer, copies),
-        FIRST: lambda layer: measures.on_keys(layer, [0]),
-    }
-    return np.array(
-        [[ways[score](layer) for layer in weights] for score in _known(heads)]
-    ).transpose(1, 2, 0)
+    if copies.any():
+        found[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
+    return found | {FIRST: lambda layer: measures.on_keys(layer, [0])}
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, int]:
     """The head that came nearest to one of the scores, and the place of that score."""
     names = [score.of for score in replay.scores]
-    return selection.rising_head(heads_of(replay.first), replay.rises, names, layer, head)
+    return selection.rising_head(replay.heads, replay.rises, names, layer, head)
 
 
 def in_words(replay: Replay, head: Head, score: int) -> str:

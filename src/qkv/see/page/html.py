@@ -49,14 +49,14 @@ def fragment(payload: dict[str, Any], static: str) -> str:
 
 
 def whole_page(payload: dict[str, Any], static: str) -> str:
-    """A view as a page of its own, whose policy forbids it the network."""
-    title = escape(readable(payload["title"]), quote=True)
-    return document(title, f"<h1>{title}</h1>\n{fragment(payload, static)}", payload["theme"])
+    """A view as a page of its own."""
+    return document(payload["title"], fragment(payload, static), payload["theme"])
 
 
 def document(title: str, body: str, theme: str) -> str:
-    """A whole HTML document, whose policy forbids it the network; title and body are HTML."""
+    """A whole HTML document round a body, whose policy forbids it the network."""
     scheme = {"auto": "light dark"}.get(theme, theme)
+    title = escape(readable(title), quote=True)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -66,7 +66,8 @@ def document(title: str, body: str, theme: str) -> str:
         "<style>body{margin:0 auto;padding:12px;max-width:1400px;"
         "font-family:system-ui,sans-serif}"
         "h1{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n"
+        "</body>\n</html>\n"
     )
 
 
