@@ -32,10 +32,11 @@ def walk(
 ) -> View:
     """Each step of one head over TEXT: its formula, its NumPy line, its real numbers."""
     from qkv import see
-    from qkv.see.analysis import inputs
+    from qkv.models import random_model
+    from qkv.see.analysis.inputs import texts_of
 
     sizes = {"dim": dim, "heads": heads, "seed": seed}
-    given = {name: value for name, value in sizes.items() if value is not None}
+    given: dict[str, Any] = {n: value for n, value in sizes.items() if value is not None}
     flags = {"--causal": causal, "--no-positions": no_positions}
     used = [*(f"--{name}" for name in given), *(name for name in flags if flags[name])]
     if used and model != "random":
@@ -43,5 +44,5 @@ def walk(
     chosen: Any = model
     if used:
         given |= {"causal": causal, "positions": not no_positions}
-        chosen = inputs.lesson_model([text], "walk", **given)
+        chosen = random_model(texts_of([text], "walk"), **given)
     return see.walk(text, model=chosen, **options)

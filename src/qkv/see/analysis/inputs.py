@@ -29,7 +29,12 @@ def traced(
         trace = findings.one_text(given, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
-        return trace_of_arrays(given, tokens, call), None
+        heads = heads_from(given, tokens, call=call)
+        arrays = {
+            f"blocks.{layer}.attn.hook_pattern": weights[None]
+            for layer, weights in zip(heads.layers, heads.weights, strict=True)
+        }
+        return Trace(arrays, tokens=[heads.tokens], special=[heads.special]), None
     if hasattr(given, "__array__") or (
         isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
     ):
@@ -42,16 +47,6 @@ def traced(
     return findings.readable(used.trace(text)), used
 
 
-def trace_of_arrays(attention: Any, tokens: Iterable[str], call: str) -> Trace:
-    """A trace that holds these weights and no more."""
-    heads = heads_from(attention, tokens, call=call)
-    arrays = {
-        f"blocks.{layer}.attn.hook_pattern": weights[None]
-        for layer, weights in zip(heads.layers, heads.weights, strict=True)
-    }
-    return Trace(arrays, tokens=[heads.tokens], special=[heads.special])
-
-
 def texts_of(texts: list[Any], call: str) -> list[str]:
     """Texts that have something in them."""
     names = ["the text"] if len(texts) == 1 else ["the first text", "the second text"]
@@ -59,13 +54,6 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
         if not check_text(text, call=call, name=name).strip():
             raise ValueError(f"{call}: {name} is empty: give at least one word")
     return texts
-
-
-def lesson_model(texts: list[str], call: str, **options: Any) -> Model:
-    """The random model whose vocabulary is the words of these texts."""
-    from qkv.models import random_model
-
-    return random_model(texts_of(texts, call), **options)
 
 
 def model_of(model: Model | str | None, texts: list[str]) -> Model:

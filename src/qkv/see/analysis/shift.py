@@ -103,7 +103,7 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
     several = [findings.one_text(trace, "plot_shift") for trace in several]
     tokens: list[str] = []
     of: list[int] = []
-    parts: list[list[tuple[str, Array]]] = []
+    parts: list[dict[str, Array]] = []
     for number, trace in enumerate(several):
         each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
         spans = each if pieces else spans_of(trace.tokens, trace.special)
@@ -111,22 +111,15 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
         tokens += [name for _, _, name in kept]
         of += [number] * len(kept)
         parts.append(
-            [
-                (name, np.stack([state[0][first:end].mean(0) for first, end, _ in kept]))
-                for name, state in _states(trace)
-            ]
+            {
+                name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
+                for name, state in _states(trace).items()
+            }
         )
-    names = [[name for name, _ in part] for part in parts]
-    sizes = {part[0][1].shape[1] for part in parts}
-    if any(other != names[0] for other in names) or len(sizes) > 1:
+    if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
         raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
-    (_, before), *stages = (
-        (name, np.concatenate([part[place][1] for part in parts]))
-        for place, name in enumerate(names[0])
-    )
-    return _shift(
-        [quoted(t.text, t.tokens, t.special) for t in several], tokens, of, before, stages
-    )
+    states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _shift([quoted(t.text, t.tokens, t.special) for t in several], tokens, of, states)
 
 
 def shift_of_arrays(original: Any, contextual: Any, tokens: Sequence[str]) -> Shift:
@@ -146,25 +139,24 @@ def shift_of_arrays(original: Any, contextual: Any, tokens: Sequence[str]) -> Sh
         raise ValueError(
             f"plot_shift: there are {len(before)} vectors and {len(words)} tokens: give one each"
         )
-    return _shift([" ".join(words)], words, [0] * len(words), before, [("after", after)])
+    states = {"before": before, "after": after}
+    return _shift([" ".join(words)], words, [0] * len(words), states)
 
 
 def _shift(
-    sentences: list[str],
-    tokens: list[str],
-    of: list[int],
-    before: Array,
-    states: list[tuple[str, Array]],
+    sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
 ) -> Shift:
-    for name, state in [("before", before), *states]:
+    """The shift of vectors `(n, D)` from the state "before" to each of the others."""
+    for name, state in states.items():
         if not np.isfinite(state).all():
             raise ValueError(
                 f"plot_shift: of the vectors {name} one holds NaN or infinity: a plane needs "
                 "finite numbers"
             )
-    plane = fit_plane(before, states[-1][1])
+    before, *later = states.values()
+    plane = fit_plane(before, later[-1])
     stages = []
-    for name, state in states:
+    for name, state in list(states.items())[1:]:
         centred = state.astype(np.float64)
         centred = centred - centred.mean(axis=0)
         points = centred @ plane.axes.T
@@ -179,7 +171,7 @@ def _shift(
         explained=plane.explained,
         stages=stages,
         labelled=named_points(plane.original, plane.contextual, tokens),
-        pairs=_pairs(tokens, of, [before, *(state for _, state in states)]),
+        pairs=_pairs(tokens, of, [before, *later]),
     )
 
 
@@ -199,7 +191,7 @@ def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
     ]
 
 
-def _states(trace: Trace) -> list[tuple[str, Array]]:
+def _states(trace: Trace) -> dict[str, Array]:
     """The static vectors, then those at each place that was traced, `(1, T, D)`."""
     last = findings.last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
@@ -207,11 +199,11 @@ def _states(trace: Trace) -> list[tuple[str, Array]]:
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
             "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
         )
-    found = [("static", trace["embed"])]
+    found = {"before": trace["embed"]}
     if ("resid_pre", 0) in trace:
-        found.append(("embeddings", trace["resid_pre", 0]))
+        found["embeddings"] = trace["resid_pre", 0]
     for layer in range(trace.num_layers):
         state = findings.state_after(trace, layer)
         if state is not None:
-            found.append((f"after layer {layer}", state))
+            found[f"after layer {layer}"] = state
     return found
