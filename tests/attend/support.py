@@ -1,5 +1,6 @@
 """Inputs for the tests of attention, and the comparison with the loops at the promised accuracy."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,14 @@ HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
 # For what is the same on every backend: a judge of the tests, processes that choose their own, and
 # float64, which is NumPy's on all of them.
 ON_ONE_BACKEND = pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
+
+
+def each_backend() -> Iterator[str]:
+    """Each backend in turn, inside of a test whose judge takes far longer than what it judges."""
+    with pytest.MonkeyPatch.context() as patch:
+        for backend in BACKENDS:
+            patch.setenv("QKV_BACKEND", backend)
+            yield backend
 
 
 def numbers(shape: Any, seed: int = 0, dtype: Any = np.float32, size: float = 1.0) -> Array:

@@ -9,7 +9,15 @@ from hypothesis import HealthCheck, given, settings
 import qkv
 
 from .cases import Case, cases
-from .support import agree, assert_near, numbers, qkv_arrays, tolerances
+from .support import (
+    ON_ONE_BACKEND,
+    agree,
+    assert_near,
+    each_backend,
+    numbers,
+    qkv_arrays,
+    tolerances,
+)
 
 ARGUMENTS = {
     "bool mask": {"attn_mask": np.random.default_rng(0).random((2, 1, 5, 7)) < 0.7},
@@ -45,44 +53,55 @@ def test_two_arguments_together(first: str, second: str) -> None:
 thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 
+@ON_ONE_BACKEND
 @given(cases())
 @thorough
 def test_everything_at_random(case: Case) -> None:
-    agree(*case.arrays, **case.options)
+    for _ in each_backend():
+        agree(*case.arrays, **case.options)
 
 
+@ON_ONE_BACKEND
 @given(cases(long=True))
 @settings(thorough, max_examples=40)
 def test_everything_at_random_in_several_blocks(case: Case) -> None:
-    agree(*case.arrays, **case.options)
+    for _ in each_backend():
+        agree(*case.arrays, **case.options)
 
 
+@ON_ONE_BACKEND
 @given(cases())
 @settings(thorough, max_examples=150)
 def test_out_at_random(case: Case) -> None:
     query, key, value = case.arrays
-    expected = qkv.attention(query, key, value, **case.options)
-    out = np.full(expected.shape, 7).astype(expected.dtype)
-    assert qkv.attention(query, key, value, **case.options, out=out) is out
-    np.testing.assert_array_equal(out.astype(float), expected.astype(float))
+    for _ in each_backend():
+        expected = qkv.attention(query, key, value, **case.options)
+        out = np.full(expected.shape, 7).astype(expected.dtype)
+        assert qkv.attention(query, key, value, **case.options, out=out) is out
+        np.testing.assert_array_equal(out.astype(float), expected.astype(float))
 
 
+@ON_ONE_BACKEND
 @given(cases())
 @settings(thorough, max_examples=150)
 def test_a_trace_at_random(case: Case) -> None:
     from .test_trace_attention import agree_with_trace
 
-    agree_with_trace(case)
+    for _ in each_backend():
+        agree_with_trace(case)
 
 
+@ON_ONE_BACKEND
 @given(cases())
 @settings(thorough, max_examples=150)
 def test_a_summary_at_random(case: Case) -> None:
     from .test_summary import agree_with_summary
 
-    agree_with_summary(*case.arrays, **case.options, top_k=3)
+    for _ in each_backend():
+        agree_with_summary(*case.arrays, **case.options, top_k=3)
 
 
+@ON_ONE_BACKEND
 @given(cases())
 @settings(thorough, max_examples=100)
 def test_two_halves_merged_at_random(case: Case) -> None:
@@ -97,13 +116,14 @@ def test_two_halves_merged_at_random(case: Case) -> None:
         return
     sinks = options.pop("sinks", None)
     near = np.arange(S) % 2 == 0
-    parts = [
-        qkv.attention(query, key, value, half, **options, sinks=own, return_lse=True)
-        for half, own in ((near, None), (~near, sinks))
-    ]
-    out, lse = qkv.merge_attention(*parts[0], *parts[1])
-    dtype = query.dtype.newbyteorder("=")
-    tolerance, _, relative = tolerances(expected, dtype)
-    assert_near(out, expected.out, 3 * tolerance, "out")
-    size = np.where(np.isfinite(expected.lse), np.maximum(1, np.abs(expected.lse)), 1)
-    assert_near(lse, expected.lse, 3 * relative * size, "lse")
+    for _ in each_backend():
+        parts = [
+            qkv.attention(query, key, value, half, **options, sinks=own, return_lse=True)
+            for half, own in ((near, None), (~near, sinks))
+        ]
+        out, lse = qkv.merge_attention(*parts[0], *parts[1])
+        dtype = query.dtype.newbyteorder("=")
+        tolerance, _, relative = tolerances(expected, dtype)
+        assert_near(out, expected.out, 3 * tolerance, "out")
+        size = np.where(np.isfinite(expected.lse), np.maximum(1, np.abs(expected.lse)), 1)
+        assert_near(lse, expected.lse, 3 * relative * size, "lse")

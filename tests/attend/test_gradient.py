@@ -11,7 +11,7 @@ import qkv
 
 from . import exact
 from .drawn import draw
-from .support import BFLOAT16, ON_ONE_BACKEND, numbers, qkv_arrays
+from .support import BFLOAT16, ON_ONE_BACKEND, each_backend, numbers, qkv_arrays
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 LEARNED = ("bias", "sinks", "alibi_slopes")
@@ -94,6 +94,7 @@ def terms(
     return weights, weights * (above + np.abs(grad_out * out).sum(-1, keepdims=True))
 
 
+@ON_ONE_BACKEND
 @pytest.mark.parametrize("start", range(0, 240, 20))
 def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int) -> None:
     seen = 0
@@ -105,13 +106,9 @@ def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int)
             continue
         kind = case.arrays[0].dtype.newbyteorder("=")
         grad_out = numbers(qkv.attention(*case.arrays, **case.options).shape, seed, kind)
-        found = []
-        for threads in (1, 3):
-            qkv.set_num_threads(threads)
-            found.append(qkv.attention_grad(*case.arrays, grad_out, **case.options))
-        arrays, grad_out = [x.astype(F64) for x in case.arrays], grad_out.astype(F64)
-        truth = qkv.attention_grad(*arrays, grad_out, **case.options)
-        weights, change = terms(case.arrays, grad_out, case.options)
+        wide = [x.astype(F64) for x in (*case.arrays, grad_out)]
+        truth = qkv.attention_grad(*wide, **case.options)
+        weights, change = terms(case.arrays, wide[-1], case.options)
         reach = 2000 if isinstance(case.options.get("q_offset"), str | None) else 1e19
         largest = {
             "query": change.sum(-1).max(initial=0) * 10,
@@ -122,18 +119,24 @@ def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int)
             "alibi_slopes": change.sum() * reach,
         }
         bound = {F16: 1e-3, F32: 2e-6, BFLOAT16: 8e-3}[kind]
-        for name, one, three, expected in zip(truth._fields, *found, truth, strict=True):
-            if expected is None:
-                assert one is three is None
-                continue
-            assert one.dtype == (np.float32 if name in LEARNED else kind), name
-            assert one.tobytes() == three.tobytes(), (seed, name)
-            sound = np.isfinite(expected)
-            assert (np.isfinite(one.astype(F64)) == sound).all(), (seed, name)
-            error = np.abs(np.where(sound, one.astype(F64) - expected, 0)).max(initial=0)
-            assert error <= bound * max(1, largest[name]), (seed, name, error, largest[name])
-            seen += 1
-    assert seen > 15
+        for backend in each_backend():
+            found = []
+            for threads in (1, 3):
+                qkv.set_num_threads(threads)
+                found.append(qkv.attention_grad(*case.arrays, grad_out, **case.options))
+            for name, one, three, expected in zip(truth._fields, *found, truth, strict=True):
+                if expected is None:
+                    assert one is three is None
+                    continue
+                where = (backend, seed, name)
+                assert one.dtype == (np.float32 if name in LEARNED else kind), where
+                assert one.tobytes() == three.tobytes(), where
+                sound = np.isfinite(expected)
+                assert (np.isfinite(one.astype(F64)) == sound).all(), where
+                error = np.abs(np.where(sound, one.astype(F64) - expected, 0)).max(initial=0)
+                assert error <= bound * max(1, largest[name]), (*where, error, largest[name])
+                seen += 1
+    assert seen > 60
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])

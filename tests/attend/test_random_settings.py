@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS
 
 from . import exact
 from .cases import Case
@@ -19,6 +18,7 @@ from .support import (
     assert_near,
     assert_out,
     assert_weights,
+    each_backend,
     tolerances,
 )
 from .test_summary import assert_summary
@@ -26,15 +26,14 @@ from .test_summary import assert_summary
 COUNT, AT_ONCE = 2000, 50
 
 
-@ON_ONE_BACKEND  # the judge takes far longer than what it judges: each setting is tried on all
+@ON_ONE_BACKEND
 @pytest.mark.parametrize("start", range(0, COUNT, AT_ONCE))
-def test_random_settings(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_settings(start: int) -> None:
     for seed in range(start, start + AT_ONCE):
         case = draw(seed)
         before = _bytes(case)
         expected = exact.attention(*case.arrays, **case.options)
-        for backend in BACKENDS:
-            monkeypatch.setenv("QKV_BACKEND", backend)
+        for backend in each_backend():
             try:
                 _agree(case, seed, expected)
             except Exception as error:
