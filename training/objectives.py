@@ -214,9 +214,9 @@ def nearest(
     unit = means / lengths
     words, definitions = unit[: len(targets)], unit[len(targets) :]
     logits = words @ definitions.T / temperature + priors  # (U, M)
-    losses, above = cross_entropy(logits, targets)
-    above /= temperature * len(targets)
-    back = np.concatenate([above @ definitions, above.T @ words])
+    losses, of_logits = cross_entropy(logits, targets)
+    of_logits /= temperature * len(targets)
+    back = np.concatenate([of_logits @ definitions, of_logits.T @ words])
     back -= unit * (back * unit).sum(1, keepdims=True)  # a vector's length changes no cosine
     back /= lengths * counts
     grad = np.zeros_like(rows)

@@ -265,7 +265,7 @@ def test_tokenize_batch_refuses(texts, error: type[Exception], match: str) -> No
         ({"a": 0, "b": 2}, ValueError, "'b' has the id 2: give 2 words the ids 0 to 1"),
         ({"a": -1, "b": 0}, ValueError, "'a' has the id -1"),
         ({"a": 1, "b": 2}, ValueError, "'b' has the id 2"),
-        ({"a": 0.0}, TypeError, "the id of 'a' is 0.0: give an integer"),
+        ({"a": 0.0}, TypeError, "the id of 'a' is 0.0: give a whole number"),
         ({"a": False}, TypeError, "the id of 'a' is False"),
         ({"a": "0"}, TypeError, "the id of 'a' is '0'"),
         ({"a": 0, 5: 1}, TypeError, "word 5 is int, not a string"),

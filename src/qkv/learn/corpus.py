@@ -105,6 +105,7 @@ class Files:
                 yield from found[1:-1] or found  # the first and the last line are in pieces
 
     def _shrunk(self, file: int) -> ValueError:
+        """The error that a file has become shorter."""
         path, size = self.paths[file], self.sizes[file]
         return ValueError(
             f"corpus: {path} had {size} bytes and now has {_size(path)}: let nobody write to it "
@@ -112,6 +113,7 @@ class Files:
         )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
+        """The text of these bytes of a file, which begin in this line."""
         where = f"corpus: {self.paths[file]}"
         nul = raw.find(b"\0")
         if nul >= 0:
@@ -187,6 +189,7 @@ class Corpus:
             self._begin, self._number, self._epoch = Place(), 0, self._epoch + 1
 
     def _read(self) -> list[Array]:
+        """The sequences of the present block, in the order of the present round."""
         if self._kept is None or self._kept[0] != self._begin:  # else there is but one block
             lines, end = self._files.block(self._begin, self._block)
             self._kept = self._begin, self._cut(lines), end
@@ -291,6 +294,7 @@ def _piece(stream: BinaryIO) -> bytes:
 
 
 def _size(path: Path) -> int:
+    """The bytes of a file that can be read again and again."""
     about = path.stat()  # a FileNotFoundError says enough
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
@@ -301,4 +305,5 @@ def _size(path: Path) -> int:
 
 
 def _named(paths: Sequence[Path]) -> str:
+    """What errors call the files."""
     return str(paths[0]) if len(paths) == 1 else f"what the {len(paths)} files hold"

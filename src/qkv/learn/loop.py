@@ -190,20 +190,20 @@ class Run:
         """Go where the folder says that the run is: to the beginning, or the last checkpoint."""
         self.about, folder = {"settings": settings}, self.folder
         found = last_checkpoint(folder)
-        if found is None and resume:
-            raise ValueError(f"train: {folder} holds no checkpoint to go on from")
-        if found is not None and not resume:
-            raise ValueError(
-                f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
-                "resume, or name another folder"
-            )
-        if found is not None:
+        if resume:
+            if found is None:
+                raise ValueError(f"train: {folder} holds no checkpoint to go on from")
             need_same(found.about["settings"], settings, found.path)
             self.restore(found)
             for step, path in snapshots_in(folder).items():
                 if step > self.step:  # it is made again
                     shutil.rmtree(path, ignore_errors=True)
             return
+        if found is not None:
+            raise ValueError(
+                f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
+                "resume, or name another folder"
+            )
         if not self.network.is_finite():
             raise ValueError(
                 f"train: {self.network.source.name} gives numbers that are not finite: begin with "

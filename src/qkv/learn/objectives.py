@@ -144,6 +144,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
+        """Sequences that something can be learned from, as many as a step needs."""
         found: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:

@@ -260,6 +260,7 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
+    """What is learned, with the corpus cut as that needs."""
     count = run.tokens_per_step
     if run.objective == "causal":
         corpus = Corpus(files, running(tokenizer, run.length), seed=run.seed)

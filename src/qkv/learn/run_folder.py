@@ -184,6 +184,7 @@ def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> N
 
 
 def _step_name(step: int) -> str:
+    """What a checkpoint or snapshot is called."""
     return f"step-{step:08d}"
 
 
@@ -326,6 +327,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _check_state(about: Any, step: int) -> None:
+    """Raise unless a run can be at this step in this state."""
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -340,6 +342,7 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, Array]) -> None:
+    """Raise unless these can be the parameters and the running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
     like = arrays["parameters"]
@@ -377,4 +380,5 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
+    """A setting as errors show it."""
     return f"{values[name]!r:.60}" if name in values else "left out"

@@ -43,6 +43,7 @@ class Sequences:
         self._order = self._shuffled()
 
     def _shuffled(self) -> Array:
+        """The order of the present round."""
         rng = np.random.default_rng([self._seed, self._epoch])
         return rng.permutation(len(self._sequences))
 

@@ -48,6 +48,7 @@ def main() -> None:
 
 
 def _end_with_whoever_waits() -> None:
+    """End this process when its standard input closes."""
     os.read(sys.stdin.fileno(), 1)  # without a lock that Python would want at its end
     os._exit(1)
 
@@ -58,6 +59,7 @@ def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenize
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """Beginnings of words and pieces inside them, as BERT's tokenizer has them."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
@@ -74,9 +76,8 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     )
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
-    if any(
-        map(re.compile(rf"\w{{{LONGEST + 1}}}").search, lines)
-    ):  # it would be unknown as a whole
+    long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
+    if any(map(long_word.search, lines)):  # it would be unknown as a whole
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner
@@ -112,6 +113,7 @@ def _is_inside_words(letter: str) -> bool:
 
 
 def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """Pairs of bytes that are joined, as GPT-2's tokenizer has them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     inner = Tokenizer(models.BPE())

@@ -81,6 +81,7 @@ def reproduces(runs: list[Run], steps: Steps) -> bool:
 
 
 def _gives(run: Run, steps: Steps) -> bool:
+    """Do these steps give what one call gave?"""
     try:
         predicted = compute(run.case, steps)
     except (ValueError, IndexError):  # shapes that do not fit: the function should have failed too

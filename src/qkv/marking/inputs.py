@@ -69,6 +69,7 @@ def _lift(a: Array, rank: int) -> Array:
 
 
 def _case(signature: str, *rows: Any) -> Case:
+    """A call with these arrays."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]
     return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 

@@ -127,6 +127,7 @@ class _Marking:
                 self.steps = None
 
     def result(self) -> CheckResult:
+        """All that was found, what is wrong first."""
         found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
         wrong, fragile, habits = (
             tuple(finding.key for finding in found if finding.kind == kind) for kind in _LEAD
@@ -137,6 +138,7 @@ class _Marking:
         return CheckResult(message, wrong, fragile, habits, points, example)
 
     def _said(self, found: Sequence[Finding]) -> Iterator[str]:
+        """What was found, in words."""
         if not found:
             yield f"{self.call.name} is right."
             return
@@ -151,6 +153,7 @@ class _Marking:
                 yield f"What mends it: {other.remedy}"
 
     def _tried(self) -> Iterator[str]:
+        """What was tried, and what could not be."""
         yield f"Tried: {', '.join(self.tried)}."
         yield from self.limits
         asked = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}

@@ -448,10 +448,12 @@ _JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -
 
 
 def _reshape(a: Array, heads: int) -> Array:
+    """(..., T, H * d) -> (..., H, T, d) without the transpose."""
     return a.reshape(*a.shape[:-2], heads, a.shape[-2], -1)
 
 
 def _rejoin(a: Array) -> Array:
+    """(..., H, T, d) -> (..., T, H * d) without the transpose."""
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 

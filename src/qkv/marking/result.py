@@ -69,6 +69,7 @@ def _wrapped(paragraph: str) -> list[str]:
 
 
 def _named(name: str, value: Any) -> list[str]:
+    """An input or an output with its name before it."""
     label = _LABELS.get(name, name)
     if not isinstance(value, np.ndarray):
         return [f"  {label} = {value}"]

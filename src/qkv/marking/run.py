@@ -71,6 +71,7 @@ class Learner:
         return run.swapped() if self.weights_first else run
 
     def _keywords(self, case: Case) -> dict[str, Any]:
+        """The options of a case by the names of the function's parameters."""
         found: dict[str, Any] = {}
         for option, parameter in self.options.items():
             if option == "mask":

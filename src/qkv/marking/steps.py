@@ -54,17 +54,16 @@ def compute(case: Case, steps: Steps) -> Array:
 
 
 def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    given = np.ones((queries, keys), bool)
-    if case.visible is not None:
-        given = steps["mask"](case.visible)
+    """Where a query sees a key, (L, S), by the mask and the causal mask of a case."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
-    offset = 0 if case.q_offset is None else case.q_offset
-    if not case.causal:
-        allowed = steps["not_causal"](i, j)
+    if case.causal:
+        allowed = steps["causal"](i, j, case.q_offset or 0, keys - queries)
     else:
-        allowed = steps["causal"](i, j, offset, keys - queries)
-    together = case.causal and case.mask is not None
-    visible: Array = (steps["both"] if together else np.logical_and)(given, allowed)
+        allowed = steps["not_causal"](i, j)
+    if case.visible is None:
+        return np.broadcast_to(allowed, (queries, keys))
+    rule = steps["both"] if case.causal else np.logical_and
+    visible: Array = rule(steps["mask"](case.visible), allowed)
     return visible
 
 
@@ -86,13 +85,13 @@ def softmax(s: Array) -> Array:
 
 
 def _split(a: Array, heads: int) -> Array:
-    return np.swapaxes(
-        a.reshape(*a.shape[:-1], heads, -1), -3, -2
-    )  # (..., T, H * d) -> (..., H, T, d)
+    """(..., T, H * d) -> (..., H, T, d)."""
+    return np.swapaxes(a.reshape(*a.shape[:-1], heads, -1), -3, -2)
 
 
 def _join(a: Array) -> Array:
-    a = np.swapaxes(a, -3, -2)  # (..., T, H, d)
+    """(..., H, T, d) -> (..., T, H * d)."""
+    a = np.swapaxes(a, -3, -2)
     return a.reshape(*a.shape[:-2], -1)
 
 

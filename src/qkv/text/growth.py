@@ -109,6 +109,7 @@ def _factor(rule: Any) -> float:
 
 
 def _replacing(rule: Mapping[str, Any]) -> float:
+    """The most characters that a rule which replaces a pattern makes of one."""
     pattern, made = rule.get("pattern"), len(_text(rule.get("content")))
     if not isinstance(pattern, dict):
         return 1.0
@@ -157,4 +158,5 @@ def _added(rule: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str:
+    """A value that should be a string; empty where it is none."""
     return value if isinstance(value, str) else ""

@@ -244,6 +244,7 @@ def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
 
 
 def _unknown(inner: tokenizers.Tokenizer) -> str | None:
+    """The token that stands for an unknown word."""
     model: Any = inner.model
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token

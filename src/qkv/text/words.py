@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qkv.arrays import whole_number
 from qkv.text.tokenizer import Tokenizer, check_text, check_texts
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class WordTokenizer(Tokenizer):
 
 
 def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+    """A tokenizer of the library with this vocabulary, which cuts as `_TOKEN` says."""
     import tokenizers as library
 
     inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -94,6 +96,7 @@ def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
 
 
 def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]:
+    """The vocabulary of texts, in the order in which its words appear."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
         raise ValueError(
@@ -103,8 +106,10 @@ def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]
 
 
 def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[str, int]:
+    """A vocabulary that was given, as it will be looked up."""
     if not source:
         raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
+    each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
     ids: dict[str, int] = {}
     spelled: dict[str, str] = {}  # as it will be looked up -> as it was given
     owner: dict[int, str] = {}
@@ -116,19 +121,17 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
                 f"WordTokenizer: {spelled[found]!r} and {word!r} are the same word in lower case: "
                 "keep one of them, or pass lowercase=False"
             )
-        index = _index(word, given)
+        name = f"the id of {word!r}"
+        index = whole_number(given, call="WordTokenizer", name=name, least=-sys.maxsize)
         if index in owner:
             raise ValueError(
                 f"WordTokenizer: {owner[index]!r} and {word!r} both have the id {index}: "
-                f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
+                f"{each_once}"
             )
         ids[found], spelled[found], owner[index] = index, word, word
     for index, word in owner.items():
         if not 0 <= index < len(source):
-            raise ValueError(
-                f"WordTokenizer: {word!r} has the id {index}: "
-                f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
-            )
+            raise ValueError(f"WordTokenizer: {word!r} has the id {index}: {each_once}")
     return ids
 
 
@@ -142,14 +145,3 @@ def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
             "so it would never be found in a text: give its parts, without blanks"
         )
     return found
-
-
-def _index(word: str, given: Any) -> int:
-    try:
-        if isinstance(given, bool):
-            raise TypeError
-        return operator.index(given)
-    except TypeError:
-        raise TypeError(
-            f"WordTokenizer: the id of {word!r} is {given!r}: give an integer"
-        ) from None
