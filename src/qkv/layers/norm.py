@@ -41,11 +41,21 @@ class _Norm(Layer):
     eps: float
     offset: float
 
+    def _begin(self, dim: int, eps: float, dtype: Any, *, bias: bool) -> None:
+        """Take new parameters: a weight of 1 and, if any, a bias of 0."""
+        call = type(self).__name__
+        dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
+        weight = {"weight": np.ones(dim, kind)}
+        self._set(weight | ({"bias": np.zeros(dim, kind)} if bias else {}), eps)
+
     def _set(self, parameters: dict[str, Array], eps: float, offset: float = 0.0) -> None:
-        self.parameters = parameters
-        self.dim = len(parameters["weight"])
-        self.eps = _checked_eps(eps, call=type(self).__name__)
-        self.offset = offset
+        """Take parameters that fit each other, once `eps` is one."""
+        if not (math.isfinite(eps) and eps >= 0):
+            raise ValueError(
+                f"{type(self).__name__}: eps is {eps}: it must be finite and not negative"
+            )
+        self.parameters, self.dim = parameters, len(parameters["weight"])
+        self.eps, self.offset = float(eps), offset
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
@@ -151,12 +161,7 @@ class LayerNorm(_Norm):
     def __init__(
         self, dim: int, *, eps: float = 1e-5, bias: bool = True, dtype: Any = np.float32
     ) -> None:
-        call = type(self).__name__
-        dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
-        parameters = {"weight": np.ones(dim, kind)}
-        if bias:
-            parameters["bias"] = np.zeros(dim, kind)
-        self._set(parameters, eps)
+        self._begin(dim, eps, dtype, bias=bias)
 
     @classmethod
     def from_parameters(
@@ -189,9 +194,7 @@ class RMSNorm(_Norm):
     _is_centred = False
 
     def __init__(self, dim: int, *, eps: float = 1e-6, dtype: Any = np.float32) -> None:
-        call = type(self).__name__
-        dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
-        self._set({"weight": np.ones(dim, kind)}, eps)
+        self._begin(dim, eps, dtype, bias=False)
 
     @classmethod
     def from_parameters(
@@ -223,9 +226,3 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
     for name, array in arrays.items():
         need_shape(array, weight.shape, call=call, name=name, why="that of weight")
     return arrays
-
-
-def _checked_eps(eps: float, *, call: str) -> float:
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"{call}: eps is {eps}: it must be finite and not negative")
-    return float(eps)
