@@ -18,7 +18,7 @@ from qkv.layers.gradient import Gradient, need_single, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import keep
-from qkv.layers.parameters import handed, quiet, result_type, vectors_of, word_vectors
+from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
 from qkv.trace import Recorder, Trace
 
 
@@ -208,7 +208,7 @@ class Block:
         def added(name: str, last: str | None, array: Array, residual: Array) -> Array:
             """What a part gives, with the norm behind it, added to the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", given.get(name, {})
-            array = handed(array, part.parameters)
+            array = narrowed_to(array, part.parameters)
             out: Array
             if last in self._parts or (record is not None and record.wants(hook)):
                 out, saved = part.run(array, save=save, **more)

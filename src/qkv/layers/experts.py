@@ -175,6 +175,7 @@ class Experts(Feed):
         return self._experts
 
     def _expert(self, rows: Array, expert: tuple[Array, ...]) -> Array:
+        """What one expert gives for rows (n, D)."""
         gate_up, gate_up_bias, down, down_bias = expert
         both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)

@@ -104,6 +104,7 @@ class MLP(Feed):
         return layer
 
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
+        """Take parameters and activation once they fit."""
         call = type(self).__name__
         if activation not in ACTIVATIONS:
             near = difflib.get_close_matches(str(activation), ACTIVATIONS, n=1, cutoff=0.3)

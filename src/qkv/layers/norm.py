@@ -112,6 +112,7 @@ class _Norm(Layer):
         return scaled
 
     def _by_numpy(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
+        """Where the kernel does not compute: the result, and what was divided by."""
         if self._is_centred:
             # The variance is that of what is centred: the mean of the squares less the square of
             # the mean would lose every digit where the mean is large.

@@ -133,8 +133,8 @@ def project(
     )
 
 
-def handed(x: Array, parameters: Mapping[str, Array]) -> Array:
-    """`x` as a part of a model is given it: in bfloat16 if that is what its parameters are."""
+def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
+    """`x` in bfloat16 where all the parameters of a part are, else as it is."""
     arrays = list(parameters.values())
     alike = all(array.dtype == arrays[0].dtype for array in arrays)
     return narrowed(x, arrays[0]) if alike else x

@@ -364,6 +364,7 @@ def _yarn(config: Config, sizes: _Sizes) -> Scaling:
 
 
 def _yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """What queries and keys are multiplied by, as YaRN has it for a factor."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -398,6 +399,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
     return Proportional(part, config.positive("factor", 1.0))
 
 
+# How each `rope_type` is read.
 _KINDS: Mapping[str, Callable[[Config, _Sizes], Scaling | None]] = {
     "default": lambda config, sizes: None,
     "linear": lambda config, sizes: Linear(_needed(config, "factor")),

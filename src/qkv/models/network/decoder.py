@@ -13,7 +13,7 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.block import BlockSaved
 from qkv.layers.packed import padded
-from qkv.layers.parameters import handed, project, quiet
+from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer
 from qkv.trace import Recorder
 
@@ -56,7 +56,7 @@ class CrossAttention:
     @quiet
     def remember(self, rows: Array, cu_lengths: Array, window: Any) -> DecoderCache:
         """A cache with the keys and values of texts laid end to end, rows (total, D)."""
-        rows = handed(rows, self.parameters)
+        rows = narrowed_to(rows, self.parameters)
         key, value = (
             split_heads(
                 padded(project(rows, self.parameters, name), cu_lengths), self.attn.num_kv_heads

@@ -217,11 +217,13 @@ class Design:
         yield "mlp.experts.down_bias", (count, dim)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
+        """The weight of a norm, and its bias if norms have one."""
         yield f"{name}.weight", (size,)
         if self.norm_bias and not self.rms:
             yield f"{name}.bias", (size,)
 
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
+        """One layer, of the parameters under its number."""
         own = under(parameters, f"blocks.{number}.")
         projections = ("q_proj.", "k_proj.", "v_proj.", "out_proj.")
         attn = MultiHeadAttention.from_parameters(
@@ -242,6 +244,7 @@ class Design:
         )
 
     def _mlp(self, parameters: Mapping[str, Array]) -> MLP | Experts:
+        """The MLP, or the experts in its place."""
         if self.experts is not None:
             one = self.experts
             return Experts(parameters, top_k=one.top_k, alpha=one.alpha, limit=one.limit)
@@ -259,6 +262,7 @@ class Design:
     def _options(
         self, number: int, layer: Attention, parameters: Mapping[str, Array]
     ) -> dict[str, Any]:
+        """What `qkv.attention` is called with in one layer."""
         options = dict(layer.options)
         if layer.alibi:
             options["alibi_slopes"] = alibi_slopes(layer.num_heads)
@@ -277,6 +281,7 @@ def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _linear(name: str, size: int, out: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    """The weight of a linear layer, and its bias if it has one."""
     yield f"{name}.weight", (size, out)
     if bias:
         yield f"{name}.bias", (out,)

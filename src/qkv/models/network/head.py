@@ -116,6 +116,7 @@ class BuiltHead:
         return self._run(rows, cu_lengths)
 
     def _run(self, rows: Array, cu_lengths: Array) -> tuple[Array, HeadSaved]:
+        """The forward pass, and what the backward pass needs."""
         steps, shape, norm = self.steps, rows.shape, None
         dense_in = pre = capped = None
         if steps.pool is not None:
@@ -167,6 +168,7 @@ class BuiltHead:
         return Gradient(grad, found)
 
     def _linear(self, name: str, rows: Array) -> Array:
+        """A linear layer of the head, which gives float32 for half precision."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
         return linear(narrowed(rows, weight), weight, bias, wide=True)
 
@@ -196,6 +198,7 @@ def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array
 
 
 def _on(rows: Array, activation: str) -> Array:
+    """The activation, in the type of the rows, computed in float32 or float64."""
     kind = np.float64 if rows.dtype == np.float64 else np.float32
     active = activate_in_numpy(rows.astype(kind, copy=False), activation)
     return active.astype(rows.dtype, copy=False)

@@ -13,6 +13,7 @@ from qkv.ops.linear import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:
+    """The sum, divided by the root of how many there are."""
     pooled: Array = rows.sum(0) / np.sqrt(rows.dtype.type(len(rows)))
     return pooled
 

@@ -288,6 +288,7 @@ class Transformer:
     def _last(
         self, x: Array, cu_lengths: Array | None, record: Recorder | None
     ) -> tuple[Array, NormSaved | None]:
+        """The final norm, if there is one."""
         if self.final_norm is None:
             return x, None
         x, saved = self.final_norm.run(x)
