@@ -64,6 +64,11 @@ def whole_number(value: Any, *, call: str, name: str, least: int, most: float = 
     return number
 
 
+def is_whole_number(value: Any) -> bool:
+    """Whether `value` is an int, of Python or NumPy, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def real_number(value: Any, *, call: str, name: str) -> float:
     """`value` as a float, NaN and infinity included."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")

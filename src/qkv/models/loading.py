@@ -74,14 +74,17 @@ def load(
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", CONFIG).is_file():
         return random_model(dtype=kind or np.float32)
-    folder = find_model(name_or_path, revision)
+    folder, name = find_model(name_or_path, revision), str(name_or_path)
+    if Path(name).is_dir():
+        name = Path(name).expanduser().resolve().name
     try:
-        return _read(folder, _shown(name_or_path), kind)
+        return _read(folder, name, kind)
     except ModelError as error:
         raise ModelError(plain(f"load: {str(error).removeprefix('load: ')}", 2000)) from error
 
 
 def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
+    """The model in a folder."""
     sentence = read_sentence(folder)
     home = folder / sentence.home
     values = read_json(home / CONFIG)
@@ -131,6 +134,7 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a file, tried once; None where there is no file."""
     if not path.is_file():
         return None
     need_file(path, MOST_TOKENIZER)
@@ -147,6 +151,7 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
+    """The type that a user asks for, one that models can have."""
     if dtype == "bfloat16":
         from ml_dtypes import bfloat16
 
@@ -158,8 +163,3 @@ def _float_type(dtype: Any) -> np.dtype[Any]:
     if kind.name not in ("bfloat16", "float32", "float64"):
         raise ValueError(f"load: dtype is {dtype}: give float32, float64 or bfloat16")
     return kind
-
-
-def _shown(name: str | os.PathLike[str]) -> str:
-    """A folder by its last part, a name as it is."""
-    return Path(name).expanduser().resolve().name if Path(name).is_dir() else str(name)

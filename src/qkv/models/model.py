@@ -99,7 +99,7 @@ class Model:
         self._generation = dict(generation or {})
         self._build()
         self._sentence = sentence or Sentence()
-        self._sentence.check(self.dim)
+        self._sentence.width(self.dim)  # raises where its layers do not fit
         self._eos_ids = eos_ids(config, self._generation, name)
         limits = filter(None, (design.max_length, self._sentence.max_length))
         self._max_length: int | None = min(limits, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Unpack, overload
+from typing import ClassVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -162,8 +162,10 @@ class Seq2SeqModel(Model):
             raise ValueError(
                 f"trace: there are {len(batch)} texts and {len(written)} targets: give one each"
             )
-        if not _holds_ids(target):
-            written = [self._after_start(text, self._ended(text)) for text in written]
+        if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
+            for number, text in enumerate(written):
+                ended = text.special[-1] and int(text.ids[-1]) in self._eos_ids
+                written[number] = self._after_start(text, len(text) - ended)
         return self._pair_traced(batch, written, single, Recorder(keep), kept.get("top_k"))
 
     def _pair_traced(
@@ -198,10 +200,6 @@ class Seq2SeqModel(Model):
             settings={layer: one.options for layer, one in enumerate(self._pair.cross_attention)},
         )
 
-    def _ended(self, text: Tokenized) -> int:
-        """How many tokens there are before one that ends the text."""
-        return len(text) - int(text.special[-1] and int(text.ids[-1]) in self._eos_ids)
-
     def _after_start(self, text: Tokenized, count: int) -> Tokenized:
         """The token that a decoder begins with, and the first tokens of a text."""
         first = self._pair.first
@@ -222,7 +220,3 @@ class Seq2SeqModel(Model):
             new = Tokenized(whole.ids[count:], whole.tokens[count:], spans, whole.special[count:])
             written.append(self._after_start(new, len(new) - 1))  # the last chose none
         return self._pair_traced([row.given for row in rows], written, False, Recorder())
-
-
-def _holds_ids(texts: Any) -> bool:
-    return isinstance(texts, np.ndarray | list | tuple) and not isinstance(texts[0], str)

@@ -106,14 +106,10 @@ class Sentence:
         return vectors
 
     def width(self, dim: int) -> int:
-        """How many numbers the result has where the vectors of tokens have `dim`."""
-        return self.dense[-1].outputs if self.dense else dim * len(self.modes)
-
-    def check(self, dim: int) -> None:
-        """Raise unless each linear layer takes what comes before it.
+        """How many numbers the result has where the vectors of tokens have `dim`.
 
         Raises:
-            ModelError: one does not.
+            ModelError: a linear layer does not take what comes before it.
         """
         width = dim * len(self.modes)
         for layer in self.dense:
@@ -123,6 +119,7 @@ class Sentence:
                     f"has {width} numbers"
                 )
             width = layer.outputs
+        return width
 
     def to_files(self) -> dict[str, bytes]:
         """The files that say so, by their place in the model's folder."""
@@ -145,9 +142,7 @@ def read_sentence(folder: Path) -> Sentence:
         home = said["home"] = places[0]
         said["normalize"] = kinds[-1] == "Normalize"
         files += [MODULES, *(f"{place}/{CONFIG}" for place in (places[1], *dense))]
-    said |= _limit(folder / home) | _prompts(folder / PROMPTS)
-    if said.get("max_length") is None and MODULES in files:
-        said["max_length"] = _tokenizer_limit(folder / home / TOKENIZER_CONFIG)
+    said |= _limit(folder / home, MODULES in files) | _prompts(folder / PROMPTS)
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     found = {}
     for name in files:
@@ -220,31 +215,24 @@ def _dense(folder: Path, place: str) -> Dense:
     return Dense(place, frozen(weight).T, bias[0] if bias else None, activation)
 
 
-def _limit(home: Path) -> dict[str, Any]:
-    """The most tokens of a text, and whether it is turned to lower case, where a file says so."""
+def _limit(home: Path, modules: bool) -> dict[str, Any]:
+    """The most tokens of a text, and whether it is turned to lower case, where files say so.
+
+    Without `max_seq_length`, and with modules.json, sentence-transformers takes `model_max_length`.
+    """
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
-    if path is None:
-        return {}
-    config = Config.read(path)
+    config = Config({}, "") if path is None else Config.read(path)
+    lowercase = config.values.get("do_lower_case") is not None
+    lowercase = lowercase and config.flag("do_lower_case", False)
     limit = config.size_or_none("max_seq_length", most=math.inf)
-    lowercase = config.values.get("do_lower_case")
-    return {
-        "max_length": limit,
-        "lowercase": lowercase is not None and config.flag("do_lower_case", False),
-    }
-
-
-def _tokenizer_limit(path: Path) -> int | None:
-    """`model_max_length`, which sentence-transformers takes where there is no `max_seq_length`."""
-    if not path.is_file():
-        return None
-    config = Config.read(path)
-    limit = config.values.get("model_max_length")
-    if limit is None:
-        return None
-    fine = is_number(limit) and limit >= 1 and not limit % 1
-    config.need(fine, "model_max_length", limit, "a whole number >= 1")
-    return None if limit >= _NO_LIMIT else int(limit)
+    path = home / TOKENIZER_CONFIG
+    if limit is None and modules and path.is_file():
+        config = Config.read(path)
+        limit = config.values.get("model_max_length")
+        fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
+        config.need(fine, "model_max_length", limit, "a whole number >= 1")
+        limit = None if limit is None or limit >= _NO_LIMIT else int(limit)
+    return {"max_length": limit, "lowercase": lowercase}
 
 
 def _prompts(path: Path) -> dict[str, Any]:

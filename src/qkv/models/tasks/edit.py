@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, is_whole_number
 from qkv.text import Tokenized
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.text.tokenizer import check_text
@@ -60,9 +60,9 @@ class Edits:
 def _ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
     """The (layer, head) pairs in order, each once, counted from 0; negative ones from the end."""
     found = set()
-    for pair in [pairs] if _is_number(pairs) else pairs:
+    for pair in [pairs] if is_whole_number(pairs) else pairs:
         numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
-        if len(numbers) != 2 or not all(map(_is_number, numbers)):
+        if len(numbers) != 2 or not all(map(is_whole_number, numbers)):
             raise TypeError(f"trace: ablate has {pair!r}: write (layer, head) pairs, as [(0, 4)]")
         layer, head = (int(number) for number in numbers)
         layer = _from_start(layer, len(heads), "layer", "the model")
@@ -125,10 +125,6 @@ def _from_start(number: int, count: int, what: str, whole: str) -> int:
             f"trace: ablate has {what} {number} and {whole} has {count}, 0 to {count - 1}"
         )
     return number % count
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from qkv.arrays import is_whole_number
 from qkv.models.network.transformer import SUMMARY_HOOKS
 
 # The side of an encoder-decoder, the layer, and what it is called in there.
@@ -54,19 +55,17 @@ def names_to_keep(
     >>> keep("blocks.0.attn.hook_q"), keep("blocks.1.attn.hook_q"), keep("hook_embed")
     (False, True, False)
     """
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int | np.integer)):
+    if top_k is not None and not is_whole_number(top_k):
         raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
-    kept = set(known)
+    kept = set(known) if top_k is None else set()
     if names is not None:
         asked = [names] if isinstance(names, str) else list(names)
         kept = {full for full in known if not _spellings(full).isdisjoint(asked)}
         missing = set(asked).difference(*map(_spellings, known))
         if missing:
             raise KeyError(_unknown(min(missing, key=asked.index), known))
-    elif top_k is not None:
-        kept = set()
     if top_k is not None:
         kept |= {full for full in known if full.endswith(SUMMARY_HOOKS)}
     if layers is not None:
@@ -83,7 +82,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
     numbers = [layers] if isinstance(layers, int | np.integer) else list(layers)
     most = max(counts.values())
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        if not is_whole_number(number):
             raise TypeError(f"trace: layers has {number!r}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
@@ -113,6 +112,7 @@ def _spellings(full: str) -> set[str]:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
+    """The error for a name that there is not: the nearest ones."""
     spellings = {spelling for full in known for spelling in _spellings(full)}
     near = difflib.get_close_matches(str(name), sorted(spellings), n=3, cutoff=0.5)
     near = near or ["pattern", "q", "resid_post"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.arrays import is_whole_number
 from qkv.models import Model, load
 from qkv.progress import progress
 from qkv.see.analysis import findings
@@ -81,7 +82,7 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
     if not run:
         raise ValueError("replay: run is empty: give at least one step, {100: model}")
     for step, given in run.items():
-        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        if not is_whole_number(step) or step < 0:
             raise TypeError(f"replay: {step!r:.40} is no training step: give whole numbers from 0")
         if not isinstance(given, Model | Trace):
             raise TypeError(
