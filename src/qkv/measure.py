@@ -9,7 +9,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -287,12 +287,10 @@ def survey(
     Raises:
         ArithmeticError: our result is further from the truth than promised.
     """
-    return [measured(task, rounds=rounds, advance=advance) for task in tasks]
+    return [_measured(task, rounds, advance) for task in tasks]
 
 
-def measured(
-    task: Task, *, rounds: int = ROUNDS, advance: Callable[[int], None] = lambda _: None
-) -> dict[str, Any]:
+def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[str, Any]:
     """One task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal
@@ -309,30 +307,19 @@ def measured(
     if not errors["qkv"] <= allowed:
         raise ArithmeticError(f"{task.name}: off by {errors['qkv']:.1e}, allowed is {allowed:.1e}")
 
+    reads = task.bound == "read_rate"
+    work = k.nbytes + v.nbytes if reads else operations(q, k, v, is_causal=causal)
     limits: list[float] = []
-
-    def probe() -> None:
-        limits.append(multiply_adds(task.dtype) if task.bound == "multiply_adds" else read_rate())
-
-    times = in_turn(
-        {**calls, "limit": probe}, rounds=rounds, seconds=0.3, pause=0.01, advance=advance
-    )
+    calls["limit"] = lambda: limits.append(read_rate() if reads else multiply_adds(task.dtype))
+    times = in_turn(calls, rounds=rounds, seconds=0.3, pause=0.01, advance=advance)
     limit = statistics.median(limits)
-    work = (
-        operations(q, k, v, is_causal=causal)
-        if task.bound == "multiply_adds"
-        else k.nbytes + v.nbytes
-    )
-    ours, plain = (statistics.median(times[name]) for name in calls)
+    ours, plain = (statistics.median(times[name]) for name in ("qkv", "numpy"))
     return {
-        "name": task.name,
+        **asdict(task),
         "shape": list(task.shape),
-        "is_causal": task.is_causal,
-        "dtype": task.dtype,
         "qkv": {"seconds": ours, "error": errors["qkv"]},
         "numpy": {"seconds": plain, "error": errors["numpy"]},
         "times_faster": plain / ours,
-        "bound": task.bound,
         "limit": limit,
         "share": work / ours / limit,
     }

@@ -69,8 +69,7 @@ class _Norm(Layer):
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         x = working(x, dtype)
-        found = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
-        out, scale = found or self._by_numpy(x, weight, bias)
+        out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         if record is not None:
             record("hook_scale", scale)
         return out.astype(dtype, copy=False), NormSaved(x, scale)
@@ -110,19 +109,6 @@ class _Norm(Layer):
         wide = compute_type(weight.dtype)
         scaled: Array = weight.astype(wide, copy=False) + wide.type(self.offset)
         return scaled
-
-    def _by_numpy(self, x: Array, weight: Array, bias: Array | None) -> tuple[Array, Array]:
-        """Where the kernel does not compute: the result, and what was divided by."""
-        if self._is_centred:
-            # The variance is that of what is centred: the mean of the squares less the square of
-            # the mean would lose every digit where the mean is large.
-            x = x - x.mean(-1, keepdims=True)
-        scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + x.dtype.type(self.eps))  # (..., 1)
-        out: Array = x / scale
-        out *= weight.astype(x.dtype, copy=False)
-        if bias is not None:
-            out += bias.astype(x.dtype, copy=False)
-        return out, scale
 
     def trace(self, x: ArrayLike) -> Trace:
         """`hook_scale` (..., 1), what is divided by, and `hook_normalized` (..., D), the output.

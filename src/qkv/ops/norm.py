@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm in the kernel, and their gradients."""
+"""LayerNorm and RMSNorm, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,30 +14,42 @@ from qkv.ops.threads import get_num_threads
 
 def normalize(
     x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool
-) -> tuple[Array, Array] | None:
-    """LayerNorm or RMSNorm of `x` (..., D) in the kernel; None where that does not compute it.
+) -> tuple[Array, Array]:
+    """LayerNorm (`centred`) or RMSNorm.
 
     Args:
-        x: (..., D).
+        x: (..., D), float32, float64, or bfloat16 where that stays as it is (`stays_bfloat16`).
         weight: (D,) of any float type.
         bias: (D,) of any float type.
         eps: added to the mean square.
         centred: whether the mean is taken from each vector first.
 
     Returns:
-        What `qkv.layers.LayerNorm` says, and what was divided by, (..., 1).
+        The normalised vectors times `weight`, plus `bias`, and what was divided by, (..., 1).
+
+    >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
+    (array([[-1.,  1.]]), array([[2.]]))
     """
     here, kind = body(), x.dtype
-    if here is None or (kind != FLOAT32 and not stays_bfloat16(kind)) or x.shape[-1:] == (0,):
-        return None
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
+    if here is not None and (kind == FLOAT32 or stays_bfloat16(kind)) and size:
+        y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
+        if bias is not None:
+            bias = as_rows(bias, 1, size)
+        weight = as_rows(weight, 1, size)
+        x, shape = as_rows(x, rows, size, kind), x.shape
+        kernel.norm(here, x, weight, bias, eps, centred, bits(y), scale, get_num_threads())
+        return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+    if centred:
+        # The variance is that of what is centred: the mean of the squares less the square of
+        # the mean would lose every digit where the mean is large.
+        x = x - x.mean(-1, keepdims=True)
+    scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + kind.type(eps))  # (..., 1)
+    y = x / scale
+    y *= weight.astype(kind, copy=False)
     if bias is not None:
-        bias = as_rows(bias, 1, size)
-    weight = as_rows(weight, 1, size)
-    x, shape = as_rows(x, rows, size, kind), x.shape
-    kernel.norm(here, x, weight, bias, eps, centred, bits(y), scale, get_num_threads())
-    return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+        y += bias.astype(kind, copy=False)
+    return y, scale
 
 
 def norm_grad(

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace.file import read_trace, write_trace
-from qkv.trace.trace import KINDS, Trace, cut
+from qkv.trace.trace import KINDS, Trace, cut, inputs_of
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
@@ -122,15 +122,8 @@ class Seq2SeqTrace:
         `trace.decoder.attention_inputs(layer)`.
         """
         layer += self.num_layers if layer < 0 else 0
-        parts = {"query": "q", "key": "k", "value": "v"}
-        inputs: dict[str, Any] = {
-            name: np.swapaxes(self[f"cross_attn.{short}", layer], -3, -2)  # (B, H, T, d)
-            for name, short in parts.items()
-        }
-        for name, side in (("query", self.decoder), ("key", self.encoder)):
-            lengths = side.lengths
-            if (lengths != inputs[name].shape[-2]).any():
-                inputs[f"{name}_lengths"] = lengths
+        query, key, value = (self[f"cross_attn.{name}", layer] for name in "qkv")
+        inputs = inputs_of(query, key, value, self.decoder.lengths, self.encoder.lengths)
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -223,14 +223,8 @@ class Trace:
             self[f"rot_{name}", layer] if (f"rot_{name}", layer) in self else self[name, layer]
             for name in ("q", "k")
         )
-        front = [
-            np.swapaxes(part, -3, -2) for part in (query, key, self["v", layer])
-        ]  # (B, H, T, d)
-        inputs = dict(zip(("query", "key", "value"), front, strict=True))
-        lengths = self.lengths
-        if len(lengths) and (lengths != query.shape[-3]).any():
-            inputs |= {"query_lengths": lengths, "key_lengths": lengths}
         layer += self.num_layers if layer < 0 else 0
+        inputs = inputs_of(query, key, self["v", layer], self.lengths, self.lengths)
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -338,6 +332,20 @@ class Trace:
 
 
 KINDS[_KIND] = Trace.unpacked
+
+
+def inputs_of(
+    query: Array, key: Array, value: Array, query_lengths: Array, key_lengths: Array
+) -> dict[str, Any]:
+    """Arguments of `qkv.attention` for arrays `(B, T, H, d)` of texts of these lengths."""
+    arrays = {"query": query, "key": key, "value": value}
+    inputs: dict[str, Any] = {
+        name: np.swapaxes(array, -3, -2) for name, array in arrays.items()
+    }  # (B, H, T, d)
+    for name, lengths in (("query", query_lengths), ("key", key_lengths)):
+        if (lengths != arrays[name].shape[-3]).any():
+            inputs[f"{name}_lengths"] = lengths
+    return inputs
 
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:
