@@ -177,6 +177,14 @@ pieces_option = click.option(
 )
 
 
+# What a view can be written to: the kind, how the name ends, and what the option says of it.
+FILES = (
+    ("html", (".html", ".htm"), "Write the view as a page that needs nothing else."),
+    ("svg", (".svg",), "Draw it to an SVG file as well."),
+    ("png", (".png",), "Draw the picture to a PNG file as well."),
+)
+
+
 def view_command(
     layer: int | None = None, head: int | None = None
 ) -> Callable[[Callable[..., View]], Any]:
@@ -188,39 +196,19 @@ def view_command(
 
     def add(make: Callable[..., View]) -> Any:
         @functools.wraps(make)
-        def command(
-            as_json: bool,
-            html: str | None,
-            svg: str | None,
-            png: str | None,
-            open_page: bool,
-            **options: Any,
-        ) -> None:
-            files = {"html": html, "svg": svg, "png": png}
+        def command(as_json: bool, open_page: bool, **options: Any) -> None:
+            files = {kind: options.pop(kind) for kind, *_ in FILES}
             present(lambda: make(**options), files, as_json=as_json, open_page=open_page)
 
+        files = (
+            click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
+            for kind, endings, text in reversed(FILES)
+        )
         added: Any = command
         for option in (
             debug_option,
             open_option,
-            click.option(
-                "--png",
-                metavar="FILE",
-                callback=writable(".png"),
-                help="Draw the picture to a PNG file as well.",
-            ),
-            click.option(
-                "--svg",
-                metavar="FILE",
-                callback=writable(".svg"),
-                help="Draw it to an SVG file as well.",
-            ),
-            click.option(
-                "--html",
-                metavar="FILE",
-                callback=writable(".html", ".htm"),
-                help="Write the view as a page that needs nothing else.",
-            ),
+            *files,
             stretch_option,
             json_option,
             model_option,

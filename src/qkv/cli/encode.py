@@ -9,17 +9,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import numpy as np
 
 from qkv.cli.common import debug_option, json_option, model_option, print_json, say, writable
 from qkv.files import replacing
 from qkv.text.lines import Lines, lines_of, read_lines
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from qkv.models import Model
 
 _EMPTY = "{} is empty: write one text a line"
@@ -114,8 +113,10 @@ def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> t
     with replacing(path) as file:
         for vectors in model.encode_stream(kept or texts):
             if kept is None:
+                shape = (count + len(vectors), vectors.shape[1])
+                about = {"descr": vectors.dtype.str, "fortran_order": False, "shape": shape}
                 file.seek(0)
-                file.write(npy_header((count + len(vectors), vectors.shape[1]), vectors.dtype))
+                np.lib.format.write_array_header_1_0(file, about)  # as long for any shape
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
             else:
@@ -126,12 +127,3 @@ def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> t
         if not count:
             raise ValueError(_EMPTY.format(name))
     return count, size
-
-
-def npy_header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:
-    """What a .npy file begins with, of one length for any shape (NumPy's format, version 1.0)."""
-    import numpy as np
-
-    about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    text = repr(about).encode("ascii").ljust(117) + b"\n"
-    return np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from qkv.cli.common import (
+    FILES,
     debug_option,
     json_option,
     open_option,
@@ -16,7 +17,7 @@ from qkv.cli.common import (
     writable,
 )
 
-_KINDS = {".html": "html", ".htm": "html", ".svg": "svg", ".png": "png"}
+_KINDS = {ending: kind for kind, endings, _ in FILES for ending in endings}
 
 
 @click.command()

@@ -1,0 +1,1 @@
+"""Tests of qkv inside the models of other libraries."""
