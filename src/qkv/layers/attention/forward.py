@@ -239,7 +239,7 @@ def _attend(
     if plan is None and (cu is None or is_padded or record is not None):
         plan = attention_plan(layer, inputs)
     if record is not None and plan is not None:
-        _record(plan.of(*(parts if cu is None else padded_heads(parts, cu))), record, top_k)
+        record_weights(plan.of(*(parts if cu is None else padded_heads(parts, cu))), record, top_k)
     if cu is None:
         assert plan is not None
         out, *extra = answer(plan.of(*parts), weights=weights, lse=lse)
@@ -256,7 +256,7 @@ def _attend(
     return np.swapaxes(out, 0, 1), extra
 
 
-def _record(call: Call, record: Recorder, top_k: int | None) -> None:
+def record_weights(call: Call, record: Recorder, top_k: int | None) -> None:
     """Record scores and weights, or their summary, if wanted."""
     if top_k is not None:
         if record.wants(*_SUMMARY):

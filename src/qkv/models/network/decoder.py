@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import KVCache, attention, summarize_attention, trace_attention
+from qkv.attend import KVCache
+from qkv.attend.call import check_call
 from qkv.attend.heads import join_heads, split_heads
+from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
+from qkv.layers.attention.forward import record_weights
 from qkv.layers.block import BlockSaved
 from qkv.layers.packed import padded
 from qkv.layers.parameters import narrowed_to, project, quiet
@@ -23,7 +26,6 @@ DECODER_HOOKS = (
     *("hook_cross_attn_out", "hook_resid_mid_cross"),
     *(f"cross_{name}" for name in SUMMARY_HOOKS),
 )
-_SUMMARY = tuple(name.removeprefix("attn.") for name in SUMMARY_HOOKS)
 
 
 class DecoderCache(KVCache):
@@ -91,28 +93,14 @@ class CrossAttention:
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
         parts = (query, cache.key, cache.value)
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
-        z = attention(*parts, **options)
+        call = check_call(*parts, **options, call="CrossAttention")
+        (z,) = answer(call)
         if record is not None:
             for name, part in zip(("hook_q", "hook_k", "hook_v"), parts, strict=True):
                 record(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
-            _record_weights(record, parts, options, top_k)
+            record_weights(call, record, top_k)
             record("hook_z", np.swapaxes(z, -3, -2))
         return project(join_heads(z), self.parameters, "out_proj", residual=residual), None
-
-
-def _record_weights(
-    record: Recorder, parts: Sequence[Array], options: Mapping[str, Any], top_k: int | None
-) -> None:
-    """Record scores and weights, or their summary, if wanted."""
-    if top_k is not None:
-        if record.wants(*_SUMMARY):
-            summary = summarize_attention(*parts, **options, top_k=top_k)
-            for name in _SUMMARY:
-                record(name, getattr(summary, name))
-    elif record.wants("hook_attn_scores", "hook_pattern"):
-        trace = trace_attention(*parts, **options)
-        record("hook_attn_scores", trace["scores"])
-        record("hook_pattern", trace["pattern"])
 
 
 class DecoderBlock(Block):
