@@ -59,6 +59,23 @@ STEPS = {
         {"loading"},
         {""},  # its `__init__.py`
     ],
+    "learn": [
+        {"run_folder", "network", "sources", "schedule", "divergence", "progress"},
+        {"objectives", "optimizer", "corpus", "tokenizer_process", "curves"},
+        {"loop", "tokenizer"},
+        {"on_text"},
+        {""},
+    ],
+    "marking": [
+        {"inputs", "result"},
+        {"steps", "learner"},
+        {"mistakes"},
+        {"compare"},
+        {"findings"},
+        {"marker"},
+        {""},
+    ],
+    "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
 # The commands are declared with decorators; nothing imports them but the `qkv` script.
 AT_THE_TOP = {"cli": {"click"}}

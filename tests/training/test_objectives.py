@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.learn.network import Network
-from qkv.learn.tokens import train_tokenizer
+from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from training import wordnet
 from training.objectives import Senses, Sentence, entries, nearest, pieces_of, sentences

@@ -2,6 +2,7 @@
 
 from qkv.learn.corpus import Corpus, Files, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
+from qkv.learn.divergence import Diverged
 from qkv.learn.loop import Trained, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
@@ -10,8 +11,7 @@ from qkv.learn.optimizer import AdamW
 from qkv.learn.run_folder import Checkpoint, last_checkpoint, read_metrics
 from qkv.learn.schedule import Schedule
 from qkv.learn.sources import Sequences, Source
-from qkv.learn.tokens import train_tokenizer
-from qkv.learn.watch import Diverged
+from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from qkv.ops.adamw import adamw
 from qkv.ops.loss import cross_entropy

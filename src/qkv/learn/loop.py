@@ -18,6 +18,7 @@ import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.files import named_folder
+from qkv.learn.divergence import Diverged, Watch
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
 from qkv.learn.optimizer import AdamW
@@ -35,7 +36,6 @@ from qkv.learn.run_folder import (
     write_snapshot,
 )
 from qkv.learn.schedule import Schedule
-from qkv.learn.watch import Diverged, Watch
 from qkv.signals import Interrupted, answering, leave
 
 

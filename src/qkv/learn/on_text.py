@@ -25,7 +25,7 @@ from qkv.learn.run_folder import (
     tokenizer_path,
 )
 from qkv.learn.schedule import Schedule
-from qkv.learn.tokens import MOST, SAMPLE, train_tokenizer
+from qkv.learn.tokenizer import MOST, SAMPLE, train_tokenizer
 from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer

@@ -1,8 +1,8 @@
 """A program that trains a tokenizer: lines come in, its tokenizer.json goes out.
 
 It is a process of its own because the library hears no signal while it trains, and can only be
-killed. Whoever starts it (`tokens.py`) holds its standard input open: when that closes, nobody is
-left to train for, and it ends.
+killed. Whoever starts it (`tokenizer.py`) holds its standard input open: when that closes, nobody
+is left to train for, and it ends.
 """
 
 from __future__ import annotations

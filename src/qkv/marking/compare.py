@@ -11,8 +11,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import formula
 from qkv.marking.inputs import Case
+from qkv.marking.learner import Run
 from qkv.marking.mistakes import Mistake
-from qkv.marking.run import Run
 from qkv.marking.steps import RAW, RIGHT, Steps, compute
 
 # of the largest value: what float32 rounding needs, and far below what any mistake changes

@@ -19,8 +19,8 @@ from qkv.marking.compare import (
     scaled_scores,
 )
 from qkv.marking.inputs import Case
+from qkv.marking.learner import Run
 from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Kind, Mistake
-from qkv.marking.run import Run
 
 
 @dataclass(frozen=True)

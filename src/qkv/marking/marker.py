@@ -13,9 +13,9 @@ from qkv.marking import findings, inputs, mistakes
 from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
 from qkv.marking.findings import Finding
 from qkv.marking.inputs import NAMES, Case
+from qkv.marking.learner import OPTIONS, Learner, Run, learner
 from qkv.marking.mistakes import Mistake
 from qkv.marking.result import CheckResult
-from qkv.marking.run import OPTIONS, Learner, Run, learner
 from qkv.marking.steps import RIGHT, Steps
 
 

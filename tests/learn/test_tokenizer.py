@@ -137,7 +137,7 @@ def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str
 def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:
     more = "time.sleep(600)" if doing == "waits for lines" else "print('all', flush=True)"
     program = (
-        "import random, subprocess, time; from qkv.learn import tokens\n"
+        "import random, subprocess, time; from qkv.learn import tokenizer\n"
         "start = subprocess.Popen\n"
         "def told(*given, **named):\n"
         "    process = start(*given, **named)\n"
@@ -147,7 +147,7 @@ def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:
         "def lines():\n"
         "    yield ''.join(random.choices('ACGT', k=3_000_000))\n"
         f"    {more}\n"
-        "tokens.train_tokenizer(lines(), 'wordpiece', 30_000)"
+        "tokenizer.train_tokenizer(lines(), 'wordpiece', 30_000)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         child = int(process.stdout.readline())
