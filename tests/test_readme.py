@@ -194,7 +194,7 @@ def test_files_that_contributing_names_exist() -> None:
             *("float_type", "checked", "need_shape", "first_parameters"),
             *("word_vectors", "result_type", "working", "project"),
         ),
-        "src/qkv/see/steps/source.py": ("KNOWN",),
+        "src/qkv/see/steps/attention_inputs.py": ("KNOWN",),
         "src/qkv/models/files/config.py": ("Config", "size", "positive", "choice", "only"),
         "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
         "src/qkv/models/files/names.py": ("Family", "Fused", "harmless"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
-from qkv.see.steps.source import Source
+from qkv.see.steps.attention_inputs import Source
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 

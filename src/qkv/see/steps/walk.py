@@ -15,7 +15,7 @@ from qkv.layers.options import settings as settings_of
 from qkv.models.network.embedding import Embedding
 from qkv.see.analysis import selection
 from qkv.see.analysis.heads import heads_of
-from qkv.see.steps.source import KNOWN, Source
+from qkv.see.steps.attention_inputs import KNOWN, Source
 from qkv.see.steps.step import (
     GIVEN,
     Notes,
