@@ -42,7 +42,7 @@ def shift_page(shift: Shift) -> str:
 
 def lesson_walk(**options: Any) -> Walk:
     model = random_model(CAT, **options)
-    return walk_head(model.trace(CAT), 0, 1, parameters=model.parameters)
+    return walk_head(model.trace(CAT), 0, 1, model)
 
 
 def layer_walk(name: str) -> Walk:
@@ -196,7 +196,7 @@ def test_a_cell_that_is_clicked_stays(visit: Visit) -> None:
 def test_the_cell_that_is_spelled_out_is_in_sight(visit: Visit) -> None:
     text = "one two three four five six seven eight nine ten eleven"
     model = random_model(text, seed=2)
-    walk = walk_head(model.trace(text), 0, 0, parameters=model.parameters)
+    walk = walk_head(model.trace(text), 0, 0, model)
     assert walk.cell[1] > 5  # beyond the columns that fit
     page = visit(walk_page(walk), width=390)
     page.get_by_role("tab", name="scaled").click()
@@ -241,7 +241,7 @@ def test_a_wrong_output_is_seen(visit: Visit) -> None:
 def test_a_long_text_shows_the_rows_it_has(visit: Visit) -> None:
     text = " ".join(f"w{number}" for number in range(100))
     model = random_model(text, seed=4)
-    walk = walk_head(model.trace(text), 0, 0, parameters=model.parameters)
+    walk = walk_head(model.trace(text), 0, 0, model)
     page = visit(walk_page(walk))
     rows = walk_payload(walk)["rows"]
     for name in ("X", "K", "scores", "weights", "out"):

@@ -534,7 +534,7 @@ def terms(text: str) -> str | None:
     middle = text.split(" = ")[1]
     if "[" in middle or "column" in middle or middle == "hidden":
         return None
-    middle = re.sub(r"… \(\d+ more: (\S+)\)", r"\1", middle.replace(", not turned", ""))
+    middle = re.sub(r"… \(\d+ more: (\S+)\)", r"\1", middle.replace(", not rotated", ""))
     middle = re.sub(r"√(\S+)", r"sqrt(\1)", middle).replace("^", "**")
     return re.sub(r"\b(?!cos|sin|exp|sqrt)[A-Za-z_]+ ", "", middle)
 

@@ -69,7 +69,7 @@ class Heads:
         key_special: which keys are special, where there are other keys.
         scores: layer to scaled scores `(H, L, S)`, -inf where a mask hides; always of tokens.
         scale: layer to what its raw scores were multiplied by, where that is known.
-        norms: for each layer `(H, S)`, the length of what each key hands over; or empty.
+        norms: for each layer `(H, S)`, the length of what each key gives; or empty.
         name: what this text is called beside others.
         text: the text as it was given, where that is known.
         split: where the second of two sentences begins.
@@ -328,7 +328,7 @@ def heads_of(
 
     Args:
         trace: of one text, with its weights, or with the summaries that `top_k` keeps.
-        parameters: the model's, for the length of what each key hands over.
+        parameters: the model's, for the length of what each key gives.
         name: what the text is called beside others.
     """
     own = [layer for layer in range(trace.num_layers) if layer not in trace.other_layers]
@@ -433,7 +433,7 @@ def _scale(trace: Trace, layer: int) -> float | None:
 
 
 def value_norms(v: Array, out_proj: Array) -> Array:
-    """The length of what each key hands over, `|v_j W_O|`, for each query head `(Hq, S)`.
+    """The length of what each key gives, `|v_j W_O|`, for each query head `(Hq, S)`.
 
     A weight times this length is the length of what it carries into the output: the contribution.
 

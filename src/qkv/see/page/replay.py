@@ -41,12 +41,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "weights": packing.pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else packing.pack_flags(replay.hidden),
         "scores": [
-            {
-                "name": found.name,
-                "of": found.of,
-                "head": found.head,
-                "values": replay.values[..., place].reshape(len(replay.steps), -1),
-            }
+            found._asdict() | {"values": replay.values[..., place].reshape(len(replay.steps), -1)}
             for place, found in enumerate(replay.scores)
         ],
         "score": score,

@@ -22,24 +22,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
         "of": shift.of,
         "before": shift.before,
         "explained": shift.explained,
-        "stages": [
-            {
-                "name": stage.name,
-                "points": stage.points,
-                "moved": shift.moved(stage),
-                "held": stage.held,
-                "cosine": stage.cosine,
-            }
-            for stage in shift.stages
-        ],
+        "stages": [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages],
         "labelled": shift.labelled,
-        "pairs": [
-            {
-                "word": pair.word,
-                "a": pair.a,
-                "b": pair.b,
-                "cosine": pair.cosine,
-            }
-            for pair in shift.pairs
-        ],
+        "pairs": [vars(pair) for pair in shift.pairs],
     }

@@ -25,7 +25,9 @@ from qkv.see.steps.walk import Walk
 
 MOST_TOKENS = 64
 MOST_NUMBERS = 1_500_000
-_WHOLE = ("K", "V", "K_turned")
+# What the page takes of a step as it is.
+_OF_A_STEP = ("title", "formula", "shape", "code", "name", "note", "side", "weights", "cell", "op")
+_WHOLE = ("K", "V", "K_rotated")
 
 
 def walk_payload(walk: Walk) -> dict[str, Any]:
@@ -53,19 +55,8 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "key_rows": key_rows,
         "arrays": arrays,
         "steps": [
-            {
-                "title": step.title,
-                "formula": step.formula,
-                "shape": step.shape,
-                "code": step.code,
-                "name": step.name,
-                "note": step.note,
-                "side": step.side,
-                "columns": "keys" if step.by_token else None,
-                "weights": step.weights,
-                "cell": step.cell,
-                "op": step.op,
-            }
+            {name: getattr(step, name) for name in _OF_A_STEP}
+            | {"columns": "keys" if step.by_token else None}
             for step in walk.steps
         ],
         "start": list(walk.cell),

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
-from qkv.see.steps.attention_inputs import Source
+from qkv.see.steps.attention_inputs import AttentionInputs
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 
-GIVEN: Op = {"kind": "given"}
-_ASK = {
+_TITLES = {
     "q": "Queries: what each token asks for",
     "k": "Keys: what each token offers",
-    "v": "Values: what each token hands over",
+    "v": "Values: what each token gives",
 }
 
 
@@ -67,23 +66,65 @@ class Step:
         return self.columns is not None
 
 
-class Notes:
-    """The steps as they are written down, and the arrays that they give, by name."""
+@dataclass(eq=False)
+class Walk:
+    """All steps of one head as they are written down, and the model's own output beside the last.
 
-    def __init__(self, tokens: list[str], keys: list[str], cell: tuple[int, int]) -> None:
-        self.tokens, self.keys, self.cell = tokens, keys, cell
-        self.same = keys is tokens
-        self.steps: list[Step] = []
-        self.arrays: dict[str, Array] = {}
-        self.given: dict[str, Any] = {"np": np}
-        self.given |= {"T": len(tokens)} if self.same else {"L": len(tokens), "S": len(keys)}
+    Attributes:
+        trace: of the text, or of the layer.
+        layer: the layer.
+        head: the head.
+        tokens: what the queries belong to.
+        keys: what the keys belong to: the tokens again, unless another text is looked at.
+        cell: the query and the key whose sums are spelled out.
+        steps: in order.
+        arrays: what the steps give and what they are made of, by name; of weights and biases of
+            the projections the columns of this head.
+        given: what the lines start from, by name: running `step.code` one after the other on these
+            gives the steps' values.
+        own_name: the name of the model's own output in the trace.
+    """
 
-    def size(self, side: str = "queries") -> str:
-        """How many rows there are, by name."""
-        names = self.tokens if side == "queries" else self.keys
-        return f"{'T' if self.same else 'L' if side == 'queries' else 'S'}={len(names)}"
+    trace: Trace
+    layer: int
+    head: int
+    tokens: list[str]
+    keys: list[str]
+    cell: tuple[int, int]
+    steps: list[Step] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=lambda: {"np": np})
+    own_name: str = ""
 
-    def step(
+    def __post_init__(self) -> None:
+        self.same = self.keys is self.tokens
+        names = [("T", self.tokens)] if self.same else [("L", self.tokens), ("S", self.keys)]
+        self.given |= {name: len(rows) for name, rows in names}
+
+    @property
+    def own(self) -> Array:
+        """The model's own output, `(n, m)`."""
+        return np.asarray(self.trace[self.own_name][0].reshape(len(self.tokens), -1))
+
+    @property
+    def recomputed(self) -> Array:
+        """The same from the steps."""
+        return self.steps[-1].values
+
+    @property
+    def difference(self) -> float:
+        """The largest difference between the model's own output and the recomputed one."""
+        return float(np.abs(self.own.astype(np.float64) - self.recomputed).max())
+
+    def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
+        """What the number at any place of a step is made of; `most` terms are written out."""
+        return spell(step.name, step.op, place, self.arrays, step.rows, step.columns, most)
+
+    def count(self, side: str) -> str:
+        """What the number of rows is called."""
+        return "T" if self.same else "L" if side == "queries" else "S"
+
+    def write(
         self,
         title: str,
         formula: str,
@@ -103,11 +144,12 @@ class Notes:
         self.arrays[name] = values
         rows = self.tokens if side == "queries" else self.keys
         headings = None if columns else self.keys
+        size = columns or f"{self.count('keys')}={len(self.keys)}"
         self.steps.append(
             Step(
                 title=title,
                 formula=formula,
-                shape=f"({self.size(side)}, {columns or self.size('keys')})",
+                shape=f"({self.count(side)}={len(rows)}, {size})",
                 code=code,
                 name=name,
                 values=values,
@@ -124,161 +166,143 @@ class Notes:
         )
         return values
 
+    def write_given(
+        self, title: str, name: str, source: str, values: Array, columns: str, **others: Any
+    ) -> Array:
+        """Write down what is not computed here, but read from `source`."""
+        code = f"{name} = {source}"
+        return self.write(title, name, code, name, values, {"kind": "given"}, columns, **others)
+
 
 def product(left: str, right: str, bias: str | None = None, *, flip: bool = False) -> Op:
     """A matrix product, its right side transposed if `flip`."""
     return {"kind": "product", "left": left, "right": right, "bias": bias, "flip": flip}
 
 
-def projection_steps(notes: Notes, at: Source, head: int) -> None:
-    """The three steps, the sum in one row spelled out."""
-    for name in "qkv":
+def projection_steps(walk: Walk, at: AttentionInputs) -> None:
+    """The three projections, the sum in one row spelled out."""
+    for name, title in _TITLES.items():
         letter, side = name.upper(), "queries" if name == "q" else "keys"
-        values = at.one(name, head)
+        values, own = at.one(name, walk.head), at.of(name, walk.head)
         size = f"{'dv' if name == 'v' else 'd'}={values.shape[1]}"
-        whose = ""
+        whose, first = "", own * at.shared
         if name != "q" and at.shared > 1:
-            first = at.of(name, head) * at.shared
-            last = first + at.shared - 1
-            whose = f"key head {at.of(name, head)}, which heads {first} to {last} share,"
+            whose = f"key head {own}, which heads {first} to {first + at.shared - 1} share,"
         if not at.known:
-            code = f'{letter} = trace["{name}", {at.number}][0, :, {at.of(name, head)}]'
-            notes.step(_ASK[name], letter, code, letter, values, GIVEN, size, side=side, note=whose)
+            source = f'trace["{name}", {at.layer}][0, :, {own}]'
+            walk.write_given(title, letter, source, values, size, side=side, note=whose)
             continue
-        part = at.part(name, head)
-        where = f"{part.start}:{part.stop}"
-        x = at.x_name if name == "q" else at.other_name
-        plus = f" + b_{letter}" if f"b_{letter}" in at.known else ""
-        notes.arrays[f"W_{letter}"] = at.known[f"W_{letter}"][:, part]
-        if plus:
-            notes.arrays[f"b_{letter}"] = at.known[f"b_{letter}"][part]
-        notes.step(
-            _ASK[name],
-            f"{letter} = {x}·W_{letter}{plus}",
-            f"{letter} = {x} @ W_{letter}[:, {where}]" + (f"{plus}[{where}]" if plus else ""),
-            letter,
-            values,
-            product(x, f"W_{letter}", f"b_{letter}" if plus else None),
-            size,
-            side=side,
-            cell=(notes.cell[0] if name == "q" or notes.same else notes.cell[1], 0),
-            note=f"{whose or f'head {head}'} owns columns {part.start} to {part.stop - 1} "
+        part, x = at.part(name, walk.head), at.x[name][1]
+        bias = f"b_{letter}" if f"b_{letter}" in at.known else None
+        plus, where = f" + {bias}" if bias else "", f"{part.start}:{part.stop}"
+        walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
+        walk.write(
+            title, f"{letter} = {x}·W_{letter}{plus}",
+            f"{letter} = {x} @ W_{letter}[:, {where}]" + (f"{plus}[{where}]" if bias else ""),
+            letter, values, product(x, f"W_{letter}", bias), size,
+            side=side, cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
+            note=f"{whose or f'head {walk.head}'} owns columns {part.start} to {part.stop - 1} "
             f"of W_{letter}",
-        )
+        )  # fmt: skip
 
 
-def rotate_step(notes: Notes, at: Source, name: str, head: int) -> str:
-    """Queries or keys turned by their positions; gives the name of the result."""
+def rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
+    """Queries or keys rotated by their positions; gives the name of the result."""
     letter, what = name.upper(), "Queries" if name == "q" else "Keys"
-    side, new = "queries" if name == "q" else "keys", f"{letter}_turned"
-    title = f"{what} turned by where they stand (rotary positions)"
-    values = at.rotate(at.one(name, head), name, head)
+    side, new = "queries" if name == "q" else "keys", f"{letter}_rotated"
+    title = f"{what} rotated by where they stand (rotary positions)"
+    values = at.rotate(at.one(name, walk.head), name, walk.head)
     if at.rotary is None:
-        code = f'{new} = trace["rot_{name}", {at.number}][0, :, {at.of(name, head)}]'
-        notes.step(title, new, code, new, values, GIVEN, f"d={at.d}", side=side)
+        source = f'trace["rot_{name}", {at.layer}][0, :, {at.of(name, walk.head)}]'
+        walk.write_given(title, new, source, values, f"d={at.d}", side=side)
         return new
-    dims, base, half = at.rotary_dims, at.rotary.base, at.rotary_dims // 2
-    count = notes.size(side)[0]
+    base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
     start = at.offset if name == "q" else 0
-    places = f"np.arange({f'{start}, {start} + ' if start else ''}{count})"
-    angles = f"angles = {places}[:, None] * {base!r} ** (-np.arange(0, {dims}, 2) / {dims})"
-    ends = (
-        (f"0:{dims}:2", f"1:{dims}:2") if at.rotary.interleaved else (f":{half}", f"{half}:{dims}")
-    )
-    # the shape and the place of the numbers that are not turned stay as they were
+    places = f"np.arange({f'{start}, {start} + ' if start else ''}{walk.count(side)})"
+    first, second = f":{dims // 2}", f"{dims // 2}:{dims}"
+    if at.rotary.interleaved:
+        first, second = f"0:{dims}:2", f"1:{dims}:2"
+    # the shape and the place of the numbers that are not rotated stay as they were
     lines = [
-        angles,
-        f"a, b, {new} = {letter}[:, {ends[0]}], {letter}[:, {ends[1]}], {letter}.copy()",
-        f"{new}[:, {ends[0]}] = a * np.cos(angles) - b * np.sin(angles)",
-        f"{new}[:, {ends[1]}] = a * np.sin(angles) + b * np.cos(angles)",
+        f"angles = {places}[:, None] * {base!r} ** (-np.arange(0, {dims}, 2) / {dims})",
+        f"a, b, {new} = {letter}[:, {first}], {letter}[:, {second}], {letter}.copy()",
+        f"{new}[:, {first}] = a * np.cos(angles) - b * np.sin(angles)",
+        f"{new}[:, {second}] = a * np.sin(angles) + b * np.cos(angles)",
     ]
     op: Op = {
-        "kind": "turned", "of": letter, "dims": dims, "base": float(base),
+        "kind": "rotated", "of": letter, "dims": dims, "base": float(base),
         "interleaved": at.rotary.interleaved, "positions": at.places(name).tolist(),
     }  # fmt: skip
-    notes.step(
-        title,
-        f"pair i at position p is turned by p·{base:g}^(-2i/{dims})",
-        "\n".join(lines),
-        new,
-        values,
-        op,
-        f"d={at.d}",
-        side=side,
-        cell=(notes.cell[0 if name == "q" else 1], 0),
-        note="the product of two turned vectors depends on how far apart they stand"
-        + (f"; the last {at.d - dims} numbers are not turned" if dims < at.d else ""),
-    )
+    walk.write(
+        title, f"pair i at position p is rotated by p·{base:g}^(-2i/{dims})", "\n".join(lines),
+        new, values, op, f"d={at.d}", side=side, cell=(walk.cell[0 if name == "q" else 1], 0),
+        note="the product of two rotated vectors depends on how far apart they stand"
+        + (f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else ""),
+    )  # fmt: skip
     return new
 
 
-def attention_steps(notes: Notes, at: Source, head: int, query: str, key: str) -> Array:
+def attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
     """Scores, scaling, mask, softmax, context; gives the context."""
-    q, k, v = notes.arrays[query], notes.arrays[key], notes.arrays["V"]
-    d, cell = q.shape[1], notes.cell
+    q, k, v = walk.arrays[query], walk.arrays[key], walk.arrays["V"]
+    d, cell = q.shape[1], walk.cell
     scale = at.settings.get("scale")
-    raw = notes.step(
+    raw = walk.write(
         "Scores: each query times each key", f"scores = {query}·{key}ᵀ",
         f"scores = {query} @ {key}.T", "scores", q @ k.T, product(query, key, flip=True),
         cell=cell, note="the larger q·k, the better the key fits the query",
     )  # fmt: skip
-    hidden, added = at.hidden[head], None if at.added is None else at.added[head]
-    masked_out = bool(hidden.any())
-    scaled = notes.step(
+    hidden = at.hidden[walk.head]
+    masked = bool(hidden.any()) or at.added is not None
+    scaled = walk.write(
         "Scaled: without it longer vectors would make softmax sharper",
         "scaled = scores / √d" if scale is None else f"scaled = scores * {scale:g}",
         f"scaled = scores / np.sqrt({d})" if scale is None else f"scaled = scores * {scale!r}",
         "scaled", raw * raw.dtype.type(1 / math.sqrt(d) if scale is None else scale),
         {"kind": "scaled", "of": "scores", "by": f"/ √{d}" if scale is None else f"* {scale:g}"},
-        cell=cell,
-        note="" if masked_out or added is not None
-        else "no mask here: every token may look at every other",
+        cell=cell, note="" if masked else "no mask here: every token may look at every other",
     )  # fmt: skip
-    name = "scaled"
-    if masked_out or added is not None:
-        name = "masked"
-        _mask_step(notes, at, scaled, hidden, added)
-    weights = _weights_step(notes, name, hidden if masked_out else None)
-    return notes.step(
+    if masked:
+        _mask_step(walk, at, scaled, hidden)
+    weights = _weights_step(walk, "masked" if masked else "scaled", hidden)
+    return walk.write(
         "Context: the values, mixed by these weights", "context = weights·V",
         "context = weights @ V", "context", weights @ v, product("weights", "V"),
         f"dv={v.shape[1]}", cell=(cell[0], 0),
     )  # fmt: skip
 
 
-def _mask_step(notes: Notes, at: Source, scaled: Array, hidden: Array, added: Array | None) -> None:
+def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> None:
     """What a token must not see gets -inf; numbers of a mask are added."""
-    sum_, line = "scaled", "scaled"
-    if added is not None:
-        added = added.astype(scaled.dtype)
-        notes.given["mask"] = notes.arrays["mask"] = added
-        sum_, line = "scaled + mask", "scaled + mask"
-        scaled = scaled + added
-    masked = np.where(hidden, -np.inf, scaled).astype(scaled.dtype)
+    line, formula = "scaled", []
+    if at.added is not None:
+        walk.given["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
+        line, scaled = "scaled + mask", scaled + walk.arrays["mask"]
+        formula = [f"{line}[i, j]"]
     causal = at.settings.get("is_causal") and np.array_equal(
         hidden, ~np.tri(at.length, at.keys, at.offset, dtype=bool)
     )
-    given = ", ".join([notes.size()[0]] if notes.same else ["L", "S"])
     if causal:
-        given += f"{'' if not notes.same else ', T'}, {at.offset}" if at.offset else ""
-        where, later = f"np.tri({given}, dtype=bool), {line}, -np.inf", "j > i"
-        later += f" + {at.offset}" if at.offset else ""
+        sizes = ["T"] if walk.same else ["L", "S"]
+        if at.offset:
+            sizes = [*sizes, "T", str(at.offset)] if walk.same else [*sizes, str(at.offset)]
+        where = f"np.tri({', '.join(sizes)}, dtype=bool), {line}, -np.inf"
+        later = f"j > i + {at.offset}" if at.offset else "j > i"
     else:
-        notes.given["hidden"] = hidden
+        walk.given["hidden"] = hidden
         where, later = f"hidden, -np.inf, {line}", "hidden"
-    notes.step(
-        "Masked: what a token must not see gets -inf" if hidden.any() else "Masked: numbers added",
-        f"masked[i, j] = {sum_}[i, j]" + (f", -∞ where {later}" if hidden.any() else "")
-        if added is not None else f"masked[i, j] = -∞ where {later}",
-        f"masked = np.where({where})" if hidden.any() else f"masked = {line}",
-        "masked", masked,
-        {"kind": "masked", "name": "masked", "of": "scaled",
-         "added": None if added is None else "mask"},
+    seen = not hidden.any()
+    walk.write(
+        "Masked: numbers added" if seen else "Masked: what a token must not see gets -inf",
+        f"masked[i, j] = {', '.join([*formula, *([] if seen else [f'-∞ where {later}'])])}",
+        f"masked = {line}" if seen else f"masked = np.where({where})",
+        "masked", np.where(hidden, -np.inf, scaled).astype(scaled.dtype),
+        {"kind": "masked", "name": "masked", "of": "scaled", "added": "mask" if formula else None},
         hidden=hidden, note=_why_hidden(at),
     )  # fmt: skip
 
 
-def _why_hidden(at: Source) -> str:
+def _why_hidden(at: AttentionInputs) -> str:
     """Which rules hide something, in words."""
     changed = at.trace.changed
     heads = [f"layer {layer}, head {head}" for layer, head in changed.get("ablate", ())]
@@ -296,9 +320,9 @@ def _why_hidden(at: Source) -> str:
     return "; ".join(dict.fromkeys(said))
 
 
-def _weights_step(notes: Notes, name: str, hidden: Array | None) -> Array:
+def _weights_step(walk: Walk, name: str, hidden: Array) -> Array:
     """Softmax of each row."""
-    scores = notes.arrays[name]
+    scores = walk.arrays[name]
     powers = f"weights = np.exp({name} - {name}.max(1)[:, None])"
     shares = "weights = weights / weights.sum(1)[:, None]"
     note = "the largest score of the row is taken off first, so that exp cannot overflow"
@@ -307,104 +331,90 @@ def _weights_step(notes: Notes, name: str, hidden: Array | None) -> Array:
         powers = f"weights = np.exp({name} - np.maximum({name}.max(1), -1e30)[:, None])"
         shares = "weights = weights / np.maximum(weights.sum(1), 1e-30)[:, None]"
         note += "; a row that sees nothing has weights of 0"
-    cell = None if blind[notes.cell[0]] else notes.cell
-    return notes.step(
+    return walk.write(
         "Softmax: each row becomes weights that sum to 1",
         f"weights[i, j] = exp({name}[i, j]) / Σₖ exp({name}[i, k])",
         f"{powers}\n{shares}", "weights", softmax(scores), {"kind": "softmax", "of": name},
-        cell=cell, weights=True, hidden=hidden, note=note,
+        cell=None if blind[walk.cell[0]] else walk.cell, weights=True,
+        hidden=hidden if hidden.any() else None, note=note,
     )  # fmt: skip
 
 
-def embedding_steps(
-    notes: Notes, trace: Trace, parameters: Mapping[str, Array], eps: float
-) -> None:
+def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
     """From tokens to the input of the first layer."""
-    table, ids = parameters["embed.weight"], trace.ids
-    notes.given |= {"table": table, "ids": ids}
-    size, dim = len(ids), table.shape[1]
-    columns = f"D={dim}"
-    shown = ", ".join(map(str, ids[:12])) + (", …" if size > 12 else "")
-    total = notes.step(
+    trace, table = walk.trace, parameters["embed.weight"]
+    ids, columns = trace.ids, f"D={table.shape[1]}"
+    walk.given |= {"table": table, "ids": ids}
+    shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
+    total = walk.write(
         "Words become vectors: each token's row in the table", "E = table[ids]", "E = table[ids]",
         "E", table[ids], {"kind": "row", "of": "table", "rows": list(ids)}, columns,
-        note=f"ids {shown}; the table is (V={table.shape[0]}, D={dim})",
+        note=f"ids {shown}; the table is (V={table.shape[0]}, D={table.shape[1]})",
     )  # fmt: skip
     terms = ["E"]
     if "hook_pos_embed" in trace:
-        op: Op
-        if "pos_embed.weight" in parameters:
-            positions = parameters["pos_embed.weight"][:size]
-            notes.given["position_table"] = parameters["pos_embed.weight"]
-            code, formula = "P = position_table[:T]", "P[t] = row t of a learned table"
-            op = {"kind": "row", "of": "position_table", "rows": list(range(size))}
-        else:
-            positions = trace["hook_pos_embed"][0]
-            formula = "P[t, 2i] = sin(t / 10000^(2i/D)), P[t, 2i+1] = cos(t / 10000^(2i/D))"
-            code = f"P = qkv.sinusoidal_positions({size}, {dim})"
-            op = {"kind": "wave", "dim": dim}
-        notes.step("Where each token stands", formula, code, "P", positions, op, columns)
+        total = total + _position_step(walk, parameters, *total.shape)
         terms.append("P")
-        total = total + positions
     if "hook_token_type_embed" in trace:
         segment = parameters["token_type_embed.weight"][0]
-        notes.given["segment"] = notes.arrays["segment"] = segment
-        terms.append("segment")
+        walk.given["segment"] = walk.arrays["segment"] = segment
         total = total + segment
-    normed = "embed_norm.weight" in parameters
-    name = "H" if normed else "X"
-    line = f"{name} = {' + '.join(terms)}"
-    if len(terms) > 1 or not normed:
+        terms.append("segment")
+    norm = {
+        part: parameters[f"embed_norm.{part}"]
+        for part in ("weight", "bias")
+        if f"embed_norm.{part}" in parameters
+    }
+    name = "H" if norm else "X"
+    if len(terms) > 1 or not norm:
+        line = f"{name} = {' + '.join(terms)}"
         note = "segment: one vector, the same for every token of a first text"
-        notes.step(
+        walk.write(
             "Word and position added" if len(terms) > 1 else "No positions: the words alone",
             line, line, name, total, {"kind": "sum", "terms": terms}, columns,
             note=note if "segment" in terms else "",
         )  # fmt: skip
-    if normed:
-        norm = {
-            part: parameters[f"embed_norm.{part}"]
-            for part in ("weight", "bias")
-            if f"embed_norm.{part}" in parameters
-        }
-        of = "H" if len(terms) > 1 else "E"
-        norm_step(notes, total, of, "X", norm, eps)
+    if norm:
+        norm_step(walk, walk.steps[-1].name, "X", norm, eps)
+
+
+def _position_step(walk: Walk, parameters: Mapping[str, Array], size: int, dim: int) -> Array:
+    """The vectors of the positions, from a table or of sines."""
+    if "pos_embed.weight" in parameters:
+        walk.given["position_table"] = parameters["pos_embed.weight"]
+        values = parameters["pos_embed.weight"][:size]
+        code, formula = "P = position_table[:T]", "P[t] = row t of a learned table"
+        op: Op = {"kind": "row", "of": "position_table", "rows": list(range(size))}
+    else:
+        values = walk.trace["hook_pos_embed"][0]
+        code = f"P = qkv.sinusoidal_positions({size}, {dim})"
+        formula = "P[t, 2i] = sin(t / 10000^(2i/D)), P[t, 2i+1] = cos(t / 10000^(2i/D))"
+        op = {"kind": "wave", "dim": dim}
+    return walk.write("Where each token stands", formula, code, "P", values, op, f"D={dim}")
 
 
 def norm_step(
-    notes: Notes,
-    x: Array,
-    of: str,
-    name: str,
-    parameters: Mapping[str, Array],
-    eps: float,
-    *,
-    rms: bool = False,
+    walk: Walk, of: str, name: str, parameters: Mapping[str, Array], eps: float, rms: bool = False
 ) -> Array:
-    """Each vector normed: LayerNorm, or RMSNorm."""
-    notes.given |= {"gain": parameters["weight"], "eps": eps}
-    notes.arrays["gain"] = parameters["weight"]
-    shift = parameters.get("bias")
-    if shift is not None:
-        notes.given["shift"] = notes.arrays["shift"] = shift
+    """Each vector of an array normed: LayerNorm, or RMSNorm."""
+    x, shift = walk.arrays[of], parameters.get("bias")
+    learned = {"gain": parameters["weight"]} | ({} if shift is None else {"shift": shift})
+    walk.given |= learned | {"eps": eps}
+    walk.arrays |= learned
     plus = "" if shift is None else " + shift"
     centred = x if rms else x - x.mean(1)[:, None]
-    square = (centred**2).mean(1)[:, None]
-    out = centred / np.sqrt(square + x.dtype.type(eps)) * parameters["weight"]
-    if shift is not None:
-        out = out + shift
-    first = (
-        f"{name} = {of} / np.sqrt(({of}**2).mean(1)[:, None] + eps)"
-        if rms
-        else f"{name} = ({of} - {of}.mean(1)[:, None]) / np.sqrt({of}.var(1)[:, None] + eps)"
-    )
-    return notes.step(
-        "Each vector normed: mean square 1, then a learned gain"
-        if rms else "Each vector normed: mean 0, variance 1, then a learned gain and shift",
-        f"{name} = {of} / √(mean square + eps) * gain{plus}"
-        if rms else f"{name} = ({of} - mean) / √(variance + eps) * gain{plus}",
-        f"{first}\n{name} = {name} * gain{plus}",
-        name, np.asarray(out),
+    mean_square = (centred**2).mean(1)[:, None]
+    out = centred / np.sqrt(mean_square + x.dtype.type(eps)) * parameters["weight"]
+    square = "mean square" if rms else "variance"
+    title, top = "mean 0, variance 1, then a learned gain and shift", f"({of} - mean)"
+    first = f"({of} - {of}.mean(1)[:, None]) / np.sqrt({of}.var(1)[:, None] + eps)"
+    if rms:
+        title, top = "mean square 1, then a learned gain", of
+        first = f"{of} / np.sqrt(({of}**2).mean(1)[:, None] + eps)"
+    return walk.write(
+        f"Each vector normed: {title}", f"{name} = {top} / √({square} + eps) * gain{plus}",
+        f"{name} = {first}\n{name} = {name} * gain{plus}",
+        name, np.asarray(out if shift is None else out + shift),
         {"kind": "norm", "of": of, "gain": "gain", "shift": "shift" if plus else None,
          "eps": float(eps), "rms": rms},
         f"D={x.shape[1]}",

@@ -42,13 +42,9 @@ def spell(
     i, j = place
     where = f"{name}[{rows[i]}, {columns[j] if columns else j}]"
     value = _number(arrays[name][i, j])
-    how = _KINDS[op["kind"]](op, i, j, arrays, most)
-    return f"{where} = {value}" if not how else f"{where} = {how} = {value}"
-
-
-def _given(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """It was there: nothing to add up."""
-    return ""
+    if op["kind"] == "given":  # nothing to add up
+        return f"{where} = {value}"
+    return f"{where} = {_KINDS[op['kind']](op, i, j, arrays, most)} = {value}"
 
 
 def _row(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
@@ -97,11 +93,11 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     return " + ".join(terms)
 
 
-def _turned(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """A pair of numbers turned by an angle that grows with the position."""
+def _rotated(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
+    """A pair of numbers rotated by an angle that grows with the position."""
     row, dims = arrays[op["of"]][i], op["dims"]
     if j >= dims:
-        return f"{op['of']} {_number(row[j])}, not turned"
+        return f"{op['of']} {_number(row[j])}, not rotated"
     half = dims // 2
     pair = j // 2 if op["interleaved"] else j % half
     first = j == (2 * pair if op["interleaved"] else pair)
@@ -141,13 +137,12 @@ def _joined(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 _KINDS: dict[str, Callable[[Op, int, int, Arrays, int], str]] = {
-    "given": _given,
     "row": _row,
     "wave": _wave,
     "sum": _sum,
     "norm": _norm,
     "product": _product,
-    "turned": _turned,
+    "rotated": _rotated,
     "scaled": _scaled,
     "masked": _masked,
     "softmax": _softmax,

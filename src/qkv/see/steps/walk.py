@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,14 +11,12 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
-from qkv.models.network.embedding import Embedding
-from qkv.see.analysis import selection
 from qkv.see.analysis.heads import heads_of
-from qkv.see.steps.attention_inputs import KNOWN, Source
+from qkv.see.analysis.selection import choose_head
+from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
 from qkv.see.steps.step import (
-    GIVEN,
-    Notes,
     Step,
+    Walk,
     attention_steps,
     embedding_steps,
     norm_step,
@@ -27,102 +24,52 @@ from qkv.see.steps.step import (
     projection_steps,
     rotate_step,
 )
-from qkv.see.steps.sums import spell
 from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
 
 __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 
-@dataclass(frozen=True, eq=False)
-class Walk:
-    """All steps of one head, and the recomputed output beside the model's own.
-
-    Attributes:
-        trace: of the text, or of the layer.
-        layer: the layer.
-        head: the head.
-        tokens: what the queries belong to.
-        keys: what the keys belong to: the tokens again, unless another text is looked at.
-        cell: the query and the key whose sums are spelled out.
-        steps: in order.
-        arrays: what the steps give and what they are made of, by name; of weights and biases of
-            the projections the columns of this head.
-        given: what the lines start from, by name: running `step.code` one after the other on these
-            gives the steps' values.
-        own: the model's own output, by name in `own_name`.
-        recomputed: the same from the steps.
-    """
-
-    trace: Trace
-    layer: int
-    head: int
-    tokens: list[str]
-    keys: list[str]
-    cell: tuple[int, int]
-    steps: list[Step]
-    arrays: dict[str, Array]
-    given: dict[str, Any]
-    own_name: str
-    own: Array
-    recomputed: Array
-
-    @property
-    def difference(self) -> float:
-        """The largest difference between the model's own output and the recomputed one."""
-        return float(np.abs(self.own.astype(np.float64) - self.recomputed).max())
-
-    def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
-        """What the number at any place of a step is made of; `most` terms are written out."""
-        return spell(step.name, step.op, place, self.arrays, step.rows, step.columns, most)
-
-
 @np.errstate(invalid="ignore", over="ignore")
-def walk_head(
-    trace: Trace,
-    layer: int,
-    head: int,
-    *,
-    parameters: Mapping[str, Array] | None = None,
-    embedding: Embedding | None = None,
-    blocks: Sequence[Block] = (),
-) -> Walk:
+def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
     """Every step of one head, computed anew with plain NumPy from the layer's input.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer.
         head: the head.
-        parameters: the model's; without them Q, K and V are taken from the trace and the walk ends
-            before the output projection.
-        embedding: the model's.
-        blocks: the model's layers.
+        model: the model; without it Q, K and V are taken from the trace and the walk ends before
+            the output projection.
 
     Raises:
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
-    chosen, _ = selection.choose_head(heads_of(trace), layer, head, call="walk")
-    block = blocks[layer] if blocks else None
+    link = choose_head(heads_of(trace), layer, head, call="walk")[0].link
+    block = None if model is None else model.layers[layer]
+    parameters = {} if model is None else model.parameters
+    at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
     tokens = list(trace.tokens)
-    at = Source(trace, layer, parameters or {}, _plain_rotary(block))
-    notes = Notes(tokens, tokens, _cell_to_spell(trace, chosen))
-    if parameters is not None and layer == 0 and trace.ids and _is_plain(embedding):
-        norm = None if embedding is None else embedding.norm
-        embedding_steps(notes, trace, parameters, 0.0 if norm is None else norm.eps)
-        at.start(notes.steps[-1].values, "X")
+    cell = _largest(trace, layer, head) if link is None else (link.query, link.key)
+    walk = Walk(trace, layer, head, tokens, tokens, cell)
+    if model is not None and layer == 0 and trace.ids and _is_plain(model):
+        norm = model.embedding.norm
+        embedding_steps(walk, parameters, 0.0 if norm is None else norm.eps)
+        at.start(walk.recomputed, "X")
     elif ("resid_pre", layer) in trace:
         x = trace["resid_pre", layer][0]
-        notes.given["trace"] = trace
-        notes.step(
-            "The input of the layer", "X", f'X = trace["resid_pre", {layer}][0]', "X", x,
-            GIVEN, f"D={x.shape[1]}", note=f"what layer {layer - 1} gave" if layer else "",
+        walk.given["trace"] = trace
+        walk.write_given(
+            "The input of the layer", "X", f'trace["resid_pre", {layer}][0]', x,
+            f"D={x.shape[1]}", note=f"what layer {layer - 1} gave" if layer else "",
         )  # fmt: skip
         at.start(x, "X")
-    if parameters is not None:
-        _norm_first(notes, at, block)
+    _norm_first(walk, at, block)
     if isinstance(block, Block) and block.out_norm1 is not None:
         at.known.pop("W_O", None)  # what it gives is normed before it is added
-    return _finish(notes, at, head)
+    return _from_projections_on(walk, at)
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -139,8 +86,8 @@ def walk_layer(
     """Every step of one head of a layer on its own, with a model around it or not.
 
     Args:
-        layer: an attention layer, of whatever kind, or a block, of which its attention and the way
-            past it are walked.
+        layer: an attention layer, of whatever kind, or a block, of which its attention and the
+            residual connection beside it are walked.
         x: `(L, D)`, the word vectors that ask.
         context: `(S, D)`, those that are looked at; `x` unless given, and always for a block.
         head: the head.
@@ -156,7 +103,7 @@ def walk_layer(
     >>> layer = MultiHeadAttention(8, num_heads=4, num_kv_heads=2, rotary={}, seed=0)
     >>> walk = walk_layer(layer, np.ones((5, 8)), head=3, is_causal=True)
     >>> [step.name for step in walk.steps][:6], walk.difference < 1e-6
-    (['X', 'Q', 'K', 'V', 'Q_turned', 'K_turned'], True)
+    (['X', 'Q', 'K', 'V', 'Q_rotated', 'K_rotated'], True)
     """
     others = set(options) - KNOWN
     if others:
@@ -167,14 +114,34 @@ def walk_layer(
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
         raise ValueError("walk: a block looks at x itself: walk through its attn for a context")
-    words = _one_text(x, "x")
-    other = words if context is None else _one_text(context, "context")
+    inputs = [_one_text(x, "x")] + ([] if context is None else [_one_text(context, "context")])
     if not 0 <= head < attn.num_heads:
         raise IndexError(
             f"walk: there is no head {head}: the heads are "
             + ("0 only" if attn.num_heads == 1 else f"0 to {attn.num_heads - 1}")
         )
-    inputs = (words,) if context is None else (words, other)
+    trace = _traced(layer, inputs, options)
+    names = _names(tokens, inputs[0], "tokens")
+    key_names = names if context is None else _names(keys, inputs[1], "keys")
+    trace = trace.with_tokens([names])
+    parameters = {f"blocks.0.attn.{name}": array for name, array in attn.parameters.items()}
+    at = AttentionInputs(trace, 0, parameters, _plain_rotary(layer))
+    walk = Walk(trace, 0, head, names, key_names, _largest(trace, 0, head))
+    given = [("X", "The word vectors that come in", "queries", "qkv")]
+    given += [("C", "The word vectors that are looked at", "keys", "kv")]
+    for (name, title, side, of), vectors in zip(given, inputs, strict=False):
+        walk.given[name] = vectors.astype(trace["q", 0].dtype)
+        columns = f"D={vectors.shape[1]}"
+        walk.write_given(title, name, name, walk.given[name], columns, side=side)
+        at.start(walk.given[name], name, of)
+    _norm_first(walk, at, layer)
+    return _from_projections_on(walk, at)
+
+
+def _traced(
+    layer: MultiHeadAttention | Block, inputs: Sequence[Array], options: dict[str, Any]
+) -> Trace:
+    """A layer's trace, by the names that it has in a model of one layer."""
     found = layer.trace(*inputs, **options)
     # an attention layer leaves names without a block's, and not its input
     arrays = {
@@ -183,84 +150,49 @@ def walk_layer(
         else f"blocks.0.{'' if name == 'hook_attn_out' else 'attn.'}{name}": found[name]
         for name in found.names()
     }
-    names = _names(tokens, words, "tokens")
-    key_names = names if context is None else _names(keys, other, "keys")
-    trace = Trace(
-        arrays,
-        tokens=[names],
-        settings={0: settings_of(options, None)},
-        model=type(layer).__name__,
-    )
-    prefix = "blocks.0.attn."
-    parameters = {prefix + name: a for name, a in attn.parameters.items()}
-    at = Source(trace, 0, parameters, rotary=_plain_rotary(layer))
-    weights = trace["pattern", 0][0, head]
-    place = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)
-    notes = Notes(names, key_names, (int(place[0]), int(place[1])))
-    kind = trace["q", 0].dtype
-    words, other = words.astype(kind), other.astype(kind)
-    notes.given["X"] = words
-    notes.step(
-        "The word vectors that come in", "X", "X = X", "X", words, GIVEN, f"D={words.shape[1]}"
-    )
-    at.start(words, "X")
-    if context is not None:
-        notes.given["C"] = other
-        notes.step(
-            "The word vectors that are looked at", "C", "C = C", "C", other, GIVEN,
-            f"D={other.shape[1]}", side="keys",
-        )  # fmt: skip
-        at.start_keys(other, "C")
-    _norm_first(notes, at, layer)
-    return _finish(notes, at, head)
+    numbers = [str(i) for i in range(len(inputs[0]))]
+    settings = {0: settings_of(options, None)}
+    return Trace(arrays, tokens=[numbers], settings=settings, model=type(layer).__name__)
 
 
-def _norm_first(notes: Notes, at: Source, block: Any) -> None:
+def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
     """The norm before the attention, where there is one."""
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
-    if norm is None or "X" not in notes.arrays:
+    if norm is None or "X" not in walk.arrays:
         return
     parameters = dict(norm.parameters)
     if norm.offset:
         parameters["weight"] = parameters["weight"] + parameters["weight"].dtype.type(norm.offset)
-    values = norm_step(
-        notes,
-        notes.arrays["X"],
-        "X",
-        "N",
-        parameters,
-        norm.eps,
-        rms=isinstance(norm, RMSNorm),
-    )
+    values = norm_step(walk, "X", "N", parameters, norm.eps, isinstance(norm, RMSNorm))
     at.start(values, "N")
 
 
-def _is_plain(embedding: Embedding | None) -> bool:
+def _is_plain(model: Model) -> bool:
     """Whether the steps of the embedding are those that a walk shows."""
-    return embedding is None or (embedding.scale == 1 and embedding.first_position == 0)
+    return model.embedding.scale == 1 and model.embedding.first_position == 0
 
 
-def _plain_rotary(block: Any) -> Rotary | None:
-    """How queries and keys are turned, where that is all that happens to them."""
-    attn = getattr(block, "attn", block)
+def _plain_rotary(layer: Any) -> Rotary | None:
+    """How queries and keys are rotated, where that is all that happens to them."""
+    attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
     return None if attn.q_norm is not None or attn.k_norm is not None else attn.rotary
 
 
-def _finish(notes: Notes, at: Source, head: int) -> Walk:
+def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
     """The steps from the layer's input on."""
-    trace, layer = at.trace, at.number
+    trace, layer, head = at.trace, at.layer, walk.head
     if not at.known or (at.rotated and at.rotary is None):
-        notes.given["trace"] = trace
-    notes.given |= at.known
-    projection_steps(notes, at, head)
-    query, key = ("Q", "K") if not at.rotated else (rotate_step(notes, at, n, head) for n in "qk")
-    context = attention_steps(notes, at, head, query, key)
+        walk.given["trace"] = trace
+    walk.given |= at.known
+    projection_steps(walk, at)
+    query, key = (rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
+    context = attention_steps(walk, at, query, key)
     contexts = [context if other == head else at.context(other) for other in range(at.count)]
-    notes.given["contexts"] = contexts
+    walk.given["contexts"] = contexts
     width = context.shape[1]
-    joined = notes.step(
+    joined = walk.write(
         "All heads side by side",
         "joined = [head 0 | head 1 | ⋯]" if at.count > 1 else "joined = head 0",
         "joined = np.concatenate(contexts, axis=1)", "joined", np.concatenate(contexts, axis=1),
@@ -268,51 +200,32 @@ def _finish(notes: Notes, at: Source, head: int) -> Walk:
         note=f"contexts: this step's context for each of the {at.count} heads; "
         f"head {head} has columns {head * width} to {(head + 1) * width - 1}",
     )  # fmt: skip
+    walk.own_name = f"blocks.{layer}.attn.hook_z"
     if "W_O" not in at.known or ("attn_out", layer) not in trace:
-        own = trace["z", layer][0].reshape(len(joined), -1)
-        return _walk(notes, at, head, f"blocks.{layer}.attn.hook_z", own)
-    bias = notes.given.get("b_O")
-    notes.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
-    out = joined @ at.known["W_O"] + (0 if bias is None else bias)
-    plus = "" if bias is None else " + b_O"
-    notes.step(
+        return walk
+    walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
+    bias = "b_O" if "b_O" in at.known else None
+    plus = f" + {bias}" if bias else ""
+    out = joined @ at.known["W_O"] + (at.known[bias] if bias else 0)
+    columns, cell = f"D={out.shape[1]}", (walk.cell[0], 0)
+    walk.write(
         "The output projection", f"out = joined·W_O{plus}", f"out = joined @ W_O{plus}", "out",
-        out, product("joined", "W_O", "b_O" if plus else None), f"D={out.shape[1]}",
-        cell=(notes.cell[0], 0),
+        out, product("joined", "W_O", bias), columns, cell=cell,
     )  # fmt: skip
-    if "X" not in notes.arrays or ("resid_mid", layer) not in trace:
-        return _walk(notes, at, head, f"blocks.{layer}.hook_attn_out", trace["attn_out", layer][0])
-    notes.step(
-        "The way past: what came in is added", "R = X + out", "R = X + out", "R",
-        notes.arrays["X"] + out, {"kind": "sum", "terms": ["X", "out"]}, f"D={out.shape[1]}",
-        cell=(notes.cell[0], 0),
-        note="attention adds to what a token was; it does not take its place",
-    )  # fmt: skip
-    return _walk(notes, at, head, f"blocks.{layer}.hook_resid_mid", trace["resid_mid", layer][0])
+    walk.own_name = f"blocks.{layer}.hook_attn_out"
+    if "X" in walk.arrays and ("resid_mid", layer) in trace:
+        walk.write(
+            "The residual connection: what came in is added", "R = X + out", "R = X + out", "R",
+            walk.arrays["X"] + out, {"kind": "sum", "terms": ["X", "out"]}, columns, cell=cell,
+            note="attention adds to what a token was; it does not take its place",
+        )  # fmt: skip
+        walk.own_name = f"blocks.{layer}.hook_resid_mid"
+    return walk
 
 
-def _walk(notes: Notes, at: Source, head: int, own_name: str, own: Array) -> Walk:
-    return Walk(
-        trace=at.trace,
-        layer=at.number,
-        head=head,
-        tokens=notes.tokens,
-        keys=notes.keys,
-        cell=notes.cell,
-        steps=notes.steps,
-        arrays=notes.arrays,
-        given=notes.given,
-        own_name=own_name,
-        own=own,
-        recomputed=notes.steps[-1].values,
-    )
-
-
-def _cell_to_spell(trace: Trace, chosen: selection.Head) -> tuple[int, int]:
-    """The strongest link of the head; without one, its largest weight."""
-    if chosen.link is not None:
-        return chosen.link.query, chosen.link.key
-    weights = trace.pattern(chosen.layer, chosen.head)
+def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
+    """Query and key of a head's largest weight."""
+    weights = trace.pattern(layer, head)
     i, j = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)
     return int(i), int(j)
 

@@ -841,18 +841,7 @@ def walk(
         (text,) = texts_of([text_or_trace], "walk")
         used = model_of(model, [text])
         trace = findings.readable(used.trace(text))
-    return WalkView(
-        walk_head(
-            trace,
-            layer,
-            head,
-            parameters=used.parameters,
-            embedding=used.embedding,
-            blocks=used.layers,
-        ),
-        theme,
-        stretch,
-    )
+    return WalkView(walk_head(trace, layer, head, used), theme, stretch)
 
 
 def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:

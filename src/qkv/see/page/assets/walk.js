@@ -69,9 +69,9 @@ VIEWS.walk = (box, payload, ui) => {
       if (op.bias) terms.push(`bias ${shown(value(op.bias, i, j))}`);
       return terms.join(" + ");
     },
-    turned(op, i, j) {
+    rotated(op, i, j) {
       const row = array(op.of).row(i);
-      if (j >= op.dims) return `${op.of} ${shown(row[j])}, not turned`;
+      if (j >= op.dims) return `${op.of} ${shown(row[j])}, not rotated`;
       const half = op.dims / 2;
       const pair = op.interleaved ? Math.floor(j / 2) : j % half;
       const [a, b] = op.interleaved ? [2 * pair, 2 * pair + 1] : [pair, pair + half];
