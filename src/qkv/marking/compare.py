@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import formula
 from qkv.marking.inputs import Case
-from qkv.marking.learner import Run
+from qkv.marking.learner import Outcome
 from qkv.marking.mistakes import Mistake
 from qkv.marking.steps import RAW, RIGHT, Steps, compute
 
@@ -65,22 +65,22 @@ def scaled_scores(case: Case) -> Array:
     return compute(case, {**RIGHT, **RAW, "weigh": lambda w, v, n: w, "join": lambda a: a})
 
 
-def is_right(run: Run) -> bool:
+def is_right(run: Outcome) -> bool:
     """Did the function give the right answer?"""
     return run.out is not None and close(run.out, answer(run.case).out)
 
 
-def first_wrong(runs: list[Run]) -> Run:
+def first_wrong(runs: list[Outcome]) -> Outcome:
     """The smallest run that went wrong: runs are in order of size."""
     return next((run for run in runs if not is_right(run)), runs[0])
 
 
-def reproduces(runs: list[Run], steps: Steps) -> bool:
+def reproduces(runs: list[Outcome], steps: Steps) -> bool:
     """Do these steps give what the function gave, on every input?"""
     return all(_gives(run, steps) for run in runs)
 
 
-def _gives(run: Run, steps: Steps) -> bool:
+def _gives(run: Outcome, steps: Steps) -> bool:
     """Do these steps give what one call gave?"""
     try:
         predicted = compute(run.case, steps)
@@ -90,7 +90,7 @@ def _gives(run: Run, steps: Steps) -> bool:
 
 
 def explain(
-    runs: list[Run], steps: Steps, known: Sequence[Mistake]
+    runs: list[Outcome], steps: Steps, known: Sequence[Mistake]
 ) -> tuple[Steps, list[Mistake]] | None:
     """No mistake if these steps reproduce every run, or the first one that does, or else two."""
     each = [([mistake], variant) for mistake in known for variant in mistake.variants]

@@ -19,7 +19,7 @@ from qkv.marking.compare import (
     scaled_scores,
 )
 from qkv.marking.inputs import Case
-from qkv.marking.learner import Run
+from qkv.marking.learner import Outcome
 from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Kind, Mistake
 
 
@@ -31,7 +31,7 @@ class Finding:
     says: str
     shows: str
     remedy: str
-    run: Run
+    run: Outcome
     more: Mapping[str, Any] = field(default_factory=dict)
     kind: Kind = "wrong"
 
@@ -44,7 +44,7 @@ class Finding:
         return {**run.case.shown(), "yours": yours, "right": answer(run.case).out, **self.more}
 
 
-def of_mistake(mistake: Mistake, run: Run) -> Finding:
+def of_mistake(mistake: Mistake, run: Outcome) -> Finding:
     """A mistake of the catalogue, in the run that shows it."""
     says, shows, remedy = mistake.says, mistake.shows, mistake.remedy
     return Finding(mistake.key, says, shows, remedy, run, kind=mistake.kind)
@@ -56,7 +56,7 @@ def in_words(error: Exception | None) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _outcome(run: Run) -> str:
+def _outcome(run: Outcome) -> str:
     """What went wrong, and on arrays of which shapes."""
     what = f"{in_words(run.error)}," if run.error else "the output is wrong"
     return f"{what} on {_shapes(run.case)}"
@@ -66,7 +66,7 @@ def _shapes(case: Case) -> str:
     return ", ".join(f"{name} {a.shape}" for name, a in case.arrays.items())
 
 
-def no_array(run: Run) -> Finding:
+def no_array(run: Outcome) -> Finding:
     """The function returned something that is not an array of numbers."""
     remedy = "return weights @ v"
     if run.returned is None:
@@ -77,7 +77,7 @@ def no_array(run: Run) -> Finding:
     return Finding("wrong-type", says, shows, remedy, run)
 
 
-def drawn_anew(run: Run, again: Run) -> Finding:
+def drawn_anew(run: Outcome, again: Outcome) -> Finding:
     """Two calls with the same arrays do not agree."""
     return Finding(
         "random",
@@ -89,7 +89,7 @@ def drawn_anew(run: Run, again: Run) -> Finding:
     )
 
 
-def weights_first(run: Run) -> Finding:
+def weights_first(run: Outcome) -> Finding:
     """(weights, out), where others give (out, weights)."""
     return Finding(
         "tuple-order",
@@ -101,7 +101,7 @@ def weights_first(run: Run) -> Finding:
     )
 
 
-def odd_shape(runs: list[Run]) -> Finding | None:
+def odd_shape(runs: list[Outcome]) -> Finding | None:
     """Right on squares; wrong where lengths or sizes differ."""
     wrong = first_wrong(runs)
     arrays, shows = wrong.case.arrays, _outcome(wrong)
@@ -114,7 +114,7 @@ def odd_shape(runs: list[Run]) -> Finding | None:
     return Finding("value-size", says, shows, remedy, wrong)
 
 
-def large_scores(runs: list[Run]) -> Finding:
+def large_scores(runs: list[Outcome]) -> Finding:
     """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
     wrong = first_wrong(runs)
     no_max, global_max = LARGE
@@ -130,7 +130,7 @@ def large_scores(runs: list[Run]) -> Finding:
     )
 
 
-def empty_row(runs: list[Run]) -> Finding | None:
+def empty_row(runs: list[Outcome]) -> Finding | None:
     """Only the rows that see nothing go wrong, in whatever way?"""
     wrong = first_wrong(runs)
     row_nan, row_uniform = EMPTY
@@ -147,7 +147,7 @@ def empty_row(runs: list[Run]) -> Finding | None:
     return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
 
 
-def whole_numbers(run: Run) -> Finding | None:
+def whole_numbers(run: Outcome) -> Finding | None:
     """Integers in, fractions out: are they kept?"""
     if is_right(run):
         return None
@@ -159,7 +159,7 @@ def whole_numbers(run: Run) -> Finding | None:
     return Finding("integers-in-place", says, shows, remedy, run, kind="fragile")
 
 
-def wrong_batch(runs: list[Run]) -> Finding | None:
+def wrong_batch(runs: list[Outcome]) -> Finding | None:
     """Right for one text, and for two of them something else."""
     wrong = first_wrong(runs)
     return Finding(
@@ -171,7 +171,7 @@ def wrong_batch(runs: list[Run]) -> Finding | None:
     )
 
 
-def mask_per_key(runs: list[Run]) -> Finding | None:
+def mask_per_key(runs: list[Outcome]) -> Finding | None:
     """Is a mask right where it is one for the keys, the same for every query?"""
     if not all(is_right(run) for run in runs):
         return None
@@ -185,7 +185,7 @@ def mask_per_key(runs: list[Run]) -> Finding | None:
     )
 
 
-def changed_inputs(runs: list[Run]) -> Finding | None:
+def changed_inputs(runs: list[Outcome]) -> Finding | None:
     """Does the function write to its inputs?"""
     for run in runs:
         for name, afterwards in run.changed.items():
@@ -200,7 +200,7 @@ def changed_inputs(runs: list[Run]) -> Finding | None:
     return None
 
 
-def second_output(runs: list[Run]) -> Finding | None:
+def second_output(runs: list[Outcome]) -> Finding | None:
     """Weights that come beside a right output must be right too."""
     for run in runs:
         if run.second is None or not is_right(run) or not _all_see(run.case):
@@ -236,7 +236,7 @@ def _same_numbers(a: Array, b: Array) -> bool:
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
-def unexplained(call: Callable[[Case], Run], runs: list[Run], what: str) -> Finding:
+def unexplained(call: Callable[[Case], Outcome], runs: list[Outcome], what: str) -> Finding:
     """It is wrong, on which input, by how much, and what its properties hint at."""
     wrong = first_wrong(runs)
     if wrong.error is not None:
@@ -263,7 +263,7 @@ def unexplained(call: Callable[[Case], Run], runs: list[Run], what: str) -> Find
     )
 
 
-def _hints(call: Callable[[Case], Run], wrong: Run) -> list[str]:
+def _hints(call: Callable[[Case], Outcome], wrong: Outcome) -> list[str]:
     """What the properties of an output tell about the weights behind it."""
     hints = []
     weights = _weights_behind(wrong)
@@ -285,7 +285,7 @@ def _hints(call: Callable[[Case], Run], wrong: Run) -> list[str]:
     return hints
 
 
-def _weights_behind(run: Run) -> Array | None:
+def _weights_behind(run: Outcome) -> Array | None:
     """The weights that an output was made with, where the values let them be worked out."""
     case = run.case
     if run.out is None or run.out.shape != answer(case).out.shape:
@@ -299,7 +299,7 @@ def _weights_behind(run: Run) -> Array | None:
     return weights
 
 
-def _wrong_scale(runs: list[Run]) -> Finding | None:
+def _wrong_scale(runs: list[Outcome]) -> Finding | None:
     """Is it softmax of the scores times some other number? Then say which."""
     said, sign = [], 1.0
     for run in runs:

@@ -25,7 +25,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class Outcome:
     """What one call gave: an output or an exception, and what it did to its inputs."""
 
     case: Case
@@ -35,7 +35,7 @@ class Run:
     error: Exception | None = None
     changed: dict[str, Array] = field(default_factory=dict)
 
-    def swapped(self) -> Run:
+    def swapped(self) -> Outcome:
         """The same with the second output as the first."""
         return replace(self, out=self.second, second=self.out)
 
@@ -53,7 +53,7 @@ class Learner:
     per_key: bool = False  # a mask that must be given is (S,) and not (L, S)
     weights_first: bool = False
 
-    def __call__(self, case: Case) -> Run:
+    def __call__(self, case: Case) -> Outcome:
         """Run the function on copies of the case's arrays; never raises what it raises."""
         arrays = {name: a.copy() for name, a in case.arrays.items()}
         try:
@@ -65,9 +65,9 @@ class Learner:
                 outputs = returned if isinstance(returned, tuple) else (returned,)
                 out, second = (_array(o) for o in (*outputs, None, None)[:2])
         except Exception as error:  # whatever it is, it is the learner's to hear about
-            return Run(case, error=error)
+            return Outcome(case, error=error)
         changed = {n: a for n, a in arrays.items() if not np.array_equal(a, case.arrays[n])}
-        run = Run(case, out, second, returned, None, changed)
+        run = Outcome(case, out, second, returned, None, changed)
         return run.swapped() if self.weights_first else run
 
     def _keywords(self, case: Case) -> dict[str, Any]:

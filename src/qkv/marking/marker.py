@@ -13,7 +13,7 @@ from qkv.marking import findings, inputs, mistakes
 from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
 from qkv.marking.findings import Finding
 from qkv.marking.inputs import NAMES, Case
-from qkv.marking.learner import OPTIONS, Learner, Run, learner
+from qkv.marking.learner import OPTIONS, Learner, Outcome, learner
 from qkv.marking.mistakes import Mistake
 from qkv.marking.result import CheckResult
 from qkv.marking.steps import RIGHT, Steps
@@ -85,11 +85,11 @@ class _Marking:
         self.adds_mask = False
         self.steps: Steps | None = RIGHT  # what the function does, as far as known
         self.found: list[Finding] = []
-        self.runs: list[Run] = []
+        self.runs: list[Outcome] = []
         self.tried: list[str] = []
         self.limits: list[str] = []
 
-    def run(self, cases: Iterable[Case]) -> list[Run]:
+    def run(self, cases: Iterable[Case]) -> list[Outcome]:
         """Call the function on cases in the way that it takes them."""
         cases = [case.at_rank(self.rank) for case in cases]
         return [self.call(case.with_added_mask() if self.adds_mask else case) for case in cases]
@@ -107,9 +107,9 @@ class _Marking:
     def test(
         self,
         what: str,
-        runs: list[Run],
+        runs: list[Outcome],
         known: Sequence[Mistake],
-        otherwise: Callable[[list[Run]], Finding | None] = lambda runs: None,
+        otherwise: Callable[[list[Outcome]], Finding | None] = lambda runs: None,
     ) -> None:
         """Where the runs went wrong find out why, given what was found before."""
         if self.steps is None:
@@ -255,7 +255,7 @@ def _test_masks(m: _Marking, batches: bool) -> bool:
 
 
 def _explains_more(
-    runs: list[Run], others: list[Run], steps: Steps, known: Sequence[Mistake]
+    runs: list[Outcome], others: list[Outcome], steps: Steps, known: Sequence[Mistake]
 ) -> bool:
     """Are the runs right, or wrong by fewer mistakes than the others?"""
     one, other = (explain(each, steps, known) for each in (runs, others))
@@ -263,7 +263,7 @@ def _explains_more(
 
 
 def _test_unless_refused(
-    m: _Marking, what: str, runs: list[Run], known: Sequence[Mistake] = ()
+    m: _Marking, what: str, runs: list[Outcome], known: Sequence[Mistake] = ()
 ) -> None:
     """Rules that meet: a function may refuse them with an error, but not give something wrong."""
     error = next((run.error for run in runs if run.error is not None), None)
