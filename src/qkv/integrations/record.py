@@ -17,7 +17,8 @@ from qkv.attend.solve import answer
 from qkv.attend.summary import AttentionSummary, summarize_call
 from qkv.trace import Trace
 
-_KEPT = ("top_indices", "top_weights", "received", "lse")
+# What is kept of each layer, and what it is where nothing was looked at.
+_EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
 _CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
 _REGISTERED: list[str] = []  # the libraries whose models can be recorded
 
@@ -77,28 +78,28 @@ class _Layer:
 
     def arrays(self) -> dict[str, Array]:
         """All steps as one: rows stand at the places of their queries, columns at those of keys."""
-        rows, ahead = self.rows, self.ahead
-        steps = list(zip(self.ran, self.parts, strict=True))
+        steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
-            keys = min(keys, rows)  # a cache may have places for what is yet to come
-        some = self.parts[0]
-        received = np.zeros((*some.received.shape[:-1], keys), some.received.dtype)
-        for ran, part in steps:
-            here = part.received[..., : keys - ran.first_key]
-            received[..., ran.first_key : ran.first_key + here.shape[-1]] += here
-        indices = [np.where(p.top_weights > 0, p.top_indices + r.first_key, -1) for r, p in steps]
-        weights, lse = [p.top_weights for p in self.parts], [p.lse for p in self.parts]
-        if ahead:  # what was asked before the recording began
-            indices.insert(0, np.full_like(some.top_indices, -1, shape=_rows(indices[0], ahead)))
-            weights.insert(0, np.zeros_like(weights[0], shape=_rows(weights[0], ahead)))
-            lse.insert(0, np.full_like(lse[0], -np.inf, shape=(*lse[0].shape[:-1], ahead)))
-        return {
-            "top_indices": np.concatenate(indices, axis=-2),
-            "top_weights": np.concatenate(weights, axis=-2),
-            "received": received,
-            "lse": np.concatenate(lse, axis=-1),
+            keys = min(keys, self.rows)  # a cache may have places for what is yet to come
+        *lead, _, kept = first.top_indices.shape
+        found = {  # as it is where nothing was looked at
+            "top_indices": np.full((*lead, self.rows, kept), -1, first.top_indices.dtype),
+            "top_weights": np.zeros((*lead, self.rows, kept), first.top_weights.dtype),
+            "received": np.zeros((*lead, keys), first.received.dtype),
+            "lse": np.full((*lead, self.rows), -np.inf, first.lse.dtype),
         }
+        at = self.ahead  # rows of what was asked before the recording began stay empty
+        for ran, part in steps:
+            queries = slice(at, at + part.lse.shape[-1])
+            indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
+            found["top_indices"][..., queries, :] = indices
+            found["top_weights"][..., queries, :] = part.top_weights
+            found["lse"][..., queries] = part.lse
+            here = part.received[..., : keys - ran.first_key]
+            found["received"][..., ran.first_key : ran.first_key + here.shape[-1]] += here
+            at = queries.stop
+        return found
 
 
 class Recording(Trace):
@@ -190,7 +191,7 @@ class Recording(Trace):
             padding = layer.ran[-1].padding
             if padding is not None and parts["received"].shape[-1] == layer.rows:
                 _to_the_front(parts, _places(padding, len(parts["lse"]), layer.rows))
-            arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _KEPT}
+            arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _EMPTY}
             what = _other(layer, first, parts)
             owner = layer.first.owner
             if (
@@ -348,7 +349,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
     """An error where one layer attends several times in one call, to different tokens."""
-    pairs = [(getattr(summary, name), getattr(kept, name)) for name in _KEPT]
+    pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
             f"record: {type(owner).__name__} attends several times in one call, not each time "
@@ -428,10 +429,6 @@ def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
     return "" if fits else "attention of other tokens"
 
 
-def _rows(like: Array, count: int) -> tuple[int, ...]:
-    return (*like.shape[:-2], count, like.shape[-1])
-
-
 def _places(padding: Array | None, texts: int, longest: int) -> list[slice]:
     """Where the tokens of each text stand, if its padding is in front of them or behind."""
     places = []
@@ -446,12 +443,11 @@ def _places(padding: Array | None, texts: int, longest: int) -> list[slice]:
 
 def _to_the_front(parts: dict[str, Array], places: Sequence[slice]) -> None:
     """Bring the tokens of each text to the front, where padding stood before them."""
-    nothing = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
     for text, place in enumerate(places):
         size = place.stop - place.start
-        for name in _KEPT:
+        for name, empty in _EMPTY.items():
             array = parts[name][text]  # (Hq, T), or (Hq, T, top_k)
             array[:, :size] = array[:, place].copy()
-            array[:, size:] = nothing[name]
+            array[:, size:] = empty
         indices = parts["top_indices"][text]
         indices[indices >= 0] -= place.start
