@@ -159,10 +159,9 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _one_blas_thread -= inside
             if not _one_blas_thread:
-                for which, (_, set_threads) in enumerate(libraries):
-                    if which in _blas_threads:
-                        set_threads(_blas_threads[which])
-                        del _blas_threads[which]
+                for which, threads in _blas_threads.items():
+                    libraries[which][1](threads)
+                _blas_threads.clear()
 
 
 @functools.cache
