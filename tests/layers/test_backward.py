@@ -246,7 +246,7 @@ def test_embedding() -> None:
     assert not found["embed.weight"][2:4].any()  # of tokens that are not there
 
 
-@pytest.mark.parametrize("pool", [None, "first", "last", "mean"])
+@pytest.mark.parametrize("pool", [None, "cls", "lasttoken", "mean"])
 @pytest.mark.parametrize("activation", ["tanh", "gelu", None])
 def test_head(pool: Any, activation: str | None) -> None:
     head = Head(

@@ -59,7 +59,7 @@ def head(
                 norm=True,
             )
         case "SequenceClassification":
-            return Head(config.labels(), bias=True, pool="first", dense=True, activation=pooled)
+            return Head(config.labels(), bias=True, pool="cls", dense=True, activation=pooled)
         case "TokenClassification":
             return Head(config.labels(), bias=True, classes=True)
     return None

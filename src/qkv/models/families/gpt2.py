@@ -46,7 +46,7 @@ def head(config: Config, vocabulary: int) -> Head | None:
     if config.head() == "CausalLM":
         return Head(vocabulary, tied=config.flag("tie_word_embeddings", True))
     if config.head() == "SequenceClassification":
-        return Head(config.labels(), pool="last")
+        return Head(config.labels(), pool="lasttoken")
     return None
 
 

@@ -118,7 +118,7 @@ def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:
     if config.head() == "CausalLM":
         return Head(vocabulary, tied=config.flag("tie_word_embeddings", tied))
     if config.head() == "SequenceClassification":
-        return Head(config.labels(), pool="last")
+        return Head(config.labels(), pool="lasttoken")
     if config.head() == "TokenClassification":
         return Head(config.labels(), bias=True, classes=True)
     return None

@@ -11,7 +11,7 @@ from qkv.models.files.names import QKV, Family, Fused, fused
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
-POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
+POOLS: dict[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
 
 
 def design(config: Config) -> Design:

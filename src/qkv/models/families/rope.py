@@ -53,9 +53,8 @@ def read_rotary(
     )
     given = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
     given = {key: table for key, table in given.items() if table}
+    given = given or {"rope_parameters": dict(default or {})}
     found = [_rotary(config, key, table, theta, sizes) for key, table in given.items()]
-    if not found:
-        return _rotary(config, "rope_parameters", default or {}, theta, sizes)
     if found[0] != found[-1]:
         raise ModelError(
             f"{config.source}: rope_scaling and rope_parameters say different things: keep one"

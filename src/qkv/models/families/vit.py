@@ -31,7 +31,7 @@ def design(config: Config) -> VisionDesign:
             eps=config.positive("layer_norm_eps", 1e-12),
             layers=(Attention(heads, heads, size),) * config.layers("num_hidden_layers", 12),
             qkv_bias=config.flag("qkv_bias", True),
-            head=Head(config.labels(), bias=True, pool="first") if is_classifier else None,
+            head=Head(config.labels(), bias=True, pool="cls") if is_classifier else None,
         ),
         channels=config.size("num_channels", 3),
         image=image,

@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, need_single, project_back
 from qkv.layers.norm import NormSaved
+from qkv.models.network.pooling import POOLING
 from qkv.ops.activation import activate_in_numpy, activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear
@@ -25,8 +26,8 @@ class Head:
         outputs: V words, or as many classes as there are.
         tied: whether the last projection is the token table, unless the files have another.
         bias: whether it has a bias.
-        pool: the vector of which token stands for the text, or the mean of all; None gives
-            logits for each token.
+        pool: the one of `POOLING` that makes one vector of a text; None gives logits for each
+            token.
         classes: whether the logits of each token are over classes, not words.
         dense: whether there is a linear layer (D, D) before it.
         dense_bias: whether that has a bias.
@@ -40,7 +41,7 @@ class Head:
     outputs: int
     tied: bool = False
     bias: bool = False
-    pool: Literal["first", "last", "mean"] | None = None
+    pool: Literal["cls", "lasttoken", "mean"] | None = None
     classes: bool = False
     dense: bool = False
     dense_bias: bool = True
@@ -176,12 +177,8 @@ class BuiltHead:
 def _pooled(rows: Array, cu: Array, how: str) -> Array:
     """One row for each text, (B, D), zeros for one without a token."""
     found = np.zeros((len(cu) - 1, rows.shape[-1]), rows.dtype)
-    texts = np.diff(cu) > 0
-    if how == "mean":
-        for text in np.flatnonzero(texts):
-            found[text] = rows[cu[text] : cu[text + 1]].mean(0, dtype=compute_type(rows.dtype))
-    else:
-        found[texts] = rows[(cu[:-1] if how == "first" else cu[1:] - 1)[texts]]
+    for text in np.flatnonzero(np.diff(cu)):
+        found[text] = POOLING[how](rows[cu[text] : cu[text + 1]], 0)
     return found
 
 
@@ -193,7 +190,7 @@ def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array
     if how == "mean":
         found[...] = np.repeat(grad / np.maximum(lengths, 1)[:, None], lengths, 0)
     else:
-        found[(cu[:-1] if how == "first" else cu[1:] - 1)[texts]] = grad[texts]
+        found[(cu[:-1] if how == "cls" else cu[1:] - 1)[texts]] = grad[texts]
     return found
 
 
