@@ -206,18 +206,23 @@ class Experts(Feed):
 _EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
 
 
-def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
-    """D, F and E; one clear error for the first parameter that does not fit."""
-    down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
-    count, hidden, dim = down.shape
-    shapes = {
+def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...]]:
+    """Each parameter of so many experts, and of their router, with its shape."""
+    return {
         "router_proj.weight": (dim, count),
         "router_proj.bias": (count,),
         "experts.gate_up": (count, dim, 2 * hidden),
         "experts.gate_up_bias": (count, 2 * hidden),
-        "experts.down": down.shape,
+        "experts.down": (count, hidden, dim),
         "experts.down_bias": (count, dim),
     }
+
+
+def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
+    """D, F and E; one clear error for the first parameter that does not fit."""
+    down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
+    count, hidden, dim = down.shape
+    shapes = expert_shapes(dim, hidden, count)
     if parameters.keys() != shapes.keys():
         raise ValueError(
             f"{call}: the parameters are {', '.join(parameters)}: give {', '.join(shapes)}"

@@ -82,11 +82,8 @@ class MLP(Feed):
             whole_number(hidden, call=call, name="hidden", least=1),
         )
         kind = float_type(dtype, call=call)
-        sizes = {"up_proj": (dim, hidden), "down_proj": (hidden, dim)}
-        if gated:
-            sizes = {"gate_proj": (dim, hidden), **sizes}
-        parameters = first_parameters(sizes, bias=bias, seed=seed, dtype=kind)
-        self._set(parameters, activation)
+        sizes = mlp_sizes(dim, hidden, gated=gated)
+        self._set(first_parameters(sizes, bias=bias, seed=seed, dtype=kind), activation)
 
     @classmethod
     def from_parameters(
@@ -196,19 +193,20 @@ class MLP(Feed):
         return Trace(record.arrays)
 
 
+def mlp_sizes(dim: int, hidden: int, *, gated: bool) -> dict[str, tuple[int, int]]:
+    """The linear layers of an MLP, each with its rows and columns."""
+    gate = {"gate_proj": (dim, hidden)} if gated else {}
+    return {**gate, "up_proj": (dim, hidden), "down_proj": (hidden, dim)}
+
+
 def _check_sizes(parameters: Mapping[str, Array], *, call: str) -> None:
     """One clear error for the first parameter that is missing, unknown or of another shape."""
     up = parameter(parameters, "up_proj.weight", "(D, F)", call=call)
     parameter(parameters, "down_proj.weight", "(F, D)", call=call)
     dim, hidden = up.shape
-    shapes = {
-        "gate_proj.weight": (dim, hidden),
-        "gate_proj.bias": (hidden,),
-        "up_proj.weight": (dim, hidden),
-        "up_proj.bias": (hidden,),
-        "down_proj.weight": (hidden, dim),
-        "down_proj.bias": (dim,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, size in mlp_sizes(dim, hidden, gated=True).items():
+        shapes |= {f"{name}.weight": size, f"{name}.bias": size[1:]}
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(

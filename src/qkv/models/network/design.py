@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from qkv.layers.experts import expert_shapes
+from qkv.layers.mlp import mlp_sizes
 from qkv.models.network.decoder import (
     DECODER_HOOKS,
     CrossAttention,
@@ -205,16 +207,11 @@ class Design:
         """Those of the MLP, or of the experts in its place."""
         dim, hidden = self.dim, self.hidden
         if self.experts is None:
-            for name in ("mlp.gate_proj", "mlp.up_proj") if self.gated else ("mlp.up_proj",):
-                yield from _linear(name, dim, hidden, self.mlp_bias)
-            yield from _linear("mlp.down_proj", hidden, dim, self.mlp_bias)
+            for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
+                yield from _linear(f"mlp.{name}", *size, self.mlp_bias)
             return
-        count = self.experts.count
-        yield from _linear("mlp.router_proj", dim, count, True)
-        yield "mlp.experts.gate_up", (count, dim, 2 * hidden)
-        yield "mlp.experts.gate_up_bias", (count, 2 * hidden)
-        yield "mlp.experts.down", (count, hidden, dim)
-        yield "mlp.experts.down_bias", (count, dim)
+        for name, shape in expert_shapes(dim, hidden, self.experts.count).items():
+            yield f"mlp.{name}", shape
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         """The weight of a norm, and its bias if norms have one."""
