@@ -258,7 +258,7 @@ def console() -> Console:
     """Standard output; a reader that goes away is a BrokenPipeError, as everywhere."""
     from rich.console import Console
 
-    from qkv.see.draw.terminal import with_a_width
+    from qkv.see.draw.screen import with_a_width
 
     class Stdout(Console):
         def on_broken_pipe(self) -> NoReturn:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array
+from qkv.see.analysis.largest import strongest_block
 from qkv.see.analysis.words import Span, content, is_special, is_word
-from qkv.see.draw.terminal import strongest_block
 from qkv.trace import Trace
 
 LONG = 512  # tokens from which only the largest weights of each query are shown

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, as_array
+
+MOST_LABELS = 20  # names beside points
 
 
 class Plane(NamedTuple):
@@ -81,3 +84,14 @@ def _vectors(x: Any, name: str, call: str) -> Array:
     if not np.isfinite(array).all():
         raise ValueError(f"{call}: {name} holds NaN or infinity: a plane needs finite numbers")
     return array
+
+
+def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
+    """Which points to name: all up to 20, else those that moved furthest, each word once."""
+    order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
+    if len(order) > MOST_LABELS:
+        first: dict[str, int] = {}
+        for i in order:
+            first.setdefault(tokens[i], i)
+        order = list(first.values())[:MOST_LABELS]
+    return sorted(order)

@@ -11,9 +11,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis import findings
-from qkv.see.analysis.plane import fit_plane
+from qkv.see.analysis.plane import fit_plane, named_points
 from qkv.see.analysis.words import is_punctuation, quoted, spans_of
-from qkv.see.draw.figure import named_points
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 

@@ -46,6 +46,11 @@ THEMES = {
     ),
 }  # fmt: skip
 
+# Words, what stands behind them, lines and frames, and what is before and after, on white.
+INK, DIM, LINE, FAINT, BEFORE, AFTER = (
+    "#1a1a1a", "#555555", "#b5b5b5", "#e2e2e2", "#1f5fbf", "#c8102e",
+)  # fmt: skip
+
 
 def shade(share: float, theme: str = "light") -> str:
     """The colour of a share from -1 to 1, as `#rrggbb`; what lies outside is as its end.

@@ -1,25 +1,32 @@
-"""Static figures: the grid of weights, the words before and after, similarity by layer."""
+"""Panels as a matplotlib figure."""
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.extras import need
 from qkv.files import replacing
-from qkv.see.analysis import findings
-from qkv.see.analysis.plane import fit_plane
-from qkv.see.draw.colours import THEMES, ink, shade, signed_end
-from qkv.see.draw.terminal import strongest_block
-from qkv.trace import Trace
+from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, LINE, THEMES, ink, shade
+from qkv.see.draw.labels import on_arrows, placed
+from qkv.see.draw.panels import (
+    Arrows,
+    Bars,
+    HeatMap,
+    Image,
+    Lines,
+    Links,
+    Panel,
+    Prose,
+    Rows,
+    drawn_in,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,413 +34,202 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    from qkv.see.analysis.heads import Heads
-    from qkv.see.analysis.selection import Head
-    from qkv.see.views.image_view import ImageView
-    from qkv.see.views.replay import ReplayView
-    from qkv.see.views.runs import RunsView
-    from qkv.see.views.shift import ShiftView
-    from qkv.see.views.show import CompareView, ShowView, WalkView
-
-BEFORE, AFTER, ARROW, FAINT, INK = "#1f5fbf", "#c8102e", "#9a9a9a", "#dddddd", "#1a1a1a"
-MOST_LABELS = 20
-MOST_ROWS = 32
 _DPI = 150
+_GRID = "#e6e6e6"
 
 
-def arrows_figure(original: Any, contextual: Any, tokens: Sequence[str]) -> Figure:
-    """The arrows of bare vectors `(T, D)`."""
-    figure = _figure(6.4, 5.6)
-    draw_shift(figure.add_subplot(), original, contextual, tokens)
+def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> Figure:
+    """A title, lines of prose, then panels in rows beside each other."""
+    need("matplotlib", "plot")
+    shown = drawn_in("picture", rows)
+    said = [*lines, *(panel.text for row in shown for panel in row if isinstance(panel, Prose))]
+    grid = [[panel for panel in row if not isinstance(panel, Prose)] for row in shown]
+    sizes = [[_size(panel) for panel in row] for row in filter(None, grid)]
+    width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
+    letters = int(width * 12)  # that a line has room for
+    prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in said)
+    top = 0.1 + 0.17 * len(prose.splitlines())
+    heights = [top, *(max(h for _, h in row) for row in sizes)]
+    figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
+    paper, letter = ("#161616", "#ececec") if dark else ("white", INK)
+    header = textwrap.fill(drawable([title])[0], int(width * 8.5))
+    _plain(figure.suptitle(header, color=letter), 13)
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part in (figure, *parts):
+        part.set_facecolor(paper)
+    if prose:
+        _plain(parts[0].text(0.5, 1, prose, color=letter, ha="center", va="top"), 9)
+    arrows = []
+    for part, row, wide in zip(parts[1:], filter(None, grid), sizes, strict=True):
+        ratios = [w for w, _ in wide]
+        rest = width - sum(ratios)
+        places = part.subplots(
+            1, len(row) + (rest > 0.1), width_ratios=[*ratios, rest][: len(row) + (rest > 0.1)],
+            squeeze=False,
+        )[0]  # fmt: skip
+        for axes in places[len(row) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(places, row, strict=False):
+            _DRAW[type(panel)](axes, panel)
+            _plain(axes.set_title(drawable([panel.title])[0], color=letter, pad=8), 11)
+            if isinstance(panel, Arrows):
+                arrows.append((axes, panel))
+                axes.title.set_position((0.5, 1.06))  # above the legend
+    if arrows:
+        for _ in range(2):  # the layout settles in two rounds, and is measured below
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for axes, panel in arrows:
+            _label(figure, axes, panel)
     return figure
 
 
-def shift_figure(view: ShiftView) -> Figure:
-    """The cosines of the words by layer, and their arrows."""
-    parts = list(filter(None, map(words_before_and_after, view.traces)))
-    before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-    figure = _figure(13.2, 5.6)
-    turns, arrows = figure.subplots(1, 2, width_ratios=[0.7, 1])
-    draw_grid(
-        turns, *view.turns, top=None, of="cosine", row="each row: one word, at each layer",
-        title="Cosine of each word's vector with its static one",
-    )  # fmt: skip
-    draw_shift(arrows, before, after, view.names, alone=view.shift.tokens)
-    return figure
+def _size(panel: Panel) -> tuple[float, float]:
+    """Width and height of a panel in inches."""
+    if isinstance(panel, Image):
+        width = 5.0 if panel.chosen is None else 1.7
+        return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
+    if isinstance(panel, HeatMap) and panel.compact:
+        return 2.2, 2.5
+    rows = len(panel.names) if isinstance(panel, Bars) else 0
+    return {
+        HeatMap: (6.8, 6.2), Links: (4.2, 6.2), Arrows: (6.4, 6.0), Lines: (6.6, 3.4),
+        Bars: (5.4, 1.0 + 0.26 * rows),
+    }[type(panel)]  # fmt: skip
 
 
-def show_figure(view: ShowView) -> Figure:
-    """The grid of the head that is shown, and the arrows beside it."""
-    words = words_before_and_after(view.trace, view.shown)
-    figure = _figure(13.2 if words else 6.8, 6.0)
-    grid, *rest = figure.subplots(1, 2 if words else 1, squeeze=False)[0]
-    draw_block(grid, view.shown, view.head, title=view.sentence, top=view.top)
-    if words:
-        draw_shift(rest[0], *words)
-    return figure
-
-
-def head_figure(heads: Heads, head: Head, top: float) -> Figure:
-    """The grid of one head."""
-    from qkv.see.views.one_head import link_in_words
-
-    figure = _figure(6.8, 6.0)
-    draw_block(figure.add_subplot(), heads, head, title=link_in_words(heads, head), top=top)
-    return figure
-
-
-def runs_figure(view: RunsView) -> Figure:
-    """The grids of both runs on one scale, and how far each token's output moved."""
-    figure = _figure(19.0, 6.0)
-    *grids, bars = figure.subplots(1, 3)
-    parts = view.heads
-    for axes, part, name in zip(grids, parts, view.names, strict=True):
-        title = f"{name}: layer {view.head.layer}, head {view.head.head}"
-        draw_block(axes, part, view.head, title=title, top=view.top)
-    shown = view.changes[:MOST_LABELS][::-1]
-    places = range(len(shown))
-    bars.barh(places, [change.distance for change in shown], color=BEFORE)
-    bars.set_yticks(places, drawable([view.tokens[change.token] for change in shown]))
-    for label in bars.get_yticklabels():
-        _plain(label, 9)
-    bars.set_xlabel("distance between the two vectors after the last layer", fontsize=9)
-    _plain(bars.set_title("How far each token's output moved"), 11)
-    for side in ("top", "right"):
-        bars.spines[side].set_visible(False)
-    return figure
-
-
-def compare_figure(view: CompareView) -> Figure:
-    """Both grids on one scale; of vectors all words in one plane, and the similarity by layer."""
-    known = len(view.similarity) > 0
-    found = (words_before_and_after(side.trace, side.shown) for side in view.sides)
-    parts = [part for part in found if part is not None]
-    figure = _figure(13.2, 12.0 if known else 6.0)
-    grids, *below = figure.subplots(2 if known else 1, 2, squeeze=False)
-    where = f"layer {view.head.layer}, head {view.head.head}"
-    for name, axes, side in zip("AB", grids, view.sides, strict=True):
-        key, weight = side.most(view.head)
-        title = f"{name}: {view.word} looks at {key}: {weight:.2f} ({where})"
-        draw_block(axes, side.shown, view.head, title=title, top=view.top, outlined=side.rows)
-    if not known:
-        return figure
-    ((shift, curve),) = below
-    draw_similarity(curve, view.similarity, view.word)
-    if len(parts) < len(view.sides):
-        shift.remove()
-        return figure
-    before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
-    alone = [token for part in parts for token in part[2]]
-    inside = [
-        f"{token} ({name})" if token == view.word else token
-        for name, part in zip("AB", parts, strict=True)
-        for token in part[2]
-    ]
-    draw_shift(shift, before, after, inside, alone=alone)
-    return figure
-
-
-def walk_figure(view: WalkView) -> Figure:
-    """The scaled scores, the weights they become, and the words before and after."""
-    walk = view.walk
-    trace, names = walk.trace, (walk.tokens, walk.keys)
-    words = words_before_and_after(trace)
-    figure = _figure(19.0 if words else 13.2, 6.0)
-    panels = figure.subplots(1, 3 if words else 2)
-    scores = next(step for step in reversed(walk.steps) if step.name in ("masked", "scaled"))
-    weights = next(step for step in walk.steps if step.name == "weights")
-    own = walk.keys is walk.tokens
-    score = findings.between_content(trace, weights.values) if own else weights.values
-    where = f"layer {walk.layer}, head {walk.head}"
-    draw_grid(
-        panels[0], scores.values, *names, hidden=scores.hidden, score=score,
-        title=f"Scaled scores of {where}", top=None, of="score",
-        row="each row: one query, every key",
-    )  # fmt: skip
-    draw_grid(
-        panels[1], weights.values, *names, hidden=scores.hidden, score=score,
-        title=f"Softmax of each row: the weights of {where}", top=view.top,
-    )  # fmt: skip
-    if words:
-        draw_shift(panels[2], *words)
-    return figure
-
-
-def image_figure(view: ImageView) -> Figure:
-    """The image, what one head looks at in it, and each head of the layer."""
+def _heat_map(axes: Axes, panel: HeatMap) -> None:
+    """A grid of colours with a scale; what has no number is hatched."""
     from matplotlib.patches import Rectangle
 
-    dark = view.theme == "dark"
-    ink = "#ececec" if dark else "#1a1a1a"
-    count = len(view.weights)
-    across = view.across
-    down = -(-count // across) if count > 1 else 0
-    shape = view.image.shape[0] / view.image.shape[1]
-    wide = 10.0
-    small = (wide - 0.4) / across * shape
-    figure = _figure(wide, 1.1 + 4.4 * shape + down * (small + 0.25))
-    figure.set_facecolor("#161616" if dark else "white")
-    heights = [0.7 + 4.6 * shape, *([down * (small + 0.25)] if down else [])]
-    top, *rest = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part in (top, *rest):
-        part.set_facecolor(figure.get_facecolor())
-    _plain(top.suptitle(_in_lines(view.sentence, 78), color=ink), 13)
-    left, right = top.subplots(1, 2)
-    left.imshow(view.image)
-    _plain(left.set_title("the image", color=ink), 10)
-    rows, columns = view.grid
-    # in patches, so that a frame round one needs no arithmetic
-    right.imshow(view.shown(view.head), extent=(0, columns, rows, 0), aspect=shape * columns / rows)
-    for place, color in view.frames:
-        if place is not None:
-            right.add_patch(
-                Rectangle(place[::-1], 1, 1, fill=False, edgecolor=color, linewidth=2.2)
-            )
-    _plain(right.set_title(view.caption, color=ink), 10)
-    _plain(top.supxlabel(_in_lines(view.note, 110), color=ink), 9)
-    panels = [axes for part in rest for axes in part.subplots(down, across, squeeze=False).flat]
-    for axes in (left, right, *panels):
-        axes.set_axis_off()
-    left.add_patch(Rectangle((0, 0), 1, 1, transform=left.transAxes, fill=False, edgecolor=ARROW))
-    for head, axes in zip(range(count), panels, strict=False):
-        axes.imshow(view.shown(head, view.image.shape[1]))
-        _plain(axes.set_title(f"head {head}", color=ink, pad=3), 9)
-        if head == view.head:
-            axes.add_patch(
-                Rectangle(
-                    (0, 0), 1, 1, transform=axes.transAxes, fill=False, edgecolor=AFTER,
-                    linewidth=2.2, clip_on=False,
-                )
-            )  # fmt: skip
-    return figure
-
-
-def replay_figure(view: ReplayView) -> Figure:
-    """A strip of the head's weights through training, its scores, and the loss."""
-    replay, strip = view.replay, view.strip
-    figure = _figure(13.2, 6.2)
-    _plain(figure.suptitle(_in_lines(view.sentence, 110)), 13)
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[0.95, 1.0])[:, 0]
-    panels = above.subplots(1, len(strip), squeeze=False)[0]
-    patterns, hidden = replay.patterns(view.head), replay.hidden_of(view.head)
-    names = drawable(replay.first.tokens)
-    image = None
-    for axes, place in zip(panels, strip, strict=True):
-        image = axes.imshow(patterns[place], cmap=_cmap(0.0), vmin=0.0, vmax=view.top)
-        if hidden is not None and hidden.any():
-            veil = np.ma.masked_where(~hidden, np.ones(hidden.shape))
-            axes.imshow(veil, cmap="Greys", vmin=-4.0, vmax=16.0)
-        _bounded(axes)
+    panel = panel if panel.compact else panel.part()
+    low, high = panel.ends
+    values, hatched = np.nan_to_num(panel.values), panel.hatched
+    image = axes.imshow(values, cmap=_cmap(low), vmin=low, vmax=high, aspect="equal")
+    for spine in axes.spines.values():  # its empty cells are as white as the figure
+        spine.set_color(LINE)
+        spine.set_linewidth(0.6)
+    n = max(values.shape)
+    if panel.compact:
         axes.set_xticks([])
         axes.set_yticks([])
-        _plain(axes.set_title(f"step {replay.steps[replay.shown[place]]:,}", pad=4), 10)
-    if len(names) <= MOST_ROWS:
-        panels[0].tick_params(length=0)
-        panels[0].set_yticks(range(len(names)), names)
-        for label in panels[0].get_yticklabels():
-            _plain(label, min(9.0, 130 / len(names)))
-    assert image is not None
-    bar = above.colorbar(image, ax=list(panels), fraction=0.012, pad=0.01, shrink=0.8)
-    bar.set_label(_scale_name("weight", view.top), fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_edgecolor(ARROW)
-    charts = below.subplots(1, 2 if replay.losses else 1, squeeze=False)[0]
-    knots = replay.knots
-
-    def at(points: Sequence[tuple[float, float]]) -> tuple[Any, Any]:
-        steps, values = zip(*points, strict=True)
-        return np.interp(steps, knots, range(len(knots))), values
-
-    charts[0].set_title(f"Scores of layer {view.head.layer}, head {view.head.head}", fontsize=11)
-    for line in view.lines:
-        style = "-" if not line.dash else (0, [float(x) / 2 for x in line.dash.split()])
-        charts[0].plot(
-            *at(line.points), label=line.name, color=line.color, linewidth=2.2,
-            linestyle=style, marker="o", markersize=3,
-        )  # fmt: skip
-    charts[0].set_ylim(-0.02, 1.02)
-    charts[0].legend(fontsize=8, frameon=False, loc="best")
-    if replay.losses:
-        charts[1].plot(*at(replay.losses), color="#1a1a1a", linewidth=1.4)
-        charts[1].set_title("Loss", fontsize=11)
-        charts[1].set_xlim(charts[0].get_xlim())
-    places = range(len(knots))[:: -max(1, -(-len(knots) // 12))]
-    for axes in charts:
-        axes.set_xticks(places, [f"{knots[place]:,}" for place in places])
-        axes.set_xlabel("training step", fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    return figure
-
-
-def _in_lines(content: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(drawable([content])[0], width))
-
-
-def draw_similarity(axes: Axes, similarity: Array, word: str) -> None:
-    """The cosine between one word in two texts, at the embeddings and after each layer."""
-    places = range(len(similarity))
-    axes.plot(places, similarity, color=BEFORE, marker="o", linewidth=2)
-    for place, value in zip(places, similarity.tolist(), strict=True):
-        axes.annotate(
-            f"{value:.3f}", (place, value), xytext=(0, 8), textcoords="offset points",
-            ha="center", fontsize=9,
-        )  # fmt: skip
-    names = ["embeddings", *(f"after\nlayer {layer}" for layer in range(len(similarity) - 1))]
-    axes.set_xticks(places, names, fontsize=8)
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylim(min(0.0, float(similarity.min()) - 0.1), 1.08)
-    axes.set_ylabel("cosine (1: the same direction)", fontsize=9)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    _plain(axes.set_title(f"How alike {drawable([word])[0]} is in A and in B"), 11)
-
-
-def words_before_and_after(
-    trace: Trace, shown: Heads | None = None
-) -> tuple[Array, Array, list[str]] | None:
-    """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
-
-    Where words are shown in place of tokens, the means of their vectors. None where there are no
-    such vectors, or where they are not finite.
-    """
-    last = findings.last_state(trace)
-    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
-        return None
-    of, spans = (trace, None) if shown is None else (shown, shown.spans)
-    kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
-    before, after = (
-        findings.mean_vectors(state[0], spans)[kept] for state in (trace["embed"], last)
-    )
-    if not (np.isfinite(before).all() and np.isfinite(after).all()):
-        return None
-    return before, after, [of.tokens[i] for i in kept]
-
-
-def draw_block(
-    axes: Axes,
-    heads: Heads,
-    head: Head,
-    *,
-    title: str,
-    top: float,
-    outlined: Sequence[int] = (),
-) -> None:
-    """One head's weights as a grid; of a long text those that were kept."""
-    if not heads.weights:
-        block = heads.block(head.layer, head.head, MOST_ROWS)
-        draw_grid(
-            axes,
-            np.nan_to_num(block.values),
-            block.rows,
-            block.columns,
-            hidden=np.isnan(block.values),
-            title=f"{title}\n{len(block.rows)} of {len(heads.tokens)} tokens; hatched: not kept",
-            top=top,
-            outlined=[row for row, place in enumerate(block.places) if place in outlined],
+    else:
+        rows, columns = drawable(panel.rows), drawable(panel.columns)
+        # first, since the labels above are other objects than those below
+        axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+        axes.set_xticks(
+            range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
         )
-        return
-    weights = heads.weights[heads.layers.index(head.layer)][head.head]
-    draw_grid(
-        axes,
-        weights,
-        heads.query_names,
-        heads.key_names,
-        hidden=heads.hidden(head.layer, head.head),
-        score=heads.between_content(weights),
-        title=title,
-        top=top,
-        outlined=outlined,
-    )
+        axes.set_yticks(range(len(rows)), rows)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            _plain(label, max(5.5, min(10.0, 130 / n)))
+        bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+        bar.set_label(panel.scale_name, fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_edgecolor(LINE)
+        axes.set_ylabel(panel.explained, fontsize=9)
+        hatch = f"hatched: {panel.missing}" if hatched.any() else ""
+        axes.set_xlabel("\n".join(filter(None, (hatch, panel.left_out))), fontsize=8)
+    for i, j in np.ndindex(*values.shape):
+        if hatched[i, j]:
+            axes.add_patch(
+                Rectangle(
+                    (j - 0.5, i - 0.5), 1, 1, facecolor=FAINT if panel.compact else "white",
+                    edgecolor=LINE, hatch=None if panel.compact else "////" if n <= 16 else "//",
+                    linewidth=0,
+                )
+            )  # fmt: skip
+        elif n <= 14 and not panel.compact:
+            text = axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center")
+            text.set_fontsize(max(5.5, min(9.0, 88 / n)))
+            text.set_color(ink(shade(float(values[i, j]) / high)))
+    for i in panel.outlined:
+        axes.add_patch(
+            Rectangle(
+                (-0.5, i - 0.5), values.shape[1], 1, fill=False, edgecolor=INK, linewidth=1.6,
+                clip_on=False,
+            )
+        )  # fmt: skip
 
 
-def draw_grid(
-    axes: Axes,
-    weights: Array,
-    tokens: Sequence[str],
-    keys: Sequence[str] | None = None,
-    *,
-    hidden: Array | None = None,
-    score: Array | None = None,
-    title: str = "",
-    top: float | None = 1.0,
-    outlined: Iterable[int] = (),
-    of: str = "weight",
-    row: str = "each row: what this token looks at",
-) -> None:
-    """Weights or scores `(T, T)` as a grid of colours with a scale; what a mask hides is hatched.
-
-    The columns stand for `keys`, where they are other tokens `(L, S)`. Of more than 32 tokens those
-    with the largest `score` are shown, and the title says so. The scale goes from 0 to `top`; where
-    that is None it is as long as the numbers need, with 0 in its middle if some are negative.
-    `outlined` are rows to put a frame round; `of` and `row` are what scale and rows are called.
-    """
-    score = weights if score is None else score
-    rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
-    shown = weights[np.ix_(rows, columns)]
-    least, end = signed_end(weights) if top is None else (0.0, top)
-    image = axes.imshow(shown, cmap=_cmap(least), vmin=least, vmax=end, aspect="equal")
-    n = max(len(rows), len(columns))
-    size = max(5.5, min(10.0, 130 / n))
-    over = tokens if keys is None else keys
-    names = drawable([over[j] for j in columns]), drawable([tokens[i] for i in rows])
-    # first, since the labels above are other objects than those below
-    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    axes.set_xticks(range(len(columns)), names[0], rotation=45, ha="left", rotation_mode="anchor")
-    axes.set_yticks(range(len(rows)), names[1])
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        _plain(label, size)
-    _bounded(axes)
-    _cells(axes, shown, None if hidden is None else hidden[np.ix_(rows, columns)], end, n)
-    for i in outlined:
-        if i in rows:
-            _frame(axes, rows.index(i), len(columns))
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
-    bar.set_label(_scale_name(of, top), fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_edgecolor(ARROW)
-    most = max(len(tokens), len(over))
-    note = "" if n == most else f"\nthe {n} of {most} tokens with the largest weights"
-    _plain(axes.set_title(drawable([title])[0] + note, pad=10), 11)
-    axes.set_ylabel(row, fontsize=9)
+def _links(axes: Axes, panel: Links) -> None:
+    """Lines as wide and as dark as the weight; those of one query stand out."""
+    shown = panel.map.part()
+    query = next(iter(shown.outlined), 0)
+    for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
+        chosen = i == query
+        strength = float(weight) * (1.0 if chosen else 0.25)
+        if strength >= 0.01:
+            axes.plot(
+                (0, 1), (i, j), color=THEMES["light"].lines[0] if chosen else "#888888",
+                linewidth=0.5 + 3 * strength, alpha=0.15 + 0.85 * strength, zorder=1 + chosen,
+            )  # fmt: skip
+    sides = ((-0.04, shown.rows, "right"), (1.04, shown.columns, "left"))
+    for x, names, side in sides:
+        for place, name in enumerate(drawable(names)):
+            text = axes.text(x, place, name, ha=side, va="center")
+            _plain(text, max(5.5, min(10.0, 200 / len(names))))
+            if x < 0 and place == query:
+                text.set_fontweight("bold")
+    axes.set_xlim(-0.7, 1.7)
+    axes.set_ylim(max(len(shown.rows), len(shown.columns)) - 0.5, -0.5)
+    axes.set_axis_off()
 
 
-def draw_shift(
-    axes: Axes,
-    original: Any,
-    contextual: Any,
-    tokens: Sequence[str],
-    *,
-    alone: Sequence[str] | None = None,
-) -> None:
-    """Arrows from before to after, with labels that do not overlap.
+def _bars(axes: Axes, panel: Bars) -> None:
+    """Names with a number each, and a bar for it."""
+    places = range(len(panel.names))
+    axes.barh(places, panel.shares, color=BEFORE)
+    for place, value, share in zip(places, panel.values, panel.shares, strict=True):
+        axes.text(share + 0.02, place, panel.form.format(value), va="center", fontsize=8)
+    axes.set_yticks(places, drawable(panel.names))
+    for label in axes.get_yticklabels():
+        _plain(label, 9)
+    axes.set_xlim(0, 1.25)
+    axes.set_xticks([])
+    axes.invert_yaxis()
+    axes.set_xlabel(panel.explained, fontsize=9)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
 
-    `alone` names the points before, where they are not to be called by `tokens`.
-    """
-    plane = fit_plane(original, contextual, call="plot_shift")
-    before, after = plane.original, plane.contextual
-    if len(tokens) != len(before):
-        raise ValueError(
-            f"plot_shift: there are {len(before)} vectors and {len(tokens)} tokens: give one each"
-        )
-    named = named_points(before, after, tokens)
-    faint = np.ones(len(tokens), dtype=bool)
-    faint[named] = False
-    for i, (start, end) in enumerate(zip(before, after, strict=True)):
+
+def _chart(axes: Axes, panel: Lines) -> None:
+    """Lines over names; of a line of few points the numbers too."""
+    for line in panel.lines:
+        places, values = zip(*line.points, strict=True)
+        style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
+        axes.plot(
+            places, values, label=line.name or None, color=line.color or BEFORE, linewidth=2,
+            linestyle=style, marker="o" if len(places) <= len(panel.names) else None, markersize=3,
+        )  # fmt: skip
+        for place, value in line.points if panel.numbered else ():
+            axes.annotate(
+                f"{value:.3f}", (place, value), xytext=(0, 8), textcoords="offset points",
+                ha="center", fontsize=9,
+            )  # fmt: skip
+    low, high = panel.ends
+    tall = high - low or 1.0
+    axes.set_ylim(low - 0.02 * tall, high + (0.12 if panel.numbered else 0.02) * tall)
+    axes.set_xlim(-0.4, len(panel.names) - 0.6)
+    axes.set_xticks(panel.ticks, [panel.names[place] for place in panel.ticks])
+    axes.set_xlabel(panel.along, fontsize=9)
+    axes.set_ylabel(panel.explained, fontsize=9)
+    if any(line.name for line in panel.lines):
+        axes.legend(fontsize=8, frameon=False, loc="best")
+    _open(axes)
+
+
+def _arrows(axes: Axes, panel: Arrows) -> None:
+    """Points before and after with an arrow between each pair; labels are placed at the end."""
+    faint = np.ones(len(panel.before), dtype=bool)
+    faint[list(panel.named)] = False
+    for i, (start, end) in enumerate(zip(panel.before, panel.after, strict=True)):
         axes.annotate(
             "",
             xy=(end[0], end[1]),
             xytext=(start[0], start[1]),
             arrowprops={
                 "arrowstyle": "-" if faint[i] else "-|>",
-                "color": FAINT if faint[i] else ARROW,
+                "color": FAINT if faint[i] else LINE,
                 "lw": 0.5 if faint[i] else 1.0,
                 "shrinkA": 3,
                 "shrinkB": 4,
@@ -441,96 +237,83 @@ def draw_shift(
             zorder=0 if faint[i] else 1,
         )
     for points, color, meaning in (
-        (before, BEFORE, "before: the word alone"),
-        (after, AFTER, "after: in its sentence"),
+        (panel.before, BEFORE, "before: the word alone"),
+        (panel.after, AFTER, "after: in its sentence"),
     ):
         x, y = points.T
         axes.scatter(x[~faint], y[~faint], s=26, color=color, zorder=3, label=meaning)
         if faint.any():
             axes.scatter(x[faint], y[faint], s=6, color=color, alpha=0.4, zorder=2)
     if faint.any():
-        axes.set_title(f"named: {len(named)} of {len(tokens)}", fontsize=9, loc="left", pad=28)
-    for axis, name, share in zip("xy", ("PC 1", "PC 2"), plane.explained, strict=True):
-        label = f"{name} ({share:.0%} of the variance; each set centred first)"
-        getattr(axes, f"set_{axis}label")(label, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(color="#e6e6e6", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+        note = f"named: {len(panel.named)} of {len(panel.before)}"
+        axes.set_title(note, fontsize=9, loc="left", pad=28)
+    across, up = panel.axis_names
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(up, fontsize=9)
     axes.margins(0.14)
     axes.set_aspect("equal", adjustable="datalim")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=9, frameon=False)
-    place_labels(axes, before, after, tokens, alone or tokens)
+    _open(axes)
 
 
-def place_labels(
-    axes: Axes, before: Array, after: Array, tokens: Sequence[str], alone: Sequence[str]
-) -> list[Text]:
-    """Name the points, each label where it overlaps no label and as few points as may be.
-
-    Greedy: a label goes to the nearest free place round its point, with a thin line where that is
-    far. The end of the arrows that lies wider comes first. Points that coincide and have one name
-    are named once.
-    """
+def _label(figure: Figure, axes: Axes, panel: Arrows) -> None:
+    """Name the points of arrows, once the layout stands."""
     from matplotlib.patheffects import withStroke
 
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    for _ in range(2):  # the layout has to stand before anything is measured, and settles in two
-        figure.draw_without_rendering()
-    figure.set_layout_engine("none")
     axes.autoscale(False)  # nothing drawn from here on may move the points
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
-    to_pixels = axes.transData
-    along = np.linspace(0, 1, 24)[:, None, None]  # points on the arrows, both ends among them
-    points = to_pixels.transform((before + along * (after - before)).reshape(-1, 2))
-    area = axes.get_window_extent(renderer)
-    named = named_points(before, after, tokens)
-    ends = [(before, BEFORE, alone), (after, AFTER, tokens)]
-    ends.sort(key=lambda end: -float(end[0].std()))  # the end that lies wider is easier to read
-    wanted = []
-    for place, color, names in ends:
-        near = np.round(place / (np.ptp(place) or 1), 4).tolist()  # equal but for rounding
-        spots = {(names[i], *near[i]): i for i in reversed(named)}  # one name a spot
-        wanted += [(place[i], color, names[i]) for i in sorted(spots.values())]
-    taken: list[tuple[float, float, float, float]] = []
-    labels = []
-    pixel = figure.dpi / 72
-    for point, color, token in wanted:
-        text = axes.text(point[0], point[1], drawable([token])[0], color=color, zorder=4)
+    to_pixels, to_data = axes.transData, axes.transData.inverted()
+    points = to_pixels.transform(on_arrows(panel.before, panel.after))
+    area, pixel = axes.get_window_extent(renderer), figure.dpi / 72
+    texts, wanted = [], []
+    for (x, y), name, after in panel.labels:
+        text = axes.text(x, y, drawable([name])[0], color=AFTER if after else BEFORE, zorder=4)
         _plain(text, 9)
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])
-        box = text.get_window_extent(renderer)
-        width, height = box.width + 2 * pixel, box.height + 1 * pixel
-        x, y = to_pixels.transform(point)
-        best = _free_place(x, y, width, height, pixel, taken, points, area.bounds)
-        if best is None:
+        extent = text.get_window_extent(renderer)
+        texts.append(text)
+        place = tuple(to_pixels.transform((x, y)))
+        wanted.append((place, (extent.width + 2 * pixel, extent.height + pixel)))
+    found = placed(wanted, points, area.extents, pixel)
+    for text, (place, _), spot in zip(texts, wanted, found, strict=True):
+        if spot is None:
             text.remove()
             continue
-        box_ends = (best[0], best[1], best[0] + width, best[1] + height)
-        taken.append(box_ends)
-        nearest = np.clip((x, y), box_ends[:2], box_ends[2:])
-        if math.dist((x, y), nearest) > 14 * pixel:  # too far to be told without a line
-            line = to_pixels.inverted().transform([(x, y), nearest])
-            axes.plot(*line.T, color=color, linewidth=0.5, alpha=0.6, zorder=2)
-        corner = to_pixels.inverted().transform((best[0] + pixel, best[1]))
-        text.set_position((corner[0], corner[1]))
+        box, near = spot
+        if near is not None:
+            line = to_data.transform([place, near])
+            axes.plot(*line.T, color=text.get_color(), linewidth=0.5, alpha=0.6, zorder=2)
+        text.set_position(tuple(to_data.transform((box[0] + pixel, box[1]))))
         text.set_verticalalignment("bottom")
         text.set_horizontalalignment("left")
-        labels.append(text)
-    return labels
 
 
-def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
-    """Which points to name: all up to 20, else those that moved furthest, each word once."""
-    order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
-    if len(order) > MOST_LABELS:
-        first: dict[str, int] = {}
-        for i in order:
-            first.setdefault(tokens[i], i)
-        order = list(first.values())[:MOST_LABELS]
-    return sorted(order)
+def _image(axes: Axes, panel: Image) -> None:
+    """Pixels, with frames round some of their patches."""
+    from matplotlib.patches import Rectangle
+
+    rows, columns = panel.grid
+    shape = panel.pixels.shape[0] / panel.pixels.shape[1]
+    # in patches, so that a frame round one needs no arithmetic
+    axes.imshow(panel.pixels, extent=(0, columns, rows, 0), aspect=shape * columns / rows)
+    frames = [(row, column, 1, 1, color) for row, column, color in panel.frames]
+    frames.append((0, 0, columns, rows, AFTER if panel.chosen else LINE))
+    for row, column, wide, high, color in frames:
+        axes.add_patch(
+            Rectangle(
+                (column, row), wide, high, fill=False, edgecolor=color, clip_on=False,
+                linewidth=1 if color == LINE else 2.2,
+            )
+        )  # fmt: skip
+    axes.set_axis_off()
+
+
+def _open(axes: Axes) -> None:
+    """A chart without the lines above and beside it, numbers small, faint lines across."""
+    axes.tick_params(labelsize=8)
+    axes.grid(axis="y", color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def drawable(texts: Sequence[str]) -> list[str]:
@@ -553,13 +336,6 @@ def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure to a PNG file, whole or not at all."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=_DPI)
-
-
-def _figure(width: float, height: float) -> Figure:
-    need("matplotlib", "plot")
-    figure = _figure_class()(figsize=(width, height), dpi=_DPI, layout="constrained")
-    figure.set_facecolor("white")
-    return figure
 
 
 @lru_cache(maxsize=1)
@@ -633,81 +409,11 @@ def _cmap(least: float) -> Colormap:
     return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
 
 
-def _scale_name(of: str, top: float | None) -> str:
-    return of if top in (None, 1.0) else f"{of}, stretched"
-
-
-def _bounded(axes: Axes) -> None:
-    """A thin line round a grid, whose empty cells are as white as the figure."""
-    for spine in axes.spines.values():
-        spine.set_color(ARROW)
-        spine.set_linewidth(0.6)
-
-
-def _cells(axes: Axes, shown: Array, hidden: Array | None, top: float, n: int) -> None:
-    """Hatch what is hidden; write the numbers where there is room for them."""
-    from matplotlib.patches import Rectangle
-
-    for i, j in np.ndindex(*shown.shape):
-        if hidden is not None and hidden[i, j]:
-            axes.add_patch(
-                Rectangle(
-                    (j - 0.5, i - 0.5), 1, 1, facecolor="white", edgecolor="#b5b5b5",
-                    hatch="////" if n <= 16 else "//", linewidth=0,
-                )
-            )  # fmt: skip
-        elif n <= 14:
-            text = axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center")
-            text.set_fontsize(max(5.5, min(9.0, 88 / n)))
-            text.set_color(ink(shade(float(shown[i, j]) / top)))
-
-
-def _frame(axes: Axes, row: int, columns: int) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.add_patch(
-        Rectangle(
-            (-0.5, row - 0.5), columns, 1, fill=False, edgecolor=INK, linewidth=1.6, clip_on=False
-        )
-    )
-
-
-def _free_place(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    pixel: float,
-    taken: Sequence[tuple[float, float, float, float]],
-    points: Array,
-    area: tuple[float, float, float, float],
-) -> tuple[float, float] | None:
-    """The lower left corner of the nearest free box round a point; None where there is none.
-
-    A box must not touch a label, and near the point it must not cover a point either.
-    """
-    left, bottom, right, high = area[0], area[1], area[0] + area[2], area[1] + area[3]
-    for ring in range(100):
-        radius = (5 + 4 * ring) * pixel
-        for step in range(16):
-            # right, left, above, below first: sixteenths of a turn in that order
-            angle = 2 * math.pi * (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)[step] / 16
-            towards_x, towards_y = math.cos(angle), math.sin(angle)
-            x0 = x + radius * towards_x + (towards_x - 1) / 2 * width
-            y0 = y + radius * towards_y + (towards_y - 1) / 2 * height
-            x1, y1 = x0 + width, y0 + height
-            if x0 < left or y0 < bottom or x1 > right or y1 > high:
-                continue
-            if any(x0 < b[2] and b[0] < x1 and y0 < b[3] and b[1] < y1 for b in taken):
-                continue
-            margin = 2 * pixel
-            inside = (
-                (points[:, 0] > x0 - margin)
-                & (points[:, 0] < x1 + margin)
-                & (points[:, 1] > y0 - margin)
-                & (points[:, 1] < y1 + margin)
-            )
-            if inside.any() and ring < 12:
-                continue
-            return x0, y0
-    return None
+_DRAW: dict[type[Panel], Callable[[Axes, Any], None]] = {
+    Arrows: _arrows,
+    Bars: _bars,
+    HeatMap: _heat_map,
+    Image: _image,
+    Lines: _chart,
+    Links: _links,
+}

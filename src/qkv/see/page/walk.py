@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.draw.terminal import strongest_block
+from qkv.see.analysis.largest import strongest_block
 from qkv.see.page.packing import pack_numbers
 from qkv.see.steps.walk import Walk
 

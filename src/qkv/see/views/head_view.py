@@ -3,72 +3,43 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, Summary, heads_from, heads_of
 from qkv.see.analysis.inputs import traced
-from qkv.see.analysis.selection import Head
-from qkv.see.draw.colours import scale_end
-from qkv.see.draw.lines import head_lines, link_lines, note_lines, title
-from qkv.see.draw.terminal import Screen, prose
 from qkv.see.page.payload import check_theme
-from qkv.see.views.one_head import link_in_words, show_payload, show_picture
-from qkv.see.views.view import View
+from qkv.see.views.head_panels import OneText
+from qkv.see.views.view import Heading
 from qkv.trace import Seq2SeqTrace, Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.text import Text
 
 _ACTIONS = ("view", "return")
 _SUMMARY = ("top_indices", "top_weights", "received")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadView(View):
+class HeadView(OneText):
     """One head of attention that came from elsewhere.
 
     Attributes:
         parts: the attentions: one, or those of an encoder-decoder.
-        shown: the first one as words; as it is where pieces are shown as they are.
-        head: the head of the first one that is shown.
-        elsewhere: the link of each other head that stands out most.
         asked: the heads that were asked for.
         pieces: whether the pieces of words are shown as they are.
-        theme: "auto", "light" or "dark".
-        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     parts: list[Heads]
-    shown: Heads
-    head: Head
-    elsewhere: list[Link]
     asked: list[int] | None = None
     pieces: bool = False
-    theme: str = "auto"
-    stretch: bool = False
-
-    @property
-    def top(self) -> float:
-        """Where the scale of weights ends."""
-        return scale_end([self.shown.known(self.head.layer, self.head.head)], self.stretch)
 
     @property
     def data(self) -> str:
         """The view as a piece of HTML, as bertviz's `html_action="return"` has it."""
         return self._repr_html_()
-
-    @property
-    def sentence(self) -> str:
-        """What is most striking about this head, in words."""
-        return link_in_words(self.shown, self.head)
 
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view: the weights of the head that is shown."""
@@ -77,50 +48,16 @@ class HeadView(View):
         return {
             "tokens": heads.tokens,
             "keys": heads.all_keys,
-            "layer": self.head.layer,
-            "head": self.head.head,
-            "chosen": self.head.reason,
-            "sentence": self.sentence,
+            **self._chosen(),
             "weights": heads.weights[place][self.head.head] if heads.weights else None,
         }
 
-    def figure(self) -> Figure:
-        """The weights of the head that is shown, as a grid."""
-        from qkv.see.draw.figure import head_figure
-
-        return head_figure(self.shown, self.head, self.top)
-
-    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
+    def _headings(self) -> list[Heading]:
         parts = (part for part in self.parts if part.keys is None)
-        return [(part.tokens, part.special, part.name) for part in parts]
+        return [Heading(part.tokens, part.special, name=part.name) for part in parts]
 
     def _payload(self) -> dict[str, Any]:
-        return show_payload(
-            self.parts,
-            self.shown,
-            self.head,
-            "",
-            self.theme,
-            asked=self.asked,
-            stretch=self.stretch,
-            merge=not self.pieces,
-        )
-
-    def _picture(self) -> str:
-        return show_picture(self.shown, self.head, self.notes, self.top)
-
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        from rich.text import Text
-
-        yield from note_lines(screen, self.notes)
-        yield from prose(screen, self.sentence, "bold")
-        yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
-        yield Text()
-        yield from head_lines(screen, self.shown, self.head, self.top)
-        if self.elsewhere:
-            yield Text()
-            yield title("Other heads worth a look", "the link of each that stands out")
-            yield from link_lines(screen, self.shown, self.elsewhere)
+        return self._show_page(self.parts, heads=self.asked, merge=not self.pieces)
 
 
 def head_view(
@@ -220,8 +157,16 @@ def head_view(
     chosen, links = selection.choose_head(
         shown, layer, asked[0] if asked else None, call="head_view"
     )
-    others = selection.other_heads(links, chosen, 5)
-    view = HeadView(parts, shown, chosen, others, asked, pieces, theme, stretch)
+    view = HeadView(
+        parts,
+        asked,
+        pieces,
+        head=chosen,
+        shown=shown,
+        elsewhere=selection.other_heads(links, chosen, 5),
+        theme=theme,
+        stretch=stretch,
+    )
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None

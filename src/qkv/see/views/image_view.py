@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import struct
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -17,26 +13,22 @@ from qkv.arrays import Array, as_array
 from qkv.files import replacing
 from qkv.models.vision import grid_of
 from qkv.see.analysis.findings import one_text
-from qkv.see.draw import svg
-from qkv.see.draw.colours import THEMES, scale_end
-from qkv.see.draw.figure import image_figure
-from qkv.see.draw.lines import title
-from qkv.see.draw.terminal import Screen, prose
-from qkv.see.page.html import POLICY
+from qkv.see.draw import figure
+from qkv.see.draw.colours import AFTER, DIM, INK, THEMES, scale_end
+from qkv.see.draw.panels import PICTURE, Cells, Image, Panel
+from qkv.see.page.html import document
 from qkv.see.page.payload import check_theme
-from qkv.see.views.view import View
+from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.text import Text
 
 # What is laid over a place that is looked at: light, where the picture is not.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
 MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
 _LOOKING = "#ffffff"  # the frame of the patch that looks
-_WIDTH, _GAP = 300.0, 24.0  # of a picture in an SVG, and between two
-_ACROSS = 4, 6  # heads beside each other, at least and at most
+_ACROSS = 4  # heads beside each other
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,8 +41,6 @@ class ImageView(View):
         layer: the layer that is shown, from 0.
         head: the head that is shown large, from 0.
         query: the place of the token that looks: 0 for the first one, 1 for the first patch.
-        theme: "auto", "light" or "dark".
-        stretch: whether the scale of each head ends at its largest weight, and not at 1.
     """
 
     trace: Trace
@@ -58,8 +48,6 @@ class ImageView(View):
     layer: int
     head: int
     query: int
-    theme: str = "auto"
-    stretch: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -89,16 +77,6 @@ class ImageView(View):
     def looking(self) -> tuple[int, int] | None:
         """Row and column of the patch that looks; None for the first token."""
         return None if self.query == 0 else divmod(self.query - 1, self.grid[1])
-
-    @property
-    def across(self) -> int:
-        """How many heads stand beside each other, empty places included."""
-        return min(max(len(self.weights), _ACROSS[0]), _ACROSS[1])
-
-    @property
-    def frames(self) -> list[tuple[tuple[int, int] | None, str]]:
-        """The patches that have a frame, and its colour."""
-        return [(self.strongest, svg.ACCENT), (self.looking, _LOOKING)]
 
     @property
     def sentence(self) -> str:
@@ -150,30 +128,54 @@ class ImageView(View):
             "first": self.first,
         }
 
+    def panels(self) -> list[list[Panel]]:
+        """The image, what the head looks at in it, and each head of the layer."""
+        frames = [(*self.strongest, AFTER)]
+        if self.looking is not None:
+            frames.append((*self.looking, _LOOKING))
+        large: list[Panel] = [
+            Image(title="the image", pixels=smaller(self.image), shown_in=PICTURE),
+            Image(
+                title=self.caption, pixels=self.shown(self.head), grid=self.grid, frames=frames,
+                shown_in=PICTURE,
+            ),
+        ]  # fmt: skip
+        count = len(self.weights)
+        heads: list[Panel] = [
+            Image(
+                title=f"head {head}", pixels=self.shown(head, MOST_PIXELS // 4),
+                chosen=head == self.head, shown_in=PICTURE,
+            )
+            for head in range(count if count > 1 else 0)
+        ]  # fmt: skip
+        rows = [heads[start : start + _ACROSS] for start in range(0, len(heads), _ACROSS)]
+        cells = Cells(
+            title=f"Layer {self.layer}, head {self.head}",
+            explained=f"each cell: a patch; 9 is {'the most' if self.stretch else '1'}",
+            shares=self._shares(self.head),
+            marked=self.looking,
+        )
+        return [large, *rows, [cells]]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What the colours of a picture mean."""
+        return [self.note]
+
     def figure(self) -> Figure:
-        """The image, what the head looks at, and the other heads of the layer."""
-        return image_figure(self)
+        """The panels of the view as a matplotlib figure, on the ground that its theme has."""
+        return figure.draw(self.title, self.reasons, self.panels(), dark=self.theme == "dark")
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        scheme = {"auto": "light dark"}.get(self.theme, self.theme)
-        name = escape(self.sentence, quote=True)
-        page = (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta name="color-scheme" content="{scheme}">\n<title>{name}</title>\n'
-            '<link rel="icon" href="data:,">\n'
-            "<style>body{margin:0 auto;padding:12px;max-width:1400px}</style>\n"
-            f"</head>\n<body>\n<main>\n{self._repr_html_()}\n</main>\n</body>\n</html>\n"
-        )
+        page = document(escape(self.sentence), self._repr_html_(), self.theme)
         with replacing(path) as file:
             file.write(page.encode("utf-8"))
 
     def _repr_html_(self) -> str:
-        colours = {svg.INK: "ink", svg.DIM: "dim", "#ffffff": "paper"}
+        colours = {INK: "ink", DIM: "dim", "#ffffff": "paper"}
         dark = "--ink:#ececec;--dim:#a8a8a8;--paper:#121212"
-        style = f".qkv-image{{--ink:{svg.INK};--dim:{svg.DIM};--paper:#ffffff}}"
+        style = f".qkv-image{{--ink:{INK};--dim:{DIM};--paper:#ffffff}}"
         if self.theme == "dark":
             style += f".qkv-image{{{dark}}}"
         elif self.theme == "auto":
@@ -181,29 +183,13 @@ class ImageView(View):
         rules = "".join(
             f'.qkv-image [fill="{color}"]{{fill:var(--{name})}}' for color, name in colours.items()
         )
-        return f'<style>{style}{rules}</style><div class="qkv-image">{self._picture()}</div>'
+        return f'<style>{style}{rules}</style><div class="qkv-image">{self.svg()}</div>'
 
     def _payload(self) -> dict[str, Any]:
         return self._numbers()  # no script of ours reads it: the picture is all there is
 
-    def _picture(self) -> str:
-        high, wide = self.image.shape[:2]
-        size = _WIDTH, _WIDTH * high / wide
-        large = [
-            _panel(smaller(self.image), *size, "the image", [_edge(*size, svg.LINE, 1)]),
-            _panel(self.shown(self.head), *size, self.caption, self._marks(*size)),
-        ]
-        count, across = len(self.weights), self.across
-        width = (2 * _WIDTH - (across - 2) * _GAP) / across
-        heads = [
-            _panel(
-                self.shown(head, MOST_PIXELS // 4), width, width * high / wide,
-                f"head {head}", frame=head == self.head,
-            )
-            for head in range(count if count > 1 else 0)
-        ]  # fmt: skip
-        rows = [heads[start : start + across] for start in range(0, count, across)]
-        return svg.picture(self.sentence, [self.note], [large, *rows])
+    def _headings(self) -> list[Heading]:
+        return []  # its tokens are patches
 
     @property
     def caption(self) -> str:
@@ -222,35 +208,6 @@ class ImageView(View):
             + f" Below, each head of the layer{own}."
             * (len(self.weights) > 1)
         )
-
-    def _marks(self, width: float, height: float) -> list[str]:
-        """Frames round the patch with the largest weight, and round the one that looks."""
-        rows, columns = self.grid
-        high, wide = height / rows, width / columns
-        marks = []
-        for place, color in self.frames:
-            if place is not None:
-                marks.append(
-                    f'<rect x="{place[1] * wide:.1f}" y="{place[0] * high:.1f}" '
-                    f'width="{wide:.1f}" height="{high:.1f}" fill="none" stroke="{color}" '
-                    'stroke-width="2.5"/>'
-                )
-        return marks
-
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        from rich.text import Text
-
-        yield from prose(screen, self.sentence, "bold")
-        yield Text()
-        most = "the most" if self.stretch else "1"
-        yield title(f"Layer {self.layer}, head {self.head}", f"each cell: a patch; 9 is {most}")
-        for row, line in enumerate(self._shares(self.head).tolist()):
-            shown = Text("  ")
-            for column, share in enumerate(line):
-                blank = "  " if screen.shades else f"{round(9 * share):d} "
-                looks = (row, column) == self.looking
-                shown.append("x " if looks else blank, screen.shading(share))
-            yield shown
 
 
 def image_view(
@@ -316,7 +273,9 @@ def image_view(
     if head is not None:
         best[:, [h for h in range(best.shape[1]) if h != head]] = -2.0
     chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
-    return ImageView(trace, _image(image), numbers[int(chosen)], int(shown), place, theme, stretch)
+    return ImageView(
+        trace, _image(image), numbers[int(chosen)], int(shown), place, theme=theme, stretch=stretch
+    )
 
 
 def _checked(number: int, count: int, what: str) -> int:
@@ -376,56 +335,3 @@ def laid_over(image: Array, shares: Array) -> Array:
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)
     return np.asarray(mixed.round().astype(np.uint8))
-
-
-def _panel(
-    pixels: Array,
-    width: float,
-    height: float,
-    caption: str,
-    marks: list[str] | None = None,
-    *,
-    frame: bool = False,
-) -> svg.Part:
-    """Pixels as a part of an SVG, with a caption above and marks on them."""
-    data = base64.b64encode(png(pixels)).decode("ascii")
-    weight = "bold" if frame else "normal"
-    elements = [
-        svg.text(0, 12, caption, weight=weight),
-        '<g transform="translate(0 20)">',
-        f'<image width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" '
-        f'href="data:image/png;base64,{data}"/>',
-        *(marks or []),
-        _edge(width, height, svg.ACCENT, 2.5) if frame else "",
-        "</g>",
-    ]
-    return svg.Part(elements, width, height + 20)
-
-
-def _edge(width: float, height: float, color: str, size: float) -> str:
-    return (
-        f'<rect width="{width:.1f}" height="{height:.1f}" fill="none" stroke="{color}" '
-        f'stroke-width="{size:g}"/>'
-    )
-
-
-def png(pixels: Array) -> bytes:
-    """Pixels (H, W, 3) of uint8 as a PNG file.
-
-    Source:
-        PNG specification, third edition, sections 5 and 11.
-
-    >>> png(np.zeros((1, 1, 3), np.uint8))[1:4]
-    b'PNG'
-    """
-    high, wide = pixels.shape[:2]
-    lines = np.zeros((high, 1 + 3 * wide), np.uint8)  # each begins with its filter, 0 for none
-    lines[:, 1:] = pixels.reshape(high, -1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)  # 8 bits, red, green and blue
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.snapshots import read_run
 from qkv.see.analysis.training import (
     MOST_LOSSES,
@@ -23,47 +23,33 @@ from qkv.see.analysis.training import (
     thinned,
 )
 from qkv.see.analysis.words import quoted
-from qkv.see.draw import svg
-from qkv.see.draw.colours import scale_end, shade
-from qkv.see.draw.figure import replay_figure
-from qkv.see.draw.lines import heading, note_lines, title
-from qkv.see.draw.terminal import Screen, bar, prose, strongest
-from qkv.see.page.payload import check_theme, payload_of, start_at
+from qkv.see.draw.colours import INK, THEMES, scale_end
+from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Prose, Table
+from qkv.see.page.payload import check_theme
 from qkv.see.page.replay import replay_payload
-from qkv.see.views.image_view import png
-from qkv.see.views.view import View
+from qkv.see.views.head_panels import HeadShown, heading_of
+from qkv.see.views.view import Heading
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.text import Text
-
     from qkv.models import Model
     from qkv.trace import Trace
 
 _STRIP = 6  # steps side by side in a picture
 _MOST_ROWS = 24
-_TILE = 150.0  # pixels of a side
-_DASHES = "", "8 4", "2 4", "10 3 2 3"  # of lines, which are told apart by their colours as well
-_VEIL = (226, 226, 226)
+_DASHES = (), (8, 4), (2, 4), (10, 3, 2, 3)  # of lines, which their colours tell apart as well
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReplayView(View):
+class ReplayView(HeadShown):
     """What the heads of a model look at in one text, at each snapshot of its training.
 
     Attributes:
         replay: the weights, the scores and the loss.
-        head: the head that is shown.
         score: which of `replay.scores` it is shown for.
-        theme: "auto", "light" or "dark".
-        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     replay: Replay
-    head: Head
     score: int
-    theme: str = "auto"
-    stretch: bool = False
 
     @property
     def top(self) -> float:
@@ -95,18 +81,107 @@ class ReplayView(View):
         """The places among the steps shown that a picture has room for."""
         return spread(len(self.replay.shown), _STRIP)
 
-    @property
-    def lines(self) -> list[svg.Line]:
-        """Each score of the head that is shown as a line over the steps."""
-        return [
-            svg.Line(
-                list(zip(self.steps, self.replay.course(self.head, place).tolist(), strict=True)),
+    def panels(self) -> list[list[Panel]]:
+        """A strip of the head's weights through training, its scores, and the loss."""
+        replay, hidden = self.replay, self.replay.hidden_of(self.head)
+        said = (
+            f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
+            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}."
+        )
+        strip: list[Panel] = [
+            HeatMap(
+                title=f"step {replay.steps[replay.shown[place]]:,}", values=self.weights[place],
+                rows=self.tokens, columns=self.tokens, top=self.top, hidden=hidden, compact=True,
+                shown_in=PICTURE,
+            )
+            for place in self.strip
+        ]  # fmt: skip
+        tables: list[list[Panel]] = [[self._steps()], [self._first_and_last()]]
+        return [[Prose(text=said, shown_in=PICTURE)], strip, self._charts(), *tables]
+
+    def _charts(self) -> list[Panel]:
+        """Each score of the head as a line over the steps, and the loss."""
+        replay, knots = self.replay, self.replay.knots
+        names, along = [f"{knot:,}" for knot in knots], "training step"
+
+        def line(points: Sequence[tuple[float, float]], *style: Any) -> Line:
+            places = np.interp([step for step, _ in points], knots, range(len(knots))).tolist()
+            return Line(list(zip(places, (y for _, y in points), strict=True)), *style)
+
+        scores = [
+            line(
+                list(zip(self.steps, replay.course(self.head, place).tolist(), strict=True)),
                 score.of,
-                svg.LINES[place],
+                THEMES["light"].lines[place],
                 _DASHES[place],
             )
-            for place, score in enumerate(self.replay.scores)
+            for place, score in enumerate(replay.scores)
         ]
+        charts: list[Panel] = [
+            Lines(
+                title=f"Scores of {self.where}",
+                lines=scores, names=names, ends=(0.0, 1.0), along=along, shown_in=PICTURE,
+            )
+        ]  # fmt: skip
+        if replay.losses:
+            points = [(x, y) for x, y in thinned(replay.losses, MOST_LOSSES)]
+            ends = min(y for _, y in points), max(y for _, y in points)
+            loss = Lines(
+                title="Loss", lines=[line(points, "", INK)], names=names, ends=ends, along=along,
+                shown_in=PICTURE,
+            )  # fmt: skip
+            charts.append(loss)
+        return charts
+
+    def _steps(self) -> Table:
+        """The score that the head is shown for, and the loss, step by step."""
+        replay, score = self.replay, self.replay.scores[self.score]
+        course = replay.course(self.head, self.score)
+        shown = spread(len(replay.steps), _MOST_ROWS // 2)
+        columns = [
+            Column(score.name, [f"{course[place]:.2f}" for place in shown]),
+            Column("", bars=course[shown].tolist()),
+        ]
+        if replay.losses:
+            logged = [replay.loss_at(replay.steps[place]) for place in shown]
+            columns.append(Column("loss", ["" if x is None else f"{x:.3f}" for x in logged]))
+        return Table(
+            title=f"L{self.where[1:]} step by step",
+            explained=score.of,
+            corner="step",
+            names=[f"{replay.steps[place]:,}" for place in shown],
+            columns=columns,
+        )
+
+    def _first_and_last(self) -> Table:
+        """The scores of each head at the first step and at the last."""
+        replay = self.replay
+        first, last = (replay.values[at].reshape(-1, len(replay.scores)) for at in (0, -1))
+        shown = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
+        places = [divmod(place, replay.values.shape[2]) for place in shown]
+        columns = [
+            Column(
+                score.name,
+                [f"{first[i, n]:.2f} → {last[i, n]:.2f}" for i in shown],
+                style=["bold" if last[i, n] - first[i, n] >= 0.2 else "not bold" for i in shown],
+            )
+            for n, score in enumerate(replay.scores)
+        ]
+        note = f"Shown: the {len(shown)} of {len(first)} heads that changed most."
+        return Table(
+            title="Scores of each head",
+            explained=f"at step {replay.steps[0]:,} and at step {replay.steps[-1]:,}",
+            corner="layer · head",
+            names=[f"{replay.layers[row]} · {column}" for row, column in places],
+            columns=columns,
+            note=note if len(shown) < len(first) else "",
+        )
+
+    def _all_heads(self) -> Sequence[Heads]:
+        return []  # the weights are those of many steps
+
+    def _headings(self) -> list[Heading]:
+        return [heading_of(self.replay.first)]
 
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view.
@@ -120,11 +195,8 @@ class ReplayView(View):
             "tokens": self.tokens,
             "steps": self.steps,
             "layers": replay.layers,
-            "layer": self.head.layer,
-            "head": self.head.head,
             "score": replay.scores[self.score].name,
-            "chosen": self.head.reason,
-            "sentence": self.sentence,
+            **self._chosen(),
             "scores": {
                 score.name: replay.values[..., place] for place, score in enumerate(replay.scores)
             },
@@ -133,133 +205,11 @@ class ReplayView(View):
             "weights": self.weights,
         }
 
-    def figure(self) -> Figure:
-        """A strip of the head's weights through training, its scores, and the loss."""
-        return replay_figure(self)
-
-    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
-        return [(self.tokens, self.replay.first.special, "")]
-
     def _payload(self) -> dict[str, Any]:
         first = self.replay.first
-        return payload_of(
-            "replay",
-            quoted(first.text, first.tokens, first.special),
-            [],
-            model=first.model,
-            theme=self.theme,
-            stretch=self.stretch,
-            start=start_at(
-                self.head.layer,
-                self.head.head,
-                None,
-                chosen=self.head.reason,
-                sentence=self.sentence,
-            ),
-            replay=replay_payload(self.replay, self.score),
-        )
-
-    def _picture(self) -> str:
-        replay, hidden = self.replay, self.replay.hidden_of(self.head)
-        shares = self.weights / self.top
-        tiles = [
-            _tile(shares[place], hidden, f"step {replay.steps[replay.shown[place]]:,}")
-            for place in self.strip
-        ]
-        where = f"layer {self.head.layer}, head {self.head.head}"
-        charts = [
-            svg.chart(self.lines, f"Scores of {where}, over the steps", replay.knots, (0.0, 1.0))
-        ]
-        if replay.losses:
-            points = [(x, y) for x, y in thinned(replay.losses, MOST_LOSSES)]
-            ends = min(y for _, y in points), max(y for _, y in points)
-            charts.append(svg.chart([svg.Line(points, "", svg.INK)], "Loss", replay.knots, ends))
-        notes = [
-            f"This head is shown because {self.head.reason}.",
-            f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
-            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}.",
-        ]
-        return svg.picture(self.sentence, [*notes, *self.notes], [tiles, charts])
-
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        from rich.text import Text
-
-        replay, score = self.replay, self.replay.scores[self.score]
-        yield heading(screen, replay.first)
-        yield from note_lines(screen, self.notes)
-        yield Text()
-        yield from prose(screen, self.sentence, "bold")
-        yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
-        yield Text()
-        where = f"layer {self.head.layer}, head {self.head.head}"
-        yield title(f"Layer {self.head.layer}, head {self.head.head} step by step", score.of)
-        course = replay.course(self.head, self.score)
-        room = screen.room(30, beside=30)
-        loss = "  loss" if replay.losses else ""
-        yield Text(f"{'step':>9}  {score.name:<{room + 5}}{loss:>8}", style="dim")
-        for place in spread(len(replay.steps), _MOST_ROWS // 2):
-            step, value = replay.steps[place], float(course[place])
-            line = Text(f"{step:>9,}  {value:4.2f} ")
-            line.append(bar(screen, value, room))
-            logged = replay.loss_at(step)
-            yield line if logged is None else line.append(f"{logged:8.3f}")
-        yield Text()
-        yield from self._table(screen, where)
-
-    def _table(self, screen: Screen, where: str) -> Iterator[Text]:
-        """The scores of each head at the first step and at the last."""
-        from rich.text import Text
-
-        replay = self.replay
-        first, last = replay.values[0], replay.values[-1]
-        count = first.shape[1]
-        largest = np.abs(last - first).max(axis=-1).ravel()
-        rows = strongest(largest, _MOST_ROWS)
-        yield title(
-            "Scores of each head", f"at step {replay.steps[0]:,} and at step {replay.steps[-1]:,}"
-        )
-        names = "".join(f"{score.name:>14}" for score in replay.scores)
-        yield Text(f"{'layer · head' if screen.unicode else 'layer head':12}{names}", style="dim")
-        arrow = screen.plain("→")
-        for place in rows:
-            row, column = divmod(place, count)
-            shown = (replay.layers[row], column) == (self.head.layer, self.head.head)
-            line = Text(
-                f"{replay.layers[row]:>5} {'·' if screen.unicode else '-'} {column:<4}",
-                style="bold" if shown else "",
-            )
-            for a, b in zip(first[row, column].tolist(), last[row, column].tolist(), strict=True):
-                line.append(f"  {f'{a:.2f} {arrow} {b:.2f}':>12}", _weight(b - a))
-            yield line
-        if len(rows) < len(largest):
-            yield Text(
-                f"Shown: the {len(rows)} of {len(largest)} heads that changed most.", style="dim"
-            )
-
-
-def _weight(change: float) -> str:
-    return "bold" if change >= 0.2 else "not bold"
-
-
-def _tile(shares: Array, hidden: Array | None, caption: str) -> svg.Part:
-    """Shares of the scale as a small picture, `(L, L)` pixels large, what a mask hides in grey."""
-    colors = np.array(
-        [tuple(bytes.fromhex(shade(n / 255)[1:])) for n in range(256)], dtype=np.uint8
-    )
-    pixels = colors[np.rint(np.clip(shares, 0, 1) * 255).astype(int)]
-    if hidden is not None:
-        pixels[hidden] = _VEIL
-    data = base64.b64encode(png(pixels)).decode("ascii")
-    return svg.Part(
-        [
-            svg.text(0, 12, caption, weight="bold"),
-            f'<image y="20" width="{_TILE:g}" height="{_TILE:g}" preserveAspectRatio="none" '
-            f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>',
-            f'<rect y="20" width="{_TILE:g}" height="{_TILE:g}" fill="none" stroke="{svg.LINE}"/>',
-        ],
-        _TILE,
-        _TILE + 20,
-    )
+        title = quoted(first.text, first.tokens, first.special)
+        replay = replay_payload(self.replay, self.score)
+        return self._page("replay", title, start=self._start(), replay=replay)
 
 
 def replay(
@@ -302,4 +252,5 @@ def replay(
     """
     check_theme(theme, "replay")
     found = replay_of(read_run(run), text)
-    return ReplayView(found, *choose(found, layer, head), theme, stretch)
+    chosen, score = choose(found, layer, head)
+    return ReplayView(found, score, head=chosen, theme=theme, stretch=stretch)

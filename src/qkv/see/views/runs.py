@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.heads import Heads, heads_of
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.words import quoted
-from qkv.see.draw import svg
-from qkv.see.draw.colours import scale_end
-from qkv.see.draw.lines import heading, note_lines, title
-from qkv.see.draw.terminal import Screen, bar, prose, strongest
-from qkv.see.page.payload import payload_of, start_at, text_payload
-from qkv.see.views.view import View
+from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
+from qkv.see.page.payload import text_payload
+from qkv.see.views.head_panels import EACH_ROW, HeadShown, heading_of, weights_map
+from qkv.see.views.view import Heading
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from rich.text import Text
 
 _MOST_ROWS = 20
 
@@ -46,32 +40,22 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RunsView(View):
+class RunsView(HeadShown):
     """Two runs of one text: what changed in each token's output, largest first.
 
     Attributes:
         traces: of both runs.
         names: what each run is called.
-        head: the head that is shown.
+        heads: all heads of both runs.
         changes: one for each token, the largest distance first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
-        theme: "auto", "light" or "dark".
-        stretch: whether scales end at the largest weight, and not at 1.
     """
 
     traces: tuple[Trace, Trace]
     names: tuple[str, str]
-    head: Head
+    heads: list[Heads]
     changes: list[Change]
     by_layer: Array
-    theme: str = "auto"
-    stretch: bool = False
-
-    @property
-    def top(self) -> float:
-        """Where the scale of weights ends."""
-        layer, head = self.head.layer, self.head.head
-        return scale_end((part.known(layer, head) for part in self.heads), self.stretch)
 
     @property
     def tokens(self) -> list[str]:
@@ -97,10 +81,7 @@ class RunsView(View):
             "model": self.traces[0].model,
             "tokens": self.tokens,
             "runs": list(self.names),
-            "sentence": self.sentence,
-            "layer": self.head.layer,
-            "head": self.head.head,
-            "chosen": self.head.reason,
+            **self._chosen(),
             "by_layer": self.by_layer,
             "changes": [
                 {
@@ -114,38 +95,71 @@ class RunsView(View):
             ],
         }
 
-    def figure(self) -> Figure:
-        """The head in both runs, and each token's change."""
-        from qkv.see.draw.figure import runs_figure
-
-        return runs_figure(self)
-
-    @property
-    def heads(self) -> list[Heads]:
-        """All heads of both runs."""
-        return [
-            heads_of(trace, name=name) for trace, name in zip(self.traces, self.names, strict=True)
+    def panels(self) -> list[list[Panel]]:
+        """The head in both runs, each token's change, and what the most changed one looks at."""
+        parts = self.heads
+        maps: list[Panel] = [
+            weights_map(
+                part,
+                self.head,
+                self.top,
+                f"{name}: {self.where}",
+                explained=EACH_ROW,
+                shown_in=PICTURE,
+            )
+            for name, part in zip(self.names, parts, strict=True)
         ]
+        shown = self.changes[:_MOST_ROWS]
+        changed = Bars(
+            title="How far each token's output moved",
+            explained="distance between the two vectors after the last layer",
+            names=[self.tokens[change.token] for change in shown],
+            values=[change.distance for change in shown],
+        )
+        columns = [
+            Column("distance", [f"{change.distance:.3f}" for change in shown]),
+            Column("", bars=changed.shares),
+            Column("cosine", [f"{change.cosine:.3f}" for change in shown], style="not bold dim"),
+        ]
+        note = f"Shown: the {len(shown)} of {len(self.changes)} that changed most."
+        table = Table(
+            title="What changed in each token's output",
+            explained="after the last layer, largest first",
+            names=changed.names,
+            columns=columns,
+            note=note if len(shown) < len(self.changes) else "",
+        )
+        rows: list[list[Panel]] = [[*maps, replace(changed, shown_in=PICTURE)], [table]]
+        if len(self.by_layer):
+            names = ["embeddings", *(f"after layer {n}" for n in range(len(self.by_layer) - 1))]
+            values = self.by_layer.tolist()
+            mean = "The mean of these distances"
+            rows.append([Bars(title=mean, names=names, values=values, shown_in=TERMINAL)])
+        query = self.changes[0].token
+        looks = [part.row(self.head.layer, self.head.head, query) for part in parts]
+        keys = strongest(np.maximum(*looks), 8)
+        table = Table(
+            title=f"What {self.tokens[query]} looks at in {self.where}",
+            names=[self.tokens[key] for key in keys],
+            columns=[
+                Column(name, [f"{row[key]:.2f}" for key in keys])
+                for name, row in zip(self.names, looks, strict=True)
+            ],
+        )
+        return [*rows, [table]]
 
-    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
-        return [(self.tokens, self.traces[0].special, "")]
+    def _all_heads(self) -> Sequence[Heads]:
+        return self.heads
+
+    def _headings(self) -> list[Heading]:
+        return [heading_of(self.traces[0])]
 
     def _payload(self) -> dict[str, Any]:
-        layer, head = self.head.layer, self.head.head
-        return payload_of(
+        return self._page(
             "compare",
             quoted(self.traces[0].text, self.tokens, self.traces[0].special),
-            [text_payload(heads, layer) for heads in self.heads],
-            model=self.traces[0].model,
-            theme=self.theme,
-            stretch=self.stretch,
-            start=start_at(
-                layer,
-                head,
-                self.changes[0].token,
-                chosen=self.head.reason,
-                sentence=self.sentence,
-            ),
+            [text_payload(heads, self.head.layer) for heads in self.heads],
+            start=self._start(self.changes[0].token),
             compare={
                 "what": "runs",
                 "sentence": self.sentence,
@@ -154,63 +168,6 @@ class RunsView(View):
                 "by_layer": self.by_layer,
             },
         )
-
-    def _picture(self) -> str:
-        layer, head = self.head.layer, self.head.head
-        blocks = [heads.block(layer, head, svg.MOST_ROWS) for heads in self.heads]
-        maps = [
-            svg.heat_map(
-                block.values, block.rows, block.columns,
-                top=self.top, hidden=block.hidden, caption=f"{name}: layer {layer}, head {head}",
-                missing=block.missing,
-            )
-            for name, block in zip(self.names, blocks, strict=True)
-        ]  # fmt: skip
-        rows = [(self.tokens[c.token], c.distance) for c in self.changes[:_MOST_ROWS]]
-        changed = svg.table(rows, "How far each token's output moved")
-        notes = [f"This head is shown because {self.head.reason}."]
-        return svg.picture(self.sentence, [*notes, *self.notes], [maps, [changed]])
-
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        from rich.text import Text
-
-        yield heading(screen, self.traces[0])
-        yield from note_lines(screen, self.notes)
-        yield Text()
-        yield from prose(screen, self.sentence, "bold")
-        yield Text()
-        yield title("What changed in each token's output", "after the last layer, largest first")
-        shown = self.changes[:_MOST_ROWS]
-        width = screen.fit([self.tokens[change.token] for change in shown], 5, 16)
-        yield Text(f"{'':{width}} distance                       cosine", style="dim")
-        most = shown[0].distance or 1.0
-        for change in shown:
-            line = Text(screen.cut(self.tokens[change.token], width), style="bold")
-            line.append(f" {change.distance:8.3f} ", style="not bold")
-            line.append(bar(screen, change.distance / most, 20))
-            yield line.append(f" {change.cosine:7.3f}", style="not bold dim")
-        if len(shown) < len(self.changes):
-            yield Text(f"Shown: the {len(shown)} of {len(self.changes)} that changed most.", "dim")
-        if len(self.by_layer):
-            yield Text()
-            yield title("The mean of these distances")
-        highest = float(self.by_layer.max(initial=0.0)) or 1.0
-        for layer, value in enumerate(self.by_layer.tolist()):
-            where = f"after layer {layer - 1}" if layer else "embeddings"
-            line = Text(f"{where:15} {value:7.3f}  ")
-            yield line.append(bar(screen, value / highest, 30))
-        yield Text()
-        where = f"layer {self.head.layer}, head {self.head.head}"
-        query = self.changes[0].token
-        yield title(screen.plain(f"What {self.tokens[query]} looks at in {where}"))
-        yield from prose(screen, f"This head is shown because {self.head.reason}.", "dim")
-        rows = [heads.row(self.head.layer, self.head.head, query) for heads in self.heads]
-        width = screen.fit(self.tokens, 5, 14)
-        names = [screen.cut(name, 18).rstrip() for name in self.names]
-        yield Text(f"{'':{width}}  {names[0]:>18} {names[1]:>18}", style="dim")
-        for key in strongest(np.maximum(*rows), 8):
-            line = Text(screen.cut(self.tokens[key], width), style="bold")
-            yield line.append(f"  {rows[0][key]:18.2f} {rows[1][key]:18.2f}", style="not bold")
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -243,9 +200,19 @@ def compare_runs(
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
+    names = _name(a), _name(b)
+    heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
     without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
-    chosen = selection.changed_head(heads_of(a), heads_of(b), without, layer, head)
-    return RunsView((a, b), (_name(a), _name(b)), chosen, changes, _by_layer(a, b), theme, stretch)
+    return RunsView(
+        (a, b),
+        names,
+        heads,
+        changes,
+        _by_layer(a, b),
+        head=selection.changed_head(*heads, without, layer, head),
+        theme=theme,
+        stretch=stretch,
+    )
 
 
 def _by_layer(a: Trace, b: Trace) -> Array:

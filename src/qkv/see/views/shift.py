@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.see.analysis import findings
 from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.shift import Shift, shift_of_traces
-from qkv.see.draw import svg
-from qkv.see.draw.figure import arrows_figure, shift_figure
-from qkv.see.draw.lines import note_lines, title
-from qkv.see.draw.terminal import Screen, prose, strongest
-from qkv.see.page.payload import check_theme, payload_of
+from qkv.see.draw import figure
+from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, Table
+from qkv.see.page.payload import check_theme
 from qkv.see.page.shift import shift_payload
-from qkv.see.views.view import View
+from qkv.see.views.head_panels import arrows, heading_of
+from qkv.see.views.view import Heading, View
 from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.text import Text
 
     from qkv.models import Model
 
@@ -38,12 +36,10 @@ class ShiftView(View):
     Attributes:
         traces: of the sentences.
         shift: the points and the cosines.
-        theme: "auto", "light" or "dark".
     """
 
     traces: list[Trace]
     shift: Shift
-    theme: str = "auto"
 
     @property
     def names(self) -> list[str]:
@@ -72,110 +68,80 @@ class ShiftView(View):
 
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view."""
-        shift = self.shift
-        return {
-            "model": self.traces[0].model,
-            "sentence": self.sentence,
-            "sentences": shift.sentences,
-            "tokens": shift.tokens,
-            "of": list(shift.of),
-            "before": shift.before,
-            "explained": shift.explained,
-            "stages": [
-                {
-                    "name": stage.name,
-                    "points": stage.points,
-                    "held": stage.held,
-                    "cosine": stage.cosine,
-                    "moved": shift.moved(stage),
-                }
-                for stage in shift.stages
-            ],
-            "pairs": [
-                {"word": pair.word, "a": pair.a, "b": pair.b, "cosine": pair.cosine}
-                for pair in shift.pairs
-            ],
-        }
+        own = {"model": self.traces[0].model, "sentence": self.sentence}
+        return own | shift_payload(self.shift)
 
-    def figure(self) -> Figure:
+    def panels(self) -> list[list[Panel]]:
         """Cosines by layer, and the arrows from the static vectors to those of the last layer."""
-        return shift_figure(self)
-
-    @property
-    def turns(self) -> tuple[Array, list[str], list[str]]:
-        """Cosines `(n, stages)` of the words that are named, with those words and the stages."""
         shift = self.shift
-        cosines = np.stack([stage.cosine for stage in shift.stages], axis=1)[shift.labelled]
-        names = [self.names[place] for place in shift.labelled]
-        return cosines, names, [stage.name for stage in shift.stages]
+        map_ = HeatMap(
+            title="Cosine of each word's vector with its static one",
+            explained="each row: one word, at each layer",
+            values=np.stack([x.cosine for x in shift.stages], axis=1)[shift.labelled],
+            rows=[self.names[place] for place in shift.labelled],
+            columns=[stage.name for stage in shift.stages],
+            top=None,
+            of="cosine",
+            shown_in=PICTURE,
+        )
+        arrows = Arrows(
+            title=f"From the static vectors to those {shift.stages[-1].name}",
+            before=shift.before,
+            after=shift.stages[-1].points,
+            names=self.names,
+            alone=shift.tokens,
+            named=shift.labelled,
+            explained_variance=shift.explained.tolist(),
+            shown_in=PICTURE,
+        )
+        rows: list[list[Panel]] = [
+            [Prose(text=sentence, shown_in=PICTURE)] for sentence in shift.sentences
+        ]
+        rows += [[map_, arrows], [self._cosines()]]
+        if shift.pairs:
+            rows.append([self._shared()])
+        return rows
 
-    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
-        names = [str(i) for i in range(1, 1 + len(self.traces))]
-        named = names if len(names) > 1 else [""]
-        return [(a.tokens, a.special, name) for a, name in zip(self.traces, named, strict=True)]
-
-    def _payload(self) -> dict[str, Any]:
-        return payload_of(
-            "shift",
-            "; ".join(self.shift.sentences),
-            [],
-            model=self.traces[0].model,
-            theme=self.theme,
-            shift=shift_payload(self.shift) | {"sentence": self.sentence},
+    def _cosines(self) -> Table:
+        """The words that turned furthest: their cosines at the last layers, their arrows."""
+        shift, last = self.shift, self.shift.stages[-1]
+        shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
+        note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
+        stages = [
+            Column(stage.name.removeprefix("after "), [f"{stage.cosine[i]:.3f}" for i in shown])
+            for stage in shift.stages
+        ]
+        arrows = Column("arrow", [f"{moved[i]:.2f}" for i in shown], style="not bold dim")
+        return Table(
+            title="How far each word turned",
+            explained="cosine of its static vector and each later one",
+            names=[self.names[i] for i in shown],
+            columns=[*stages, arrows],
+            note=note if len(shown) < len(shift.tokens) else "",
         )
 
-    def _picture(self) -> str:
+    def _shared(self) -> Table:
+        """The words that sentences share, and how alike they are first and last."""
         shift = self.shift
-        named = set(shift.labelled)
-        names = [name if place in named else "" for place, name in enumerate(self.names)]
-        arrows = svg.arrows(shift.before, shift.stages[-1].points, names)
-        shares = " and ".join(f"{share:.0%}" for share in shift.explained)
-        notes = [
-            *shift.sentences,
-            f"From the static vectors (blue) to those {shift.stages[-1].name} (red); the axes hold "
-            f"{shares} of the variance, each set centred first.",
+        sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]
+        ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
+        return Table(
+            title="Words that sentences share",
+            explained="cosine: static, then after the last layer",
+            names=[pair.word for pair in shift.pairs],
+            columns=[Column("", sides), Column("", ends)],
+        )
+
+    def _headings(self) -> list[Heading]:
+        several = len(self.traces) > 1
+        return [
+            heading_of(trace, str(number) if several else "")
+            for number, trace in enumerate(self.traces, 1)
         ]
-        caption = "Cosine of each word's vector with its static one"
-        turns = svg.heat_map(*self.turns, top=None, of="cosine", caption=caption)
-        return svg.picture(self.sentence, [*notes, *self.notes], [[turns, arrows]])
 
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        from rich.text import Text
-
-        shift, last = self.shift, self.shift.stages[-1]
-        for number, sentence in enumerate(shift.sentences, 1):
-            yield Text(f"{number}  {screen.safe(sentence)}", style="bold")
-        yield from note_lines(screen, self.notes)
-        yield Text()
-        yield from prose(screen, self.sentence, "bold")
-        yield Text()
-        yield title("How far each word turned", "cosine of its static vector and each later one")
-        shown = strongest(1 - last.cosine, _MOST_ROWS)
-        width = screen.fit([self.names[i] for i in shown], 5, 16)
-        few = max(2, (screen.width - width - 8) // 8)  # of more layers the last ones
-        stages = shift.stages[-few:]
-        names = [stage.name.removeprefix("after ") for stage in stages]
-        heads = "".join(f" {screen.right(name, 7)}" for name in names)
-        yield Text(f"{'':{width}}{heads}   arrow", style="dim")
-        moved = shift.moved(last)
-        for i in shown:
-            line = Text(screen.cut(self.names[i], width), style="bold")
-            for stage in stages:
-                line.append(f" {stage.cosine[i]:7.3f}", style="not bold")
-            yield line.append(f" {moved[i]:7.2f}", style="not bold dim")
-        if len(shown) < len(shift.tokens):
-            yield Text(
-                f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest.", style="dim"
-            )
-        if shift.pairs:
-            yield Text()
-            yield title("Words that sentences share", "cosine: static, then after the last layer")
-            width = screen.fit([pair.word for pair in shift.pairs], 5, 16)
-            for pair in shift.pairs:
-                line = Text(screen.cut(pair.word, width), style="bold")
-                where = f"  {shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}"
-                line.append(f"{where}  {pair.cosine[0]:6.3f}", style="not bold")
-                yield line.append(screen.plain(" → ") + f"{pair.cosine[-1]:6.3f}", style="not bold")
+    def _payload(self) -> dict[str, Any]:
+        shift = shift_payload(self.shift) | {"sentence": self.sentence}
+        return self._page("shift", "; ".join(self.shift.sentences), shift=shift)
 
 
 @overload
@@ -238,10 +204,11 @@ def plot_shift(
             used = model_of(model, [text for part in texts for text in texts_of([part], _CALL)])
             parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
         traces = [findings.one_text(part, _CALL) for part in parts]
-        return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme)
+        return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)
     if contextual is None or tokens is None:
         raise TypeError(
             "plot_shift: give original, contextual and tokens, or one trace; weights have no "
             "vectors, and qkv.show(weights, tokens=...) shows them"
         )
-    return arrows_figure(original, contextual, tokens)
+    words = [str(token) for token in tokens]
+    return figure.draw("", [], [[arrows(original, contextual, words)]])

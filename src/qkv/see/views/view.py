@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.files import replacing
 from qkv.see.analysis.words import explained
-from qkv.see.draw.terminal import Screen, with_a_width
+from qkv.see.draw import figure, svg, terminal
+from qkv.see.draw.panels import Panel
+from qkv.see.draw.screen import Screen, prose, with_a_width
 from qkv.see.page.html import fragment, whole_page
-from qkv.see.page.payload import finite
+from qkv.see.page.payload import finite, payload_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,12 +23,29 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+class Heading(NamedTuple):
+    """A text that a view is of: its tokens, which of them are special, its model, its name."""
+
+    tokens: list[str]
+    special: list[bool]
+    model: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
     """Something to look at.
 
     In a notebook it shows itself; elsewhere there are `print()`, `str(view)`, `to_html(path)`,
-    `to_png(path)`, `to_svg(path)`, `figure()` and, for the numbers, `to_dict()`.
+    `to_png(path)`, `to_svg(path)`, `figure()`, `svg()` and, for the numbers, `to_dict()`.
+
+    Attributes:
+        theme: of its page: "auto", "light" or "dark".
+        stretch: whether scales end at the largest weight, and not at 1.
     """
+
+    theme: str = "auto"
+    stretch: bool = False
 
     def __str__(self) -> str:
         """The view as plain text, 80 columns wide."""
@@ -47,12 +67,31 @@ class View(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: one piece of HTML that needs no network."""
-        return fragment(self._payload() | {"notes": self.notes}, self._picture())
+        return fragment(self._payload() | {"notes": self.notes}, self.svg())
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """What there is to see, in words."""
+
+    @property
+    def title(self) -> str:
+        """What stands on top."""
+        return self.sentence
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why this is shown, in sentences."""
+        return []
 
     @property
     def notes(self) -> list[str]:
         """What a reader should know of the tokens: words in pieces, words that are unknown."""
-        return [note for text in self._texts() for note in explained(*text)]
+        return [
+            note
+            for text in self._headings()
+            for note in explained(text.tokens, text.special, text.name)
+        ]
 
     def print(self, console: Console | None = None) -> None:
         """Write the view to a terminal, as wide and as colourful as this one allows."""
@@ -64,50 +103,73 @@ class View(ABC):
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
         payload = self._payload() | {"notes": self.notes}
-        page = whole_page(payload, self._picture()).encode("utf-8")
+        page = whole_page(payload, self.svg()).encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write the static picture to an SVG file, whole or not at all."""
-        data = self._picture().encode("utf-8")
+        """Write `svg()` to a file, whole or not at all."""
+        data = self.svg().encode("utf-8")
         with replacing(path) as file:
             file.write(data)
 
     def to_png(self, path: str | os.PathLike[str]) -> None:
         """Write `figure()` to a PNG file, whole or not at all."""
-        from qkv.see.draw.figure import write_png
-
-        write_png(self.figure(), path)
+        figure.write_png(self.figure(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the view, ready for JSON: None for what is not finite or was not kept."""
         found: dict[str, Any] = finite(self._numbers() | {"notes": self.notes})
         return found
 
-    @abstractmethod
     def figure(self) -> Figure:
-        """The view as a matplotlib figure."""
+        """The panels of the view as a matplotlib figure."""
+        return figure.draw(self.title, [*self.reasons, *self.notes], self.panels())
+
+    def svg(self) -> str:
+        """The panels of the view as SVG."""
+        return svg.draw(self.title, [*self.reasons, *self.notes], self.panels())
+
+    @abstractmethod
+    def panels(self) -> list[list[Panel]]:
+        """What the view shows: rows of panels beside each other."""
+
+    @abstractmethod
+    def _headings(self) -> list[Heading]:
+        """The texts that it is of."""
 
     @abstractmethod
     def _numbers(self) -> dict[str, Any]:
         """What `to_dict` gives, arrays as they are."""
 
-    def _texts(self) -> list[tuple[list[str], list[bool], str]]:
-        """The tokens of each text, which of them are special, and its name."""
-        return []
-
-    @abstractmethod
-    def _lines(self, screen: Screen) -> Iterator[Text]:
-        """The view line by line; prose is wrapped by the console."""
-
     @abstractmethod
     def _payload(self) -> dict[str, Any]:
-        """What a page reads, as page.py describes it."""
+        """What a page reads, as page/payload.py describes it."""
 
-    @abstractmethod
-    def _picture(self) -> str:
-        """The static picture, as SVG."""
+    def _page(
+        self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
+    ) -> dict[str, Any]:
+        """The same from its own parts; `start` among them."""
+        model = next((text.model for text in self._headings()), "")
+        return payload_of(
+            kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts
+        )
+
+    def _lines(self, screen: Screen) -> Iterator[Text]:
+        """The view line by line; prose is wrapped by the console."""
+        from rich.text import Text
+
+        texts = self._headings()
+        for text in texts:
+            yield terminal.heading(screen, text.name, text.model, text.tokens)
+        for note in self.notes:
+            yield from prose(screen, note, "dim")
+        if texts:
+            yield Text()
+        yield from prose(screen, self.title, "bold")
+        for reason in self.reasons:
+            yield from prose(screen, reason, "dim")
+        yield from terminal.draw(screen, self.panels())
 
     def _write(self, console: Console, screen: Screen) -> None:
         for line in self._lines(screen):

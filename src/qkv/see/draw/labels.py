@@ -1,0 +1,83 @@
+"""Where labels stand round their points, so that none lies on another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from qkv.arrays import Array
+
+Box = tuple[float, float, float, float]
+# sixteenths of a full circle: right, left, above, below first
+_DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
+_FAR = 14.0  # a label further from its point is not told to be its own without a line
+
+
+def placed(
+    labels: Sequence[tuple[tuple[float, float], tuple[float, float]]],
+    points: Array,
+    area: Box,
+    unit: float = 1.0,
+) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
+    """A box for each label, and where on it a line to its point ends, if that is far.
+
+    Greedy: a label goes to the nearest place round its point where it touches no label before it
+    and, near the point, covers no point either. None where there is no such place.
+
+    Args:
+        labels: the point, and the width and height, of each.
+        points: `(n, 2)`, what is not to be covered.
+        area: left, low, right and high end of where labels may be.
+        unit: the size of a pixel.
+    """
+    taken: list[Box] = []
+    for point, size in labels:
+        box = _free_box(point, size, points, area, unit, taken)
+        if box is None:
+            yield None
+            continue
+        taken.append(box)
+        nearest = min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
+        yield box, nearest if math.dist(point, nearest) > _FAR * unit else None
+
+
+def _free_box(
+    point: tuple[float, float],
+    size: tuple[float, float],
+    points: Array,
+    area: Box,
+    unit: float,
+    taken: Sequence[Box],
+) -> Box | None:
+    (x, y), (width, height) = point, size
+    for ring in range(100):
+        radius = (5 + 4 * ring) * unit
+        for direction in _DIRECTIONS:
+            along, up = math.cos(direction * math.pi / 8), math.sin(direction * math.pi / 8)
+            left = x + radius * along + (along - 1) / 2 * width
+            low = y + radius * up + (up - 1) / 2 * height
+            box = left, low, left + width, low + height
+            if left < area[0] or low < area[1] or box[2] > area[2] or box[3] > area[3]:
+                continue
+            if any(_meet(box, other) for other in taken):
+                continue
+            margin = 2 * unit
+            inside = (points > (left - margin, low - margin)) & (
+                points < (box[2] + margin, box[3] + margin)
+            )
+            if ring < 12 and inside.all(axis=1).any():
+                continue
+            return box
+    return None
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def on_arrows(before: Array, after: Array, count: int = 24) -> Array:
+    """Points along the arrows from `before` to `after`, both ends among them, `(count * n, 2)`."""
+    along = np.linspace(0, 1, count)[:, None, None]
+    return np.asarray((before + along * (after - before)).reshape(-1, 2))

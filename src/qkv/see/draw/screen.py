@@ -1,0 +1,177 @@
+"""What a terminal can show: its width, its colours, its letters."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qkv.see.draw.colours import THEMES, ink, shade
+from qkv.see.draw.terminal_background import ground_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_BAR = f"not bold {THEMES['light'].more[5]}"  # a blue that is seen on light ground and on dark
+
+LEAST = 0.025  # less is nearer to the ground than to the first of few shades
+
+_ASCII = {
+    "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
+    "Σ": "sum", "ₖ": "_k",
+}  # fmt: skip
+
+
+def with_a_width(console: Console) -> Console:
+    """The console, as wide as its terminal where COLUMNS is 0, which stands for no number."""
+    if not console.width:
+        console.width = shutil.get_terminal_size().columns
+    return console
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a terminal can show.
+
+    Attributes:
+        width: columns.
+        colors: how many colours a background can have: 0, 256 or 2**24.
+        encoding: of its stream, that decides whether marks beyond ASCII are used.
+        theme: "light" or "dark", by the ground of the terminal; None where that is not known, and
+            cells are marked instead of shaded.
+    """
+
+    width: int = 80
+    colors: int = 0
+    encoding: str = "utf-8"
+    theme: str | None = "dark"
+
+    @classmethod
+    def of(cls, console: Console) -> Screen:
+        """What this console can show; NO_COLOR is obeyed, and 16 colours are too few to shade."""
+        depths = {"256": 256, "truecolor": 1 << 24}
+        colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
+        theme = ground_of(console.file) if colors else None
+        return cls(console.width, colors, console.encoding, theme)
+
+    @property
+    def shades(self) -> bool:
+        """Whether a cell can be shaded from the ground of the terminal on."""
+        return bool(self.colors and self.theme)
+
+    def shading(self, share: float) -> str:
+        """How rich is to colour a cell for a share from 0 to 1; nothing at 0, where the ground is.
+
+        >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
+        ('#000000 on #afe4ff', 'color(231) on color(17)')
+        """
+        if share < 0.005 or self.theme is None:
+            return ""
+        if self.colors > 256:
+            color = shade(share, self.theme)
+            return f"{ink(color)} on {color}"
+        cells = THEMES[self.theme].cells
+        if share < LEAST:
+            return ""
+        place = cells[max(1, min(len(cells), round(share * len(cells)))) - 1]
+        return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
+
+    @property
+    def unicode(self) -> bool:
+        """Whether bars, shades and signs beyond ASCII can be written."""
+        return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
+
+    def plain(self, text: str) -> str:
+        """Our own text as this screen can write it."""
+        if not self.unicode:
+            for sign, ascii_form in _ASCII.items():
+                text = text.replace(sign, ascii_form)
+        return self.safe(text)
+
+    def safe(self, text: str) -> str:
+        r"""Text from outside: what cannot be written or would steer the terminal is escaped.
+
+        >>> Screen().safe("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+        """
+        return "".join(
+            mark
+            if mark.isprintable() and _fits(mark, self.encoding)
+            else mark.encode("unicode_escape").decode("ascii")
+            for mark in text
+        )
+
+    def cut(self, text: str, width: int) -> str:
+        """Text from outside made exactly `width` columns wide: cut or filled up."""
+        from rich.cells import cell_len, set_cell_size
+
+        text = self.safe(text)
+        if cell_len(text) > width:
+            mark = "…" if self.unicode else "~"
+            text = set_cell_size(text, width - 1) + mark
+        return set_cell_size(text, width)
+
+    def right(self, text: str, width: int) -> str:
+        """The same with the blanks in front."""
+        text = self.cut(text, width)
+        blanks = len(text) - len(text.rstrip(" "))
+        return " " * blanks + text.rstrip(" ")
+
+    def fit(self, texts: Sequence[str], least: int, most: int) -> int:
+        """How wide a column of these texts is, within limits."""
+        from rich.cells import cell_len
+
+        return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
+
+    def room(self, most: int, *, beside: int) -> int:
+        """How wide something may be that has `beside` columns beside it on its line."""
+        return max(4, min(most, self.width - beside))
+
+
+def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
+    """Our own text, wrapped at the width and indented."""
+    import textwrap
+
+    from rich.text import Text
+
+    lines = textwrap.wrap(
+        screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
+    )
+    return [Text(" " * indent + line, style=style) for line in lines]
+
+
+def bar(screen: Screen, value: float, width: int = 20) -> Text:
+    """A bar for a share from 0 to 1, `width` columns wide with the blanks after it.
+
+    >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
+    ('██  |', '##  |')
+    """
+    from rich.text import Text
+
+    share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
+    if not screen.unicode:
+        return Text(("#" * round(share * width)).ljust(width), _BAR)
+    full, part = divmod(round(share * width * 8), 8)
+    return Text(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
+
+
+def cube_color(place: int) -> str:
+    """One of the 256 colours of a terminal, of those from 16 to 231.
+
+    >>> cube_color(16), cube_color(153)
+    ('#000000', '#afd7ff')
+    """
+    levels = (0, 95, 135, 175, 215, 255)
+    red, green, blue = (levels[(place - 16) // step % 6] for step in (36, 6, 1))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _fits(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

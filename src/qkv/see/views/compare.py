@@ -1,0 +1,392 @@
+"""A word in two texts, or two runs of one text: `compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis import findings, selection
+from qkv.see.analysis.by_word import by_word
+from qkv.see.analysis.findings import Link
+from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.inputs import model_of, places_of, texts_of, traced
+from qkv.see.analysis.selection import Head
+from qkv.see.draw.panels import PICTURE, Column, Line, Lines, Panel, Table
+from qkv.see.page.payload import check_theme, text_payload
+from qkv.see.views.head_panels import (
+    EACH_ROW,
+    HeadShown,
+    arrows,
+    heading_of,
+    link_to_dict,
+    weights_map,
+)
+from qkv.see.views.runs import RunsView, compare_runs
+from qkv.see.views.view import Heading
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two texts: where the word stands, and what it looks at.
+
+    Attributes:
+        trace: of the text.
+        positions: of the word's tokens, the first time it occurs.
+        occurrences: how often it occurs.
+        weights: what it looks at in the head that is shown, `(T,)`, the mean over its tokens.
+        strongest: what it looks at most, each in the head where it does so most.
+        heads: all heads of the tokens.
+        shown: all heads of the words; those of the tokens where pieces are shown as they are.
+    """
+
+    trace: Trace
+    positions: list[int]
+    occurrences: int
+    weights: Array
+    strongest: list[Link]
+    heads: Heads
+    shown: Heads
+
+    @property
+    def rows(self) -> list[int]:
+        """Where the word stands among what is shown."""
+        return self.shown.rows_of(self.positions)
+
+    def looks_at(self, head: Head) -> Array:
+        """What the word looks at, of what is shown."""
+        return findings.attended(self.shown, head.layer, head.head, self.rows)
+
+    def most(self, head: Head) -> tuple[str, float]:
+        """The content word that it looks at most, or, where there is none, the token."""
+        weights = self.looks_at(head)
+        keys = self.shown.content_keys(self.rows[0]) or range(len(weights))
+        best = max(keys, key=lambda key: weights[key])
+        return self.shown.key_names[best], float(weights[best])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CompareView(HeadShown):
+    """A word that two texts share: how alike it is in both, layer by layer, and what it looks at.
+
+    Attributes:
+        word: the word.
+        similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty
+            where no vectors were traced.
+        sides: the two texts.
+        why: why it is this word, in words.
+    """
+
+    word: str
+    similarity: Array
+    sides: tuple[Side, Side]
+    why: str = "it was asked for"
+
+    @property
+    def sentence(self) -> str:
+        """What the word looks at in both texts, and its similarity at both ends, in words."""
+        (first, in_a), (second, in_b) = (side.most(self.head) for side in self.sides)
+        looks = (
+            f"{self.word} looks at {first} in A ({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
+            f"{self.where}."
+        )
+        if not len(self.similarity):
+            return looks
+        return (
+            f"{looks} Its cosine between A and B: {self.similarity[0]:.3f} at the embeddings, "
+            f"{self.similarity[-1]:.3f} after the last layer."
+        )
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it is this word and this head, and where the word is taken from."""
+        taken = [
+            f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
+            for name, side in zip("AB", self.sides, strict=True)
+            if side.occurrences > 1
+        ]
+        return [
+            f"The word is {self.word} because {self.why}.",
+            *super().reasons,
+            *taken,
+        ]
+
+    def panels(self) -> list[list[Panel]]:
+        """The head in both texts, how alike the word is by layer, and what it looks at."""
+        named = list(zip("AB", self.sides, strict=True))
+        maps: list[Panel] = [
+            weights_map(
+                side.shown, self.head, self.top, f"{name}: {self.where}", side.rows,
+                explained=EACH_ROW, shown_in=PICTURE,
+            )
+            for name, side in named
+        ]  # fmt: skip
+        looks: list[Panel] = [
+            Table(
+                name=name,
+                title=f"What {self.word} looks at in {self.where}",
+                **_looks_at(side, self.head),
+            )
+            for name, side in named
+        ]
+        most: list[Panel] = [
+            Table(
+                name=name,
+                title=f"The words {self.word} looks at most",
+                explained="in whichever head that is",
+                names=[side.shown.key_names[link.key] for link in side.strongest],
+                columns=[
+                    Column("", [f"{link.weight:.2f}" for link in side.strongest]),
+                    Column(
+                        "",
+                        [f"--layer {link.layer} --head {link.head}" for link in side.strongest],
+                        style="dim",
+                        left=True,
+                    ),
+                ],
+            )
+            for name, side in named
+        ]
+        vectors: list[Panel] = [] if not len(self.similarity) else [self._alike(), *self._arrows()]
+        return [maps, vectors, looks, most]
+
+    def _alike(self) -> Lines:
+        """The cosine between both, at the embeddings and after each layer."""
+        values = self.similarity.tolist()
+        least = float(np.nan_to_num(self.similarity).min())
+        return Lines(
+            title=f"How alike {self.word} is in A and in B",
+            explained="cosine",
+            lines=[Line(list(enumerate(values)))],
+            names=["embeddings", *(f"after layer {layer}" for layer in range(len(values) - 1))],
+            ends=(min(0.0, least - 0.1), 1.0),
+            numbered=True,
+        )
+
+    def _arrows(self) -> list[Panel]:
+        """All words of both texts in one plane, where all have vectors."""
+        found = (findings.words_before_and_after(side.trace, side.shown) for side in self.sides)
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(self.sides):
+            return []
+        before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
+        names = [
+            f"{token} ({name})" if token == self.word else token
+            for name, part in zip("AB", parts, strict=True)
+            for token in part[2]
+        ]
+        alone = [token for part in parts for token in part[2]]
+        return [arrows(before, after, names, alone=alone)]
+
+    def _all_heads(self) -> Sequence[Heads]:
+        return [side.shown for side in self.sides]
+
+    def _headings(self) -> list[Heading]:
+        return [heading_of(side.trace, name) for name, side in zip("AB", self.sides, strict=True)]
+
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view."""
+        return {
+            "model": self.sides[0].trace.model,
+            "word": self.word,
+            "word_chosen": self.why,
+            "similarity": self.similarity,
+            **self._chosen(),
+            "texts": [
+                {
+                    "tokens": side.trace.tokens,
+                    "positions": side.positions,
+                    "occurrences": side.occurrences,
+                    "weights": side.weights,
+                    "strongest": [link_to_dict(side.shown, link) for link in side.strongest],
+                }
+                for side in self.sides
+            ],
+        }
+
+    def _payload(self) -> dict[str, Any]:
+        return self._page(
+            "compare",
+            f"{self.word} in two texts",
+            [text_payload(side.heads, self.head.layer) for side in self.sides],
+            start=self._start(merge=any(side.shown.spans for side in self.sides)),
+            compare={
+                "what": "word",
+                "word": self.word,
+                "why": self.reasons[0],
+                "sentence": self.sentence,
+                "places": [side.positions for side in self.sides],
+                "similarity": self.similarity,
+                "strongest": [
+                    [
+                        {
+                            "key": side.shown.place(link.key),
+                            "name": side.shown.tokens[link.key],
+                            "layer": link.layer,
+                            "head": link.head,
+                            "weight": link.weight,
+                        }
+                        for link in side.strongest
+                    ]
+                    for side in self.sides
+                ],
+            },
+        )
+
+
+@overload
+def compare(
+    text_a: str,
+    text_b: str,
+    *,
+    word: str | None = None,
+    tokens: Sequence[Iterable[str]] | None = None,
+    model: Model | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> CompareView: ...
+
+
+@overload
+def compare(
+    text_a: Any,
+    text_b: Any,
+    *,
+    word: str,
+    tokens: Sequence[Iterable[str]] | None = None,
+    model: Model | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> CompareView: ...
+
+
+@overload
+def compare(
+    text_a: Any,
+    text_b: Any,
+    *,
+    word: None = None,
+    tokens: Sequence[Iterable[str]] | None = None,
+    model: Model | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> CompareView | RunsView: ...
+
+
+def compare(
+    text_a: Any,
+    text_b: Any,
+    *,
+    word: str | None = None,
+    tokens: Sequence[Iterable[str]] | None = None,
+    model: Model | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> CompareView | RunsView:
+    """One word in two texts, or two runs of one text.
+
+    Of a word: how alike its vectors are, layer by layer, and what it looks at. A word that the
+    model cuts into pieces is the mean of their vectors and weights; of a word that occurs several
+    times the first is taken. Unless it is named, it is the content word that both share; of several
+    the one whose vectors after the last layer are least alike. Unless `layer` and `head` say
+    otherwise, the head shown is the one in which the links of the word that stand out, as `show`
+    has it, differ most between the two texts.
+
+    Two traces of the same tokens without a word, say `model.trace(text)` and
+    `model.trace(text, ablate=[(0, 4)])`, are two runs: what changed in each token's output, largest
+    first.
+
+    Args:
+        text_a: a text, a trace of one, or weights as `show` takes them.
+        text_b: another one.
+        word: a word that both have; the one that they share if left out.
+        tokens: the tokens of both, where weights are given.
+        model: the model, or its name; the default model if left out.
+        layer: the layer to show, from 0.
+        head: the head to show, from 0.
+        pieces: whether the pieces of a word are shown as they are, not merged into it.
+        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
+
+    Raises:
+        ValueError: a text is empty, or the word is not in both; the message names the words.
+        IndexError: there is no such layer or head; the message names the range.
+
+    >>> view = compare("I love you", "You love me", word="love", model="random")
+    >>> view.similarity.shape, [side.positions for side in view.sides]
+    ((2,), [[1], [1]])
+    """
+    check_theme(theme, "compare")
+    both = isinstance(text_a, str) and isinstance(text_b, str)
+    shared = model_of(model, texts_of([text_a, text_b], "compare")) if both else model
+    listed = (None, None) if tokens is None else tuple(tokens)
+    if len(listed) != 2:
+        raise ValueError(
+            f"compare: there are tokens of {len(listed)} texts: give (tokens_a, tokens_b)"
+        )
+    (a, used), (b, other) = (
+        traced(text, names, shared, "compare")
+        for text, names in zip((text_a, text_b), listed, strict=True)
+    )
+    used = used or other
+    if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
+        return compare_runs(a, b, layer, head, theme, stretch)
+    word, why, places = places_of(used, word, a, b)
+    parameters = None if used is None else used.parameters
+    heads = [
+        heads_of(trace, parameters=parameters, name=name)
+        for name, trace in zip("AB", (a, b), strict=True)
+    ]
+    shown = heads if pieces else [by_word(part) for part in heads]
+    rows = [part.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
+    chosen = selection.contrasting_head(shown[0], rows[0], shown[1], rows[1], layer, head)
+    first, second = (
+        Side(
+            trace,
+            found[0],
+            len(found),
+            findings.attended(own, chosen.layer, chosen.head, found[0]),
+            findings.strongest_by_token(words, words.rows_of(found[0]), 5),
+            own,
+            words,
+        )
+        for trace, found, own, words in zip((a, b), places, heads, shown, strict=True)
+    )
+    similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
+    return CompareView(
+        word, similarity, (first, second), why, head=chosen, theme=theme, stretch=stretch
+    )
+
+
+def _looks_at(side: Side, head: Head, most: int = 6) -> dict[str, Any]:
+    """The words that the word looks at most in the head that is shown, and a bar for each."""
+    weights, names = side.looks_at(head), side.shown.key_names
+    order = np.argsort(-weights, kind="stable")[:most].tolist()
+    rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))
+    shown = [*weights[order].tolist(), *rest]
+    return {
+        "names": [*(names[i] for i in order), *["others"] * len(rest)],
+        "columns": [
+            Column("", [f"{weight:.2f}" for weight in shown]),
+            Column("", bars=[*weights[order].tolist(), *[0.0] * len(rest)]),
+        ],
+    }

@@ -1,0 +1,290 @@
+"""Panels that several views have: the weights of a head, its links, the vectors of words."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis import findings
+from qkv.see.analysis.findings import Link, Movement
+from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.largest import strongest
+from qkv.see.analysis.plane import fit_plane, named_points
+from qkv.see.analysis.selection import Head
+from qkv.see.analysis.words import quoted
+from qkv.see.draw.colours import scale_end
+from qkv.see.draw.panels import (
+    MOST_ROWS,
+    PICTURE,
+    Arrows,
+    Bars,
+    Column,
+    HeatMap,
+    Links,
+    Panel,
+    Table,
+)
+from qkv.see.page.payload import start_at, text_payload
+from qkv.see.views.view import Heading, View
+from qkv.trace import Trace
+
+EACH_ROW = "each row: what this token looks at; a row sums to 1"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class HeadShown(View):
+    """A view that opens on one head.
+
+    Attributes:
+        head: the head.
+    """
+
+    head: Head
+
+    @abstractmethod
+    def _all_heads(self) -> Sequence[Heads]:
+        """All heads of each text, as they are shown."""
+
+    @property
+    def top(self) -> float:
+        """Where the scale of weights ends."""
+        layer, head = self.head.layer, self.head.head
+        return scale_end((part.known(layer, head) for part in self._all_heads()), self.stretch)
+
+    @property
+    def where(self) -> str:
+        """Which head it is, in words."""
+        return f"layer {self.head.layer}, head {self.head.head}"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it is this head."""
+        return [f"This head is shown because {self.head.reason}."]
+
+    def _chosen(self) -> dict[str, Any]:
+        """The head among the numbers of the view."""
+        return {
+            "layer": self.head.layer,
+            "head": self.head.head,
+            "chosen": self.head.reason,
+            "sentence": self.sentence,
+        }
+
+    def _start(self, query: int | None = None, **more: Any) -> dict[str, Any]:
+        """What a page shows first."""
+        chosen, sentence = self.head.reason, self.sentence
+        head = self.head
+        return start_at(head.layer, head.head, query, chosen=chosen, sentence=sentence, **more)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class OneText(HeadShown):
+    """A view of one head of one text.
+
+    Attributes:
+        shown: all heads of the words; those of the tokens where pieces are shown as they are.
+        elsewhere: the link of each other head, those first that stand out most.
+        one_link: whether the heads were ranked by one link that was asked for.
+    """
+
+    shown: Heads
+    elsewhere: list[Link]
+    one_link: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What is most striking about this head, in words."""
+        return link_in_words(self.shown, self.head)
+
+    def panels(self) -> list[list[Panel]]:
+        """The head, and the other heads worth a look."""
+        head = head_panels(self.shown, self.head, self.top)
+        return [*head, *other_heads(self.shown, self.elsewhere, self.one_link)]
+
+    def _all_heads(self) -> Sequence[Heads]:
+        return [self.shown]
+
+    def _show_page(self, parts: Sequence[Heads], **start: Any) -> dict[str, Any]:
+        """What a page reads of one text, or of the attentions of an encoder-decoder."""
+        heads = parts[0]
+        return self._page(
+            "show",
+            quoted(heads.text, heads.query_names, heads.special),
+            [text_payload(part, self.head.layer) for part in parts],
+            start=self._start(self.shown.place(first_query(self.shown, self.head)), **start),
+        )
+
+
+def link_in_words(heads: Heads, head: Head) -> str:
+    """The strongest link of a head as a sentence."""
+    where = f"layer {head.layer}, head {head.head}"
+    if head.link is None:
+        return f"In {where} no content word looks at another one."
+    query, key = heads.query_names[head.link.query], heads.key_names[head.link.key]
+    return f"{query} looks at {key}: {head.link.weight:.2f} ({where})."
+
+
+def heading_of(trace: Trace, name: str = "") -> Heading:
+    """The text of a trace as a heading."""
+    return Heading(list(trace.tokens), list(trace.special), trace.model, name)
+
+
+def weights_map(
+    heads: Heads, head: Head, top: float, title: str, outlined: Sequence[int] = (), **options: Any
+) -> HeatMap:
+    """The weights of one head; of a long text those that were kept, which a picture shows."""
+    if not heads.weights:
+        block = heads.block(head.layer, head.head, MOST_ROWS)
+        return HeatMap(
+            title=title,
+            values=block.values,
+            rows=block.rows,
+            columns=block.columns,
+            top=top,
+            outlined=[i for i, place in enumerate(block.places) if place in outlined],
+            missing=block.missing,
+            whole=(len(heads.tokens), len(heads.all_keys)),
+            **(options | {"shown_in": PICTURE}),
+        )
+    weights = heads.weights[heads.layers.index(head.layer)][head.head]
+    return HeatMap(
+        title=title,
+        values=weights,
+        rows=heads.query_names,
+        columns=heads.key_names,
+        top=top,
+        hidden=heads.hidden(head.layer, head.head),
+        score=heads.between_content(weights),
+        outlined=outlined,
+        **options,
+    )
+
+
+def head_panels(heads: Heads, head: Head, top: float) -> list[list[Panel]]:
+    """One head: its weights, its largest links; of a long text also what was looked at most."""
+    where = f"layer {head.layer}, head {head.head}"
+    query = [first_query(heads, head)]
+    weights = weights_map(heads, head, top, f"Weights of {where}", query, explained=EACH_ROW)
+    explained, most = "the largest weights between content words", 6
+    if not heads.weights:
+        kept = heads.summary[0].indices.shape[2]
+        explained, most = f"the {kept} largest weights of each query were kept", 10
+    found = findings.strongest_links(heads, head.layer, head.head, most)
+    named = [(heads.query_names[x.query], heads.key_names[x.key], x.weight) for x in found]
+    panels: list[Panel] = [weights]
+    if named:
+        panels.append(
+            Links(title=f"Links of {where}", explained=explained, map=weights, strongest=named)
+        )
+    if heads.weights:
+        return [panels]
+    received = heads.summary[heads.layers.index(head.layer)].received[head.head]
+    shown = sorted(strongest(received, 10), key=lambda key: -received[key])
+    bars = Bars(
+        title="What was looked at most",
+        explained="weight received from all tokens",
+        names=[heads.key_names[key] for key in shown],
+        values=[float(received[key]) for key in shown],
+        form="{:.2f}",
+    )
+    return [panels, [bars]]
+
+
+def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
+    """The link of each other head that stands out; `one_link` where all are the same."""
+    if not links:
+        return []
+    title = ("Other heads worth a look", "the link of each that stands out")
+    if one_link:
+        title = ("Other heads with this link", "where it stands out most first")
+    names = heads.query_names, heads.key_names
+    columns = [
+        Column("", [f"{names[0][x.query]} → {names[1][x.key]}" for x in links], left=True),
+        Column("", [f"{x.weight:.2f}" for x in links]),
+    ]
+    if one_link:
+        columns.append(Column("", [f"usually {max(x.usual):.2f}" for x in links], style="dim"))
+    options = [f"--layer {x.layer} --head {x.head}" for x in links]
+    return [[Table(title=title[0], explained=title[1], names=options, columns=columns)]]
+
+
+def movement_table(heads: Heads, moved: Movement) -> Table:
+    """Each word's cosine between before and after, with a bar for what is missing to 1."""
+    words = [i for i, special in enumerate(heads.special) if not special]
+    words = words or list(range(len(heads.tokens)))
+    distance = 1 - moved.cosine
+    shown = [words[i] for i in strongest(distance[words], 20)]
+    longest = max(1.0, float(np.nanmax(distance[words], initial=1.0)))
+    lengths = [
+        f"{a:.2f} → {b:.2f}"
+        for a, b in zip(moved.static_length[shown], moved.contextual_length[shown], strict=True)
+    ]
+    note = f"Shown: the {len(shown)} of {len(words)} that moved furthest."
+    return Table(
+        title="How far each word moved",
+        explained="from its row in the token table to its last vector",
+        names=[heads.tokens[i] for i in shown],
+        columns=[
+            Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
+            Column(
+                "1 - cosine" + ("" if longest == 1 else f", to {longest:.2f}"),
+                bars=(distance[shown] / longest).tolist(),
+            ),
+            Column("length", lengths, style="not bold dim"),
+        ],
+        note=note if len(shown) < len(words) else "",
+    )
+
+
+def arrows(
+    before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
+) -> Arrows:
+    """Vectors before and after `(n, D)`, in the plane that shows most of both."""
+    plane = fit_plane(before, after, call="plot_shift")
+    if len(names) != len(plane.original):
+        raise ValueError(
+            f"plot_shift: there are {len(plane.original)} vectors and {len(names)} tokens: "
+            "give one each"
+        )
+    return Arrows(
+        title="Words before and after attention",
+        before=plane.original,
+        after=plane.contextual,
+        names=names,
+        alone=alone,
+        named=named_points(plane.original, plane.contextual, names),
+        explained_variance=plane.explained.tolist(),
+        shown_in=PICTURE,
+    )
+
+
+def arrows_of(trace: Trace, shown: Heads | None = None) -> list[Panel]:
+    """The words of a text before and after; none where their vectors were not traced."""
+    words = findings.words_before_and_after(trace, shown)
+    return [arrows(*words)] if words else []
+
+
+def first_query(heads: Heads, head: Head) -> int:
+    """The token to begin with: the one of the strongest link, else of the largest weight."""
+    if head.link is not None:
+        return head.link.query
+    weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
+    return int(weights.argmax()) // int(weights.shape[1])
+
+
+def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
+    """A link, ready for JSON."""
+    return {
+        "layer": link.layer,
+        "head": link.head,
+        "from": heads.place(link.query),
+        "from_token": heads.tokens[link.query],
+        "to": heads.place(link.key),
+        "to_token": heads.tokens[link.key],
+        "weight": link.weight,
+    }
