@@ -31,7 +31,7 @@ def made(words: list[str] = WORDS, steps: list[int] = STEPS, **options: object) 
 
 
 def page_of(view: View) -> str:
-    return whole_page(view._payload(), view._picture())
+    return whole_page(view._payload(), view.svg())
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_each_output_says_what_pieces_are(make: Callable[[Trace], View]) -> None
     assert [note.startswith(said) for note in view.notes] == [True, False]
     assert view.notes[1] == care
     assert view.to_dict()["notes"] == view.notes == payload_in(view._repr_html_())["notes"]
-    for text in (str(view), re.sub("<[^>]*>", " ", view._picture())):
+    for text in (str(view), re.sub("<[^>]*>", " ", view.svg())):
         words = " ".join(text.split())
         assert said in words
         assert care in words

@@ -15,7 +15,7 @@ import pytest
 import qkv
 import qkv.see
 from qkv.see.draw import colours, terminal_background
-from qkv.see.draw.terminal import Screen, cube_color
+from qkv.see.draw.screen import Screen, cube_color
 
 THEMES = sorted(colours.THEMES)
 # Grounds that terminals have: black, VS Code's, One Dark's, Ubuntu's; white, Solarized's, grey.
@@ -266,9 +266,10 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
     largest = max(float(weights.max()) for weights in weights_of(view))
     end = f"{largest if stretch else 1:.2f}"
     assert view._payload()["stretch"] == stretch
-    picture = view._picture()
+    picture = view.svg()
     if kind == "replay":
-        assert f"dark blue {end}." in picture
+        said = f"dark blue {end}{' (stretched)' if stretch else ''}."
+        assert said in picture
     else:
         name = "weight, stretched" if stretch else "weight"
         found = re.findall(rf">([^<>]*)</text><text[^>]*>{name}</text>", picture)
@@ -280,7 +281,11 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
     if not stretch and kind not in ("runs", "replay"):
         return  # test_figures.py has seen the figures of the others
     figure = view.figure()
-    assert "weight, stretched" in [axes.get_ylabel() for axes in figure.axes] or not stretch
+    if kind == "replay":
+        (header,) = figure.subfigs[0].texts
+        assert said in header.get_text().replace("\n", " ")
+    else:
+        assert "weight, stretched" in [axes.get_ylabel() for axes in figure.axes] or not stretch
     ends = {
         round(axes.images[0].get_clim()[1], 6)
         for axes in figure.axes

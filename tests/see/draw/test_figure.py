@@ -18,8 +18,8 @@ from matplotlib.patches import Rectangle
 from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
 from qkv.see.analysis.plane import fit_plane
-from qkv.see.draw.colours import shade
-from qkv.see.draw.figure import AFTER, ARROW, BEFORE, INK, drawable, write_png
+from qkv.see.draw.colours import AFTER, BEFORE, INK, LINE, shade
+from qkv.see.draw.figure import drawable, write_png
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace
@@ -95,7 +95,7 @@ def test_points_and_arrows_stand_where_the_plane_has_them() -> None:
     arrows = [text for text in axes.texts if not text.get_text()]
     np.testing.assert_allclose([arrow.xy for arrow in arrows], plane.contextual)
     np.testing.assert_allclose([arrow.xyann for arrow in arrows], plane.original)
-    assert {to_hex(arrow.arrow_patch.get_facecolor()) for arrow in arrows} == {ARROW}
+    assert {to_hex(arrow.arrow_patch.get_facecolor()) for arrow in arrows} == {LINE}
     for axis, share in zip((axes.get_xlabel(), axes.get_ylabel()), plane.explained, strict=True):
         assert f"({share:.0%} of the variance; each set centred first)" in axis
     assert axes.get_xlabel().startswith("PC 1")
@@ -184,7 +184,7 @@ def image(axes: Axes) -> AxesImage:
 def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     view = show(lesson.trace(CAT), layer=0, head=1)
     figure = view.figure()
-    grid, _, scale = figure.axes
+    grid, lines, _, scale = figure.axes
     np.testing.assert_array_equal(image(grid).get_array(), view.weights)
     assert image(grid).get_clim() == (0, 1)
     for share in (0.0, 0.05, 0.5, 1.0):
@@ -194,7 +194,9 @@ def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     assert [text.get_text() for text in grid.get_yticklabels()] == view.tokens
     shown = [text.get_text() for text in grid.texts]
     assert shown == [f"{weight:.2f}" for weight in view.weights.flat]
-    assert grid.get_title() == view.sentence
+    assert figure.get_suptitle() == view.sentence
+    assert grid.get_title() == "Weights of layer 0, head 1"
+    assert [text.get_text() for text in lines.texts] == 2 * view.tokens  # both ends of the links
 
 
 def hatched(axes: Axes) -> set[tuple[int, int]]:
@@ -235,7 +237,7 @@ def test_a_walk_draws_scores_and_weights() -> None:
 def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
     view = compare(BANK, MONEY, word="bank", model=lesson)
     figure = view.figure()
-    first, second, shift, curve = figure.axes[:4]
+    first, second, _, _, curve, shift = figure.axes
     patterns = [side.trace.pattern(view.head.layer, view.head.head) for side in view.sides]
     for axes, pattern, side in zip((first, second), patterns, view.sides, strict=True):
         np.testing.assert_array_equal(image(axes).get_array(), pattern)
@@ -253,7 +255,7 @@ def test_a_long_text_is_cut_to_what_can_be_read(lesson: Model) -> None:
     view = show(lesson.trace(" ".join([CAT, BANK, MONEY] * 4)))
     grid = view.figure().axes[0]
     assert image(grid).get_array().shape == (32, 32)
-    assert f"the 32 of {len(view.tokens)} tokens" in grid.get_title()
+    assert f"Shown: 32 of {len(view.tokens)} rows" in grid.get_xlabel()
     assert not grid.texts
 
 
@@ -314,5 +316,5 @@ def test_a_notebook_shows_a_figure_without_pyplot() -> None:
 
 def test_a_trace_without_vectors_has_a_grid_alone() -> None:
     trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
-    assert len(show(trace).figure().axes) == 2  # the grid and its scale
+    assert len(show(trace).figure().axes) == 3  # the grid, its scale and the links
     assert isinstance(trace, Trace)

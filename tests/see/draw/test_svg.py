@@ -13,7 +13,8 @@ from qkv.models import Model, random_model
 from qkv.see import View, compare, head_view, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
 from qkv.see.draw import svg
-from qkv.see.draw.colours import shade
+from qkv.see.draw.colours import AFTER, BEFORE, INK, THEMES, shade
+from qkv.see.draw.panels import Arrows, Bars, HeatMap, Line, Lines, Links, Panel
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY
@@ -29,8 +30,17 @@ def words(text: str) -> list[str]:
     return [element.text or "" for element in parsed(text).iter(f"{NAMESPACE}text")]
 
 
-def of(part: svg.Part) -> str:
-    return svg.picture("title", [], [[part]])
+def of(panel: Panel) -> str:
+    return svg.draw("title", [], [[panel]])
+
+
+def heat_map(values: np.ndarray, rows, columns, **options) -> HeatMap:
+    return HeatMap(values=values, rows=rows, columns=columns, **options)
+
+
+def arrows(before: np.ndarray, after: np.ndarray, names: list[str], named) -> Arrows:
+    shares = [0.75, 0.25]
+    return Arrows(before=before, after=after, names=names, named=named, explained_variance=shares)
 
 
 def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path: Path) -> None:
@@ -62,7 +72,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
 )
 def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:
     view: View = make(lesson)
-    text = view._picture()
+    text = view.svg()
     root = parsed(text)
     assert root.tag == f"{NAMESPACE}svg"
     ground = root[0]
@@ -77,7 +87,7 @@ def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:
 
 
 def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
-    text = of(svg.heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
+    text = of(heat_map(np.array([[0.0, 0.5], [0.25, 0.25]]), ["a", "b"], ["c", "d"], top=0.5))
     cells = [
         element.get("fill")
         for element in parsed(text).iter(f"{NAMESPACE}rect")
@@ -92,18 +102,18 @@ def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
 def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
     values = np.array([[1.0, 0.0], [0.4, np.nan]])
     hidden = np.array([[False, True], [False, False]])
-    text = of(svg.heat_map(values, ["a", "b"], ["a", "b"], hidden=hidden, missing="not there"))
+    text = of(heat_map(values, ["a", "b"], ["a", "b"], hidden=hidden, missing="not there"))
     paths = [element.get("d") for element in parsed(text).iter(f"{NAMESPACE}path")]
     assert [path.count("M") for path in paths] == [2]
     assert [word for word in words(text) if "." in word] == ["1.00", "0.40", "0.00", "1.00"]
     assert "hatched: not there" in words(text)
-    bare = of(svg.heat_map(np.ones((1, 1)), ["a"], ["a"]))
+    bare = of(heat_map(np.ones((1, 1)), ["a"], ["a"]))
     assert "hatched" not in bare
 
 
 def test_scores_part_from_the_ground_at_0() -> None:
     values = np.array([[-2.0, 0.0, 1.0]])
-    text = of(svg.heat_map(values, ["a"], ["b", "c", "d"], top=None, of="score"))
+    text = of(heat_map(values, ["a"], ["b", "c", "d"], top=None, of="score"))
     assert words(text)[-3:] == ["-2.000", "2.000", "score"]
     colors = [
         element.get("fill")
@@ -111,48 +121,54 @@ def test_scores_part_from_the_ground_at_0() -> None:
         if element.get("shape-rendering") == "crispEdges"
     ]
     assert colors == [shade(-1.0), "#ffffff", shade(0.5)]
-    above = of(svg.heat_map(np.array([[3.0, 4.0]]), ["a"], ["b", "c"], top=None, of="score"))
+    above = of(heat_map(np.array([[3.0, 4.0]]), ["a"], ["b", "c"], top=None, of="score"))
     assert words(above)[-3:] == ["0.000", "4.000", "score"]
 
 
 @pytest.mark.parametrize("number", [-1e20, 1e300, 0.0])
 def test_numbers_that_are_all_as_large_have_a_scale(number: float) -> None:
-    assert svg.heat_map(np.full((2, 2), number), "ab", "ab", of="score")
+    assert heat_map(np.full((2, 2), number), "ab", "ab", of="score")
 
 
 def test_bars_of_what_is_not_finite_are_empty() -> None:
-    parts = [svg.curve([0.5, np.nan, np.inf], "abc"), svg.table([("a", np.inf), ("b", 2.0)])]
-    assert [re.findall('(?:width|height)="([^"]*)" (?:fill|height="11")', "".join(part.elements))
-            for part in parts] == [["110.0", "0.0", "0.0"], ["0.0", "120.0"]]  # fmt: skip
+    panel = Bars(names="abc", values=[np.inf, 2.0, np.nan])
+    assert re.findall('width="([^"]*)" height="11"', of(panel)) == ["0.0", "120.0", "0.0"]
 
 
 def test_a_map_of_one_number_has_a_scale() -> None:
-    assert words(of(svg.heat_map(np.zeros((1, 1)), ["a"], ["a"])))[-3:-1] == ["0.00", "1.00"]
-    assert "<svg" in of(svg.heat_map(np.full((1, 1), np.nan), ["a"], ["a"]))
+    assert words(of(heat_map(np.zeros((1, 1)), ["a"], ["a"])))[-3:-1] == ["0.00", "1.00"]
+    assert "<svg" in of(heat_map(np.full((1, 1), np.nan), ["a"], ["a"]))
 
 
 def test_lines_are_as_strong_as_the_weights() -> None:
     weights = np.array([[0.9, 0.1], [0.02, 0.98]])
-    text = of(svg.links(weights, ["a", "b"], ["c", "d"], 0))
+    shown = heat_map(weights, ["a", "b"], ["c", "d"], outlined=[0])
+    text = of(Links(map=shown, strongest=[]))
     lines = list(parsed(text).iter(f"{NAMESPACE}line"))
+    blue = THEMES["light"].lines[0]
     # the other query is faint, and what is too faint is left out: 0.02 * 0.25
-    assert [line.get("stroke") for line in lines] == ["#888888", svg.LINES[0], svg.LINES[0]]
+    assert [line.get("stroke") for line in lines] == ["#888888", blue, blue]
     widths = [float(line.get("stroke-width")) for line in lines]
     assert widths == pytest.approx([0.5 + 4 * 0.25 * 0.98, 4.1, 0.9], abs=0.006)
     assert float(lines[1].get("y1")) == float(lines[1].get("y2"))  # a to c: the same row
     assert float(lines[2].get("y2")) > float(lines[2].get("y1"))
 
 
+def test_numbers_in_order_are_a_line() -> None:
+    line = Line([(0, 1.0), (1, -0.5), (2, 0.25)])
+    names = ["embeddings", "layer 0", "layer 1"]
+    text = of(Lines(title="alike", lines=[line], names=names, ends=(-0.5, 1.0), numbered=True))
+    assert words(text)[:2] == ["title", "alike"]
+    assert {"1.000", "-0.500", "0.250", *names} <= set(words(text))
+    (drawn,) = parsed(text).iter(f"{NAMESPACE}polyline")
+    x, y = np.array([pair.split(",") for pair in drawn.get("points").split()], float).T
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.11)
+    assert (y[1] - y[0]) / 1.5 == pytest.approx((y[1] - y[2]) / 0.75, abs=0.2)
+
+
 def test_bars_of_numbers() -> None:
-    text = of(svg.curve([1.0, -0.5], ["embeddings", "layer 0"], "alike"))
-    assert [w for w in words(text) if w not in ("title", "alike")] == [
-        "1.000", "embeddings", "-0.500", "layer 0",
-    ]  # fmt: skip
-    bars = [r for r in parsed(text).iter(f"{NAMESPACE}rect") if r.get("fill") == svg.BEFORE]
-    heights = [float(bar.get("height")) for bar in bars]
-    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2)
-    rows = of(svg.table([("a", 2.0), ("b", 1.0)], "moved"))
-    bars = [r for r in parsed(rows).iter(f"{NAMESPACE}rect") if r.get("fill") == svg.BEFORE]
+    rows = of(Bars(title="moved", names=["a", "b"], values=[2.0, 1.0]))
+    bars = [r for r in parsed(rows).iter(f"{NAMESPACE}rect") if r.get("fill") == BEFORE]
     assert [float(bar.get("width")) for bar in bars] == [120.0, 60.0]
     assert words(rows)[1:] == ["moved", "a", "2.000", "b", "1.000"]
 
@@ -162,15 +178,15 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
     rng = np.random.default_rng(seed)
     before = rng.normal(size=(n, 2)) * (1e-3 if crowded else 1.0)
     names = [f"word{i}" * (1 + i % 2) for i in range(n)]
-    text = of(svg.arrows(before, before + rng.normal(size=(n, 2)) * 0.1, names))
+    text = of(arrows(before, before + rng.normal(size=(n, 2)) * 0.1, names, range(n)))
     boxes = []
     for element in parsed(text).iter(f"{NAMESPACE}text"):
         if element.text in names:
             x, y = float(element.get("x")), float(element.get("y"))
             boxes.append((x, y - 9, x + svg._width(element.text), y + 2))
-    for end in (svg.BEFORE, svg.ACCENT):  # every word is named at both ends
+    for end in (BEFORE, AFTER):  # every word is named at both ends
         labels = [e.text for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == end]
-        assert labels == names
+        assert [label for label in labels if label in names] == names
     for i, a in enumerate(boxes):
         assert a[0] >= 0
         assert a[2] <= 460
@@ -180,17 +196,20 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
 
 def test_arrows_without_names_are_small() -> None:
     points = np.array([[0.0, 0.0], [1.0, 1.0]])
-    text = of(svg.arrows(points, points + 1, ["cat", ""]))
+    text = of(arrows(points, points + 1, ["cat", "mat"], [0]))
     radii = [circle.get("r") for circle in parsed(text).iter(f"{NAMESPACE}circle")]
     assert radii == ["4", "4", "2", "2"]
-    assert words(text)[1:] == ["cat", "cat"]
+    assert words(text)[1:3] == ["cat", "cat"]
+    assert "mat" not in words(text)
+    assert "named: 1 of 2" in words(text)
+    assert "across: PC 1 (75% of the variance; each set centred first)" in words(text)
     same = np.zeros((2, 2))
-    assert "nan" not in of(svg.arrows(same, same, ["a", "b"]))
+    assert "nan" not in of(arrows(same, same, ["a", "b"], [0, 1]))
 
 
 def test_any_word_can_stand_in_xml() -> None:
     token = "<b>\x00\x1b&\"'\ud800\ufffe\u202e\u0085"
-    text = svg.picture(token, [token], [[svg.heat_map(np.ones((1, 1)), [token], [token])]])
+    text = svg.draw(token, [token], [[heat_map(np.ones((1, 1)), [token], [token])]])
     root = parsed(text)
     shown = "<b>␀␛&\"'\ufffd\ufffd\ufffd\ufffd"
     assert root.get("aria-label") == shown
@@ -199,17 +218,18 @@ def test_any_word_can_stand_in_xml() -> None:
 
 
 def test_long_and_blank_labels() -> None:
-    found = words(of(svg.table([("a" * 30, 1.0), ("  ", 0.5), ("", 0.1)])))
+    found = words(of(Bars(names=["a" * 30, "  ", ""], values=[1.0, 0.5, 0.1])))
     assert found[1::2] == ["a" * 13 + "…", "␣␣", "∅"]
-    wide = svg.table([("你好你好", 1.0)]).width
-    assert wide > svg.table([("abcd", 1.0)]).width
+    bars = [Bars(names=[name], values=[1.0]) for name in ("你好你好", "abcd")]
+    wide, narrow = (svg.part(panel).width for panel in bars)
+    assert wide > narrow
 
 
 def test_of_many_tokens_the_picture_says_which_it_shows(lesson: Model) -> None:
     view = show(" ".join([BANK, MONEY, CAT] * 5), model=lesson)
-    found = " ".join(words(view._picture()))
-    assert f"Shown: 32 of {len(view.tokens)} queries and 32 of {len(view.tokens)} keys" in found
-    short = " ".join(words(show(CAT, model=lesson)._picture()))
+    found = " ".join(words(view.svg()))
+    assert f"Shown: 32 of {len(view.tokens)} rows and 32 of {len(view.tokens)} columns" in found
+    short = " ".join(words(show(CAT, model=lesson).svg()))
     assert "Shown:" not in short
 
 
@@ -224,20 +244,18 @@ def test_the_picture_of_a_summary_says_what_is_missing() -> None:
         },
         tokens=[CAT.split()],
     )
-    found = words(show(trace)._picture())
+    found = words(show(trace).svg())
     assert "hatched: not among the weights that were kept" in found
 
 
 def test_a_walk_and_a_comparison_are_pictured(lesson: Model) -> None:
     steps = walk(CAT, model=lesson)
-    found = " ".join(words(steps._picture()))
+    found = " ".join(words(steps.svg()))
     for step in steps.steps:
         assert step.title.split(":")[0] in found
     assert "largest difference" in found
     pair = compare(CAT, BANK, word="sat", model=lesson)
-    found = words(pair._picture())
+    found = words(pair.svg())
     assert {f"{x:.3f}" for x in pair.similarity} <= set(found)
-    framed = [
-        r for r in parsed(pair._picture()).iter(f"{NAMESPACE}rect") if r.get("stroke") == svg.INK
-    ]
+    framed = [r for r in parsed(pair.svg()).iter(f"{NAMESPACE}rect") if r.get("stroke") == INK]
     assert len(framed) == 2  # the word's row in both

@@ -9,18 +9,23 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from qkv.see.analysis.largest import strongest_block
+from qkv.see.draw import terminal
 from qkv.see.draw.colours import shade
-from qkv.see.draw.terminal import (
-    Screen,
-    bar,
-    grid,
-    number_format,
-    numbers,
-    prose,
-    strongest_block,
-)
+from qkv.see.draw.panels import Bars, Column, HeatMap, Numbers, Table, number_format
+from qkv.see.draw.screen import Screen, bar, prose
 
 WORDS = ["[CLS]", "the", "river", "bank", "[SEP]"]
+
+
+def grid(screen: Screen, values: np.ndarray, rows, columns, **options) -> list[Text]:
+    panel = HeatMap(values=values, rows=rows, columns=columns, **options)
+    return list(terminal.draw(screen, [[panel]]))
+
+
+def numbers(screen: Screen, values: np.ndarray, rows, columns=None, **options) -> list[Text]:
+    panel = Numbers(values=values, rows=rows, columns=columns, **options)
+    return list(terminal.draw(screen, [[panel]]))
 
 
 def table(n: int, seed: int = 0) -> np.ndarray:
@@ -257,3 +262,40 @@ def test_a_screen_is_what_the_console_can_show(
     console = Console(file=io.StringIO(), width=93, _environ=environment, **options)
     screen = Screen.of(console)
     assert (screen.width, screen.colors) == (93, colors)
+
+
+def test_a_table_lines_up_and_says_what_its_columns_are() -> None:
+    columns = [
+        Column("size", ["1.5", "12.25"]),
+        Column("share", bars=[0.5, 1.0]),
+        Column("where", ["a → b", "c"], left=True),
+    ]
+    panel = Table(
+        title="Sizes", explained="of all", names=["cat", "你好"], columns=columns, note="!"
+    )
+    lines = [line.plain for line in terminal.draw(Screen(), [[panel]])]
+    assert lines[:2] == ["", "Sizes (of all)"]
+    assert lines[2].split() == ["size", "share", "where"]
+    assert [cell_len(line[: line.index("1")]) for line in lines[3:4]] == [4 + 2 + 2]
+    assert lines[3].split() == ["cat", "1.5", "█" * 12, "a", "→", "b"]
+    assert lines[4].split() == ["你好", "12.25", "█" * 24, "c"]
+    assert lines[5] == "!"
+    plain = [line.plain for line in terminal.draw(Screen(encoding="ascii"), [[panel]])]
+    assert plain[3].split() == ["cat", "1.5", "#" * 12, "a", "->", "b"]
+
+
+def test_of_more_columns_than_fit_the_last_are_shown() -> None:
+    columns = [Column(f"layer {n}", [f"{n}.000"], spare=True) for n in range(30)]
+    header, line = terminal.draw(Screen(40), [[Table(names=["cat"], columns=columns)]])
+    assert header.plain.split()[-2:] == ["layer", "29"]
+    assert found_numbers(line) == [27.0, 28.0, 29.0]
+    assert cell_len(header.plain) <= 40
+
+
+def test_panels_with_names_stand_beside_each_other_where_there_is_room() -> None:
+    row = [Bars(title="looks", name=name, names=["x"], values=[0.5]) for name in "AB"]
+    _, title, names, line = terminal.draw(Screen(80), [row])
+    assert (title.plain, names.plain.split()) == ("looks", ["A", "B"])
+    assert found_numbers(line) == [0.5, 0.5]
+    narrow = [line.plain for line in terminal.draw(Screen(20), [row])]
+    assert [line for line in narrow if line in "AB" and line] == ["A", "B"]

@@ -12,9 +12,8 @@ import pytest
 import qkv
 from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.models import Model, random_model
-from qkv.see import walk
+from qkv.see import WalkView, walk
 from qkv.see.page.walk import MOST_TOKENS, walk_payload
-from qkv.see.views.show import WalkView
 from qkv.trace import Trace
 
 from ..support import CAT, random_of, small_llama

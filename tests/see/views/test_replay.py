@@ -179,7 +179,7 @@ def test_one_snapshot_is_one_snapshot() -> None:
         f"{found:.2f}."
     )
     assert "step" in str(view)
-    assert ElementTree.fromstring(view._picture()).tag.endswith("svg")
+    assert ElementTree.fromstring(view.svg()).tag.endswith("svg")
 
 
 # A run's folder
@@ -378,12 +378,12 @@ def test_tokens_from_outside_stay_text() -> None:
     assert page.tags.count("img") == 0
     assert len(page.scripts) == 1
     assert payload_in(view._repr_html_())["replay"]["tokens"] == tokens
-    ElementTree.fromstring(view._picture())
+    ElementTree.fromstring(view.svg())
     assert "\u202e" not in str(view)
 
 
 def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
-    root = ElementTree.fromstring(view._picture())
+    root = ElementTree.fromstring(view.svg())
     assert root.get("aria-label") == view.sentence
     space = "{http://www.w3.org/2000/svg}"
     words = [node.text for node in root.iter(f"{space}text")]
@@ -397,14 +397,14 @@ def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
     for place, line in enumerate(lines[:4]):
         y = [float(point.split(",")[1]) for point in line.get("points").split()]
         course = view.replay.values[:, 1, 2, place]
-        np.testing.assert_allclose(y, 26 + 150 * (1 - course), atol=0.06)  # 1 is on top
+        np.testing.assert_allclose(y, 8 + 150 * (1 - course), atol=0.06)  # 1 is on top
     long = replay(made_run(COPIES, list(range(0, 110, 10))))
     assert long.strip == [0, 2, 4, 6, 8, 10]
 
 
 def test_a_tile_has_the_colours_of_the_weights_and_grey_where_hidden() -> None:
     view = replay({1: two_tokens(1.0), 2: two_tokens(0.0)})
-    found = re.findall(r"base64,([^\"]+)", view._picture())
+    found = re.findall(r"base64,([^\"]+)", view.svg())
     parts = [base64.b64decode(data) for data in found]
     # after the header of 33 bytes a chunk: its length, "IDAT", the data
     rows = [zlib.decompress(part[41 : 41 + int.from_bytes(part[33:37])]) for part in parts]
@@ -429,11 +429,13 @@ def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> 
     assert loss.lines[0].get_ydata()[0] == 4.0
     logged = dict(zip(range(0, 801, 50), loss.lines[0].get_xdata(), strict=True))
     assert (logged[50], logged[400], logged[600]) == (0.5, 3.0, 3.5)
-    assert [label.get_text() for label in loss.get_xticklabels()][::-1] == list(map(str, STEPS))
+    assert [label.get_text() for label in loss.get_xticklabels()] == list(map(str, STEPS))
     assert figure.get_suptitle().replace("\n", " ") == view.sentence
     view.to_png(tmp_path / "view.png")
     assert (tmp_path / "view.png").read_bytes()[1:4] == b"PNG"
-    assert len(replay(made_run(COPIES)).figure().subfigs[1].axes) == 1  # nothing was logged
+    assert (
+        len(replay(made_run(COPIES)).figure().subfigs[2].axes) == 2
+    )  # nothing was logged: room is left
 
 
 def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Path) -> None:
@@ -446,7 +448,7 @@ def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Pat
         np.stack([first, last], axis=1).ravel().tolist(), abs=0.0051
     )
     assert max(map(len, text.splitlines())) <= 80
-    steps = [line.split() for line in text.splitlines() if re.match(r" +\d+  \d\.\d\d ", line)]
+    steps = [line.split() for line in text.splitlines() if re.match(r"\d+ +\d\.\d\d ", line)]
     assert [int(parts[0]) for parts in steps] == STEPS
     assert [float(parts[1]) for parts in steps] == pytest.approx(
         view.replay.values[:, 1, 2, 0].tolist(), abs=0.0051
@@ -462,7 +464,7 @@ def test_a_plain_terminal_and_many_heads(tmp_path: Path) -> None:
     text = path.read_text("ascii")
     assert "24 of 48 heads that changed most" in text.replace("\n", " ")
     course = view.replay.course(view.head, view.score)
-    assert re.search(rf"\n +1 - 2 +{course[0]:.2f} -> {course[-1]:.2f} ", text)
+    assert re.search(rf"\n1 \* 2 +{course[0]:.2f} -> {course[-1]:.2f} ", text)
 
 
 def test_its_numbers_are_ready_for_json(view: ReplayView) -> None:

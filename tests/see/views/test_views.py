@@ -156,7 +156,7 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     np.testing.assert_array_equal(view.sides[1].weights, b.pattern(layer=0, head=4)[2])
     text = str(view)
     assert re.search(r"^river  0.71 ", text, re.MULTILINE)
-    assert re.search(r"^river 0.71  --layer 0 --head 4 ", text, re.MULTILINE)
+    assert re.search(r"^river  0.71  --layer 0 --head 4 ", text, re.MULTILINE)
 
 
 def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> None:
@@ -436,7 +436,7 @@ def test_what_a_head_changes_is_counted_in_each_token(minilm: Model) -> None:
     assert data["changes"][0]["place"] == first.token
     assert data["runs"] == list(view.names)
     text = str(view)
-    assert re.search(rf"^{a.tokens[first.token]} +{first.distance:.3f} █+ +{first.cosine:.3f}",
+    assert re.search(rf"^{a.tokens[first.token]} +{first.distance:.3f} +█+ +{first.cosine:.3f}",
                      text, re.MULTILINE)  # fmt: skip
 
 
@@ -513,7 +513,7 @@ def test_a_trace_of_summaries_is_shown_by_its_links(minilm: Model) -> None:
     assert "the 3 largest weights of each query were kept" in text
     received = whole.pattern(*places(view)).sum(axis=0)
     assert re.search(
-        rf"^  {re.escape(whole.tokens[received.argmax()])} +{received.max():.2f}$", text, re.M
+        rf"^{re.escape(whole.tokens[received.argmax()])} +{received.max():.2f}  █+$", text, re.M
     )
     assert view.figure().axes
 
@@ -551,7 +551,7 @@ def test_a_layer_is_walked_through() -> None:
     text = str(view)
     assert "vwxyz"[int(view.walk.cell[1])] in text
     assert view._repr_html_()
-    assert view._picture()
+    assert view.svg()
     with pytest.raises(TypeError, match="walk: a layer needs word vectors"):
         walk(layer)
     with pytest.raises(TypeError, match="walk: is_causal is for a walk through a layer"):
@@ -598,7 +598,7 @@ def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
 def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
     trace = lesson.trace("the cat sat on the mat")
     view = show(trace, layer=0, head=1)
-    lines = str(view).split("Lines of this head")[1].splitlines()
+    lines = str(view).split("Links of layer 0, head 1")[1].splitlines()
     weights = trace.pattern(0, 1)
     for link, line in zip(view.links[:6], lines[1:], strict=False):
         said = line.split()

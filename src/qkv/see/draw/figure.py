@@ -104,7 +104,8 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
 
     panel = panel if panel.compact else panel.part()
     low, high = panel.ends
-    values, hatched = np.nan_to_num(panel.values), panel.hatched
+    hatched = panel.hatched
+    values = np.where(hatched, 0.0, panel.values)
     image = axes.imshow(values, cmap=_cmap(low), vmin=low, vmax=high, aspect="equal")
     for spine in axes.spines.values():  # its empty cells are as white as the figure
         spine.set_color(LINE)
@@ -201,7 +202,8 @@ def _chart(axes: Axes, panel: Lines) -> None:
             places, values, label=line.name or None, color=line.color or BEFORE, linewidth=2,
             linestyle=style, marker="o" if len(places) <= len(panel.names) else None, markersize=3,
         )  # fmt: skip
-        for place, value in line.points if panel.numbered else ():
+        numbered = line.points if panel.numbered else ()
+        for place, value in filter(lambda point: np.isfinite(point[1]), numbered):
             axes.annotate(
                 f"{value:.3f}", (place, value), xytext=(0, 8), textcoords="offset points",
                 ha="center", fontsize=9,
@@ -297,7 +299,8 @@ def _image(axes: Axes, panel: Image) -> None:
     # in patches, so that a frame round one needs no arithmetic
     axes.imshow(panel.pixels, extent=(0, columns, rows, 0), aspect=shape * columns / rows)
     frames = [(row, column, 1, 1, color) for row, column, color in panel.frames]
-    frames.append((0, 0, columns, rows, AFTER if panel.chosen else LINE))
+    if panel.edge:
+        frames.append((0, 0, columns, rows, panel.edge))
     for row, column, wide, high, color in frames:
         axes.add_patch(
             Rectangle(

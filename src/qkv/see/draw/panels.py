@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis.largest import strongest_block
-from qkv.see.draw.colours import signed_end
+from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
 MOST_ROWS = 32  # rows and columns of a map in a picture
@@ -258,6 +258,11 @@ class Image(Panel):
     frames: Sequence[tuple[int, int, str]] = ()
     chosen: bool | None = None
 
+    @property
+    def edge(self) -> str:
+        """The colour of the line round it; none where frames or others stand out."""
+        return AFTER if self.chosen else LINE if self.chosen is None and not self.frames else ""
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
@@ -269,6 +274,7 @@ class Column:
         bars: shares from 0 to 1 that are drawn in place of texts.
         style: of each cell, as the terminal's library names it.
         left: whether texts begin at the left, as words do.
+        spare: whether it may be left out where there is no room; the first go first.
     """
 
     header: str
@@ -276,6 +282,7 @@ class Column:
     bars: Sequence[float] | None = None
     style: Sequence[str] | str = "not bold"
     left: bool = False
+    spare: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import textwrap
 import unicodedata
@@ -218,9 +219,10 @@ def _chart(panel: Lines) -> Part:
         elements.append(text(x, height + 24, name, size=10, fill=DIM, anchor="middle"))
     named = [line for line in panel.lines if line.name]
     for line in panel.lines:
-        points = " ".join("{:.1f},{:.1f}".format(*at(point)) for point in line.points)
+        finite = [point for point in line.points if math.isfinite(point[1])]
+        points = " ".join("{:.1f},{:.1f}".format(*at(point)) for point in finite)
         elements.append(f'<polyline points="{points}" fill="none" {_stroke(line)}/>')
-        for point in line.points if panel.numbered else ():
+        for point in finite if panel.numbered else ():
             x, y = at(point)
             elements.append(text(x, y - 7, f"{point[1]:.3f}", size=10, anchor="middle"))
     for number, line in enumerate(named):
@@ -310,8 +312,9 @@ def _image(panel: Image) -> Part:
         _frame(column * wide, row * high, wide, high, color, 2.5)
         for row, column, color in panel.frames
     ]
-    edge = _frame(0, 0, width, height, *((AFTER, 2.5) if panel.chosen else (LINE, 1)))
-    return Part([_pixels(panel.pixels, width, height), edge, *marks], width, height)
+    if panel.edge:
+        marks.append(_frame(0, 0, width, height, panel.edge, 2.5 if panel.chosen else 1))
+    return Part([_pixels(panel.pixels, width, height), *marks], width, height)
 
 
 def _pixels(pixels: Array, width: float, height: float, style: str = "") -> str:

@@ -124,8 +124,9 @@ def _table(screen: Screen, panel: Table) -> list[Text]:
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))
         for column in panel.columns
     ]
-    while len(sized) > 2 and width + sum(2 + size for _, size in sized) > screen.width:
-        del sized[0]  # of more than there is room for, the last ones
+    spare = [pair for pair in sized if pair[0].spare]
+    while len(spare) > 2 and width + sum(2 + size for _, size in sized) > screen.width:
+        sized.remove(spare.pop(0))
     beside = width + sum(2 + size for column, size in sized if not column.bars)
     room = screen.room(24, beside=beside + 2)
     sized = [(column, room if column.bars else size) for column, size in sized]

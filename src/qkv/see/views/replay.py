@@ -86,7 +86,8 @@ class ReplayView(HeadShown):
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
         said = (
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
-            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}."
+            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}"
+            f"{' (stretched)' if self.stretch else ''}."
         )
         strip: list[Panel] = [
             HeatMap(

@@ -108,7 +108,11 @@ class ShiftView(View):
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
         stages = [
-            Column(stage.name.removeprefix("after "), [f"{stage.cosine[i]:.3f}" for i in shown])
+            Column(
+                stage.name.removeprefix("after "),
+                [f"{stage.cosine[i]:.3f}" for i in shown],
+                spare=True,
+            )
             for stage in shift.stages
         ]
         arrows = Column("arrow", [f"{moved[i]:.2f}" for i in shown], style="not bold dim")
