@@ -237,7 +237,7 @@ def test_a_walk_draws_scores_and_weights() -> None:
 def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
     view = compare(BANK, MONEY, word="bank", model=lesson)
     figure = view.figure()
-    first, second, _, _, curve, shift = figure.axes
+    first, second, _, _, curve, shift, *_ = figure.axes
     patterns = [side.trace.pattern(view.head.layer, view.head.head) for side in view.sides]
     for axes, pattern, side in zip((first, second), patterns, view.sides, strict=True):
         np.testing.assert_array_equal(image(axes).get_array(), pattern)

@@ -209,7 +209,7 @@ def compare_runs(
         heads,
         changes,
         _by_layer(a, b),
-        head=selection.changed_head(*heads, without, layer, head),
+        head=selection.changed_head(heads[0], heads[1], without, layer, head),
         theme=theme,
         stretch=stretch,
     )
