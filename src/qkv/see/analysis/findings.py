@@ -123,12 +123,10 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
     Of words of several tokens, `spans`, it is the mean of their vectors.
     """
-    last = last_state(trace)
-    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+    ends = static_and_last(trace)
+    if ends is None:
         return None
-    static, contextual = (
-        mean_vectors(part[0].astype(np.float64), spans) for part in (trace["embed"], last)
-    )
+    static, contextual = (mean_vectors(part[0].astype(np.float64), spans) for part in ends)
     return Movement(
         cosine=cosine(static, contextual),
         static_length=np.linalg.norm(static, axis=-1),
@@ -142,6 +140,14 @@ def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
     return np.asarray(sums / np.array([[end - first] for first, end, _ in spans]))
+
+
+def static_and_last(trace: Trace) -> tuple[Array, Array] | None:
+    """Static and contextual vectors, `(1, T, D)`; None where the trace lacks either."""
+    last = last_state(trace)
+    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+        return None
+    return trace["embed"], last
 
 
 def last_state(trace: Trace) -> Array | None:

@@ -8,11 +8,10 @@ from itertools import product
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.see.analysis.findings import Link, attended
 from qkv.see.analysis.heads import Heads
 
-_ASKED = "it was asked for"
+ASKED = "it was asked for"
 _LEAST = 0.05  # a smaller weight is no link to compare
 _WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
 
@@ -95,7 +94,7 @@ def choose_head(
     if layer is not None and head is not None:
         if not asked and (best is None or best.weight < _WEAK):
             best = _any_link(seen, layer, head) or best
-        return Head(layer, head, best, _ASKED), links
+        return Head(layer, head, best, ASKED), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
@@ -158,7 +157,7 @@ def contrasting_head(
     _check_place(b, layer, head, "compare")
     found = {
         at: [_apart(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_standing, _looks)]
-        for at in _places(a, layer, head, "compare")
+        for at in places_among(a, layer, head, "compare")
     }
     place = max(found, key=lambda at: found[at])
     standing, looks = found[place]
@@ -173,7 +172,7 @@ def contrasting_head(
             "it is the one where what the word looks at differs most between the two "
             f"({looks:.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
         )
-    return Head(*place, None, reason if None in (layer, head) else _ASKED)
+    return Head(*place, None, reason if None in (layer, head) else ASKED)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
@@ -226,7 +225,7 @@ def changed_head(
         IndexError: `layer` or `head` is not there; the message names the range.
     """
     _check_place(b, layer, head, "compare")
-    places = _places(a, layer, head, "compare")
+    places = places_among(a, layer, head, "compare")
     best, place = -1.0, places[0]
     for at in places:
         elsewhere = _elsewhere(a, b, *at) if at not in without else -1.0
@@ -236,7 +235,7 @@ def changed_head(
         f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
         f"its weight is elsewhere), of {searched(a, layer, head)}"
     )
-    return Head(*place, None, reason if None in (layer, head) else _ASKED)
+    return Head(*place, None, reason if None in (layer, head) else ASKED)
 
 
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
@@ -248,39 +247,10 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
     return float(np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2)
 
 
-def rising_head(
-    seen: Heads,
-    rises: Array,
-    names: Sequence[str],
-    layer: int | None = None,
-    head: int | None = None,
-) -> tuple[Head, int]:
-    """The head of which a score rose most through training, and which score that is.
-
-    Ties go to the lowest layer, then head, then the first score.
-
-    Args:
-        seen: the heads, at any step.
-        rises: by how much each score rose, `(layers, heads, scores)`.
-        names: what the scores are called.
-        layer: narrows the choice.
-        head: narrows the choice.
-
-    Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
-    """
-    found = {
-        at: rises[seen.layers.index(at[0]), at[1]] for at in _places(seen, layer, head, "replay")
-    }
-    place = max(found, key=lambda at: float(found[at].max()))
-    score = int(found[place].argmax())
-    rose = "rose most" if found[place][score] > 0 else "fell least"
-    reason = f"its {names[score]} {rose}, of all scores of {searched(seen, layer, head)}"
-    return Head(*place, None, reason if None in (layer, head) else _ASKED), score
-
-
-def _places(heads: Heads, layer: int | None, head: int | None, call: str) -> list[tuple[int, int]]:
-    """The heads to choose among, the lowest layer first, after a look whether they are there."""
+def places_among(
+    heads: Heads, layer: int | None, head: int | None, call: str
+) -> list[tuple[int, int]]:
+    """The heads to choose among, the lowest layer first, once it is checked that they are there."""
     _check_place(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))

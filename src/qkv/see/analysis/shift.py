@@ -192,8 +192,7 @@ def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
 
 def _states(trace: Trace) -> dict[str, Array]:
     """The static vectors, then those at each place that was traced, `(1, T, D)`."""
-    last = findings.last_state(trace)
-    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+    if findings.static_and_last(trace) is None:
         raise ValueError(
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
             "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"

@@ -195,9 +195,21 @@ def _scores(heads: Heads) -> dict[Score, Measure]:
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, int]:
-    """The head that came nearest to one of the scores, and the place of that score."""
-    names = [score.of for score in replay.scores]
-    return selection.rising_head(replay.heads, replay.rises, names, layer, head)
+    """The head of which a score rose most through training, and the place of that score.
+
+    Ties go to the lowest layer, then head, then the first score.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    places = selection.places_among(replay.heads, layer, head, "replay")
+    rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in places}
+    place = max(places, key=lambda at: float(rises[at].max()))
+    score = int(rises[place].argmax())
+    rose = "rose most" if rises[place][score] > 0 else "fell least"
+    among = selection.searched(replay.heads, layer, head)
+    reason = f"its {replay.scores[score].of} {rose}, of all scores of {among}"
+    return Head(*place, None, selection.ASKED if None not in (layer, head) else reason), score
 
 
 def in_words(replay: Replay, head: Head, score: int) -> str:

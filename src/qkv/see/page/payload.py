@@ -10,7 +10,7 @@
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": place in texts, "layer": number, "head": number,
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
-#             "heads": [numbers] | null, "specials": bool,
+#             "heads": [numbers] | null,
 #             "merge": whether pieces are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see page/walk.py | null, "shift": see page/shift.py | null,
 #   "replay": see page/replay.py | null,
@@ -74,8 +74,8 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "key_special": None
         if heads.key_special is None
         else [int(flag) for flag in heads.key_special],
-        "words": _words(heads.tokens, heads.special),
-        "key_words": None if heads.keys is None else _words(heads.keys, heads.all_key_special),
+        "words": word_spans(heads.tokens, heads.special),
+        "key_words": None if heads.keys is None else word_spans(heads.keys, heads.all_key_special),
         "split": heads.split,
         "layers": heads.layers,
         "heads": heads.count,
@@ -90,11 +90,6 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "summary": _summary(heads, left_out) if long else None,
         "left_out": left_out,
     }
-
-
-def _words(tokens: Sequence[str], special: Sequence[bool]) -> list[list[Any]] | None:
-    spans = word_spans(tokens, special)
-    return None if spans is None else [list(span) for span in spans]
 
 
 def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | None:
@@ -113,9 +108,8 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
 def _hidden(heads: Heads) -> dict[str, Any] | None:
     if set(heads.layers) - set(heads.scores):
         return None
-    return packing.pack_flags(
-        np.isneginf(np.array([heads.scores[number] for number in heads.layers]))
-    )
+    scores = np.array([heads.scores[number] for number in heads.layers])
+    return packing.pack_flags(np.isneginf(scores))
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
@@ -179,7 +173,6 @@ def start_at(
     sentence: str,
     text: int = 0,
     heads: Sequence[int] | None = None,
-    specials: bool = True,
     merge: bool = True,
 ) -> dict[str, Any]:
     """What a page shows first."""
@@ -191,7 +184,6 @@ def start_at(
         "chosen": chosen,
         "sentence": sentence,
         "heads": None if heads is None else list(heads),
-        "specials": specials,
         "merge": merge,
     }
 

@@ -77,8 +77,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
         places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
         rows = sorted(list(places)[:MOST_TOKENS])
         return rows, rows
-    block = strongest_block(score, MOST_TOKENS, MOST_TOKENS)
-    return block[0], block[1]
+    return strongest_block(score, MOST_TOKENS, MOST_TOKENS)
 
 
 def _pack(array: Array) -> dict[str, Any]:

@@ -103,13 +103,13 @@ class AttentionInputs:
         product = self.x[name][0] @ self.known[f"W_{letter}"][:, part]
         return np.asarray(product if bias is None else product + bias[part])
 
-    def rotate(self, x: Array, name: str, head: int) -> Array:
+    def compared(self, name: str, head: int) -> Array:
         """Queries or keys of one head as they are compared: rotated, where the layer does that."""
+        x, how = self.one(name, head), self.rotary
         if not self.rotated:
             return x
-        if self.rotary is None:
+        if how is None:
             return np.asarray(self.trace[f"rot_{name}", self.layer][0][:, self.of(name, head)])
-        how = self.rotary
         return apply_rotary(
             x, self.places(name), base=how.base, dims=how.dims, interleaved=how.interleaved
         )
@@ -120,7 +120,7 @@ class AttentionInputs:
 
     def context(self, head: int) -> Array:
         """What a head whose steps are not shown gives."""
-        q, k = (self.rotate(self.one(name, head), name, head) for name in "qk")
+        q, k = (self.compared(name, head) for name in "qk")
         scale = self.settings.get("scale")
         scores = q @ k.T * q.dtype.type(1 / math.sqrt(q.shape[1]) if scale is None else scale)
         if self.added is not None:

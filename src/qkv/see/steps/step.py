@@ -136,34 +136,20 @@ class Walk:
         *,
         side: str = "queries",
         cell: tuple[int, int] | None = None,
-        weights: bool = False,
-        hidden: Array | None = None,
-        note: str = "",
+        **others: Any,
     ) -> Array:
-        """Write a step down; without a name of its `columns` they are the keys."""
+        """Write a step down; without a name of its `columns` they are the keys.
+
+        `others` are what else a `Step` has: its `note`, and whether it has `weights` or `hidden`.
+        """
         self.arrays[name] = values
         rows = self.tokens if side == "queries" else self.keys
         headings = None if columns else self.keys
         size = columns or f"{self.count('keys')}={len(self.keys)}"
-        self.steps.append(
-            Step(
-                title=title,
-                formula=formula,
-                shape=f"({self.count(side)}={len(rows)}, {size})",
-                code=code,
-                name=name,
-                values=values,
-                op=op,
-                rows=rows,
-                side=side,
-                columns=headings,
-                weights=weights,
-                hidden=hidden,
-                cell=cell,
-                sum=spell(name, op, cell, self.arrays, rows, headings) if cell else "",
-                note=note,
-            )
-        )
+        shape = f"({self.count(side)}={len(rows)}, {size})"
+        total = spell(name, op, cell, self.arrays, rows, headings) if cell else ""
+        others |= {"side": side, "columns": headings, "cell": cell, "sum": total}
+        self.steps.append(Step(title, formula, shape, code, name, values, op, rows, **others))
         return values
 
     def write_given(
@@ -211,7 +197,7 @@ def rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     letter, what = name.upper(), "Queries" if name == "q" else "Keys"
     side, new = "queries" if name == "q" else "keys", f"{letter}_rotated"
     title = f"{what} rotated by where they stand (rotary positions)"
-    values = at.rotate(at.one(name, walk.head), name, walk.head)
+    values = at.compared(name, walk.head)
     if at.rotary is None:
         source = f'trace["rot_{name}", {at.layer}][0, :, {at.of(name, walk.head)}]'
         walk.write_given(title, new, source, values, f"d={at.d}", side=side)

@@ -30,7 +30,7 @@ VIEWS.replay = (box, payload, ui) => {
 
   const share = (x) => number(x < 0.005 ? 0 : x); // no powers of ten among weights
 
-  /** The score of a head that rose most, as rising_head of findings.py finds it. */
+  /** The score of a head that rose most, as choose of analysis/training.py finds it. */
   function risen(l, h) {
     if (layers[l] === first.layer && h === first.head) return data.score;
     const rises = scores.map((_, k) => course(k, l, h).at(-1) - (steps.length > 1 ? course(k, l, h)[0] : 0));

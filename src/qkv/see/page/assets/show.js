@@ -695,7 +695,7 @@ function look(box, data, ui) {
     l: Math.max(0, first.text.layers.indexOf(at.layer)),
     h: at.head || 0,
     merge: at.merge,
-    skip: at.specials === false,
+    skip: false,
     mode: "weight",
     part: "all",
     stretch: data.stretch,
