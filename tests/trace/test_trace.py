@@ -163,6 +163,15 @@ def test_attention_inputs_put_heads_in_front_and_know_the_lengths() -> None:
     np.testing.assert_allclose(out[:1, :, :3], alone, rtol=1e-12)
 
 
+def test_attention_inputs_take_keys_of_another_text_whole() -> None:
+    query, keys = np.ones((1, 2, HEADS, SIZE)), np.ones((1, 4, HEADS, SIZE))
+    arrays = {f"blocks.0.attn.hook_{name}": keys for name in "kv"}
+    trace = Trace(arrays | {"blocks.0.attn.hook_q": query}, tokens=[["a", "b"]])
+    inputs = trace.attention_inputs(0)
+    assert sorted(inputs) == ["key", "query", "value"]
+    assert inputs["key"].shape == (1, HEADS, 4, SIZE)
+
+
 def test_attention_inputs_take_the_rotated_queries_and_keys() -> None:
     trace = model_trace((4,))
     arrays = {name: trace[name] for name in trace.names()}

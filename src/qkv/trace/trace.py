@@ -224,7 +224,10 @@ class Trace:
             for name in ("q", "k")
         )
         layer += self.num_layers if layer < 0 else 0
-        inputs = inputs_of(query, key, self["v", layer], self.lengths, self.lengths)
+        lengths, keys = self.lengths, key.shape[-3]
+        own = keys == query.shape[-3]  # or they are those of another text, whole
+        key_lengths = lengths if own else np.full_like(lengths, keys)
+        inputs = inputs_of(query, key, self["v", layer], lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
