@@ -114,6 +114,7 @@ class Model:
         )
 
     def _build(self) -> None:
+        """Make what computes of the parameters, anew after a change."""
         self._body: Transformer = self._design.build(self._weights.parameters)
 
     @property
@@ -132,14 +133,14 @@ class Model:
 
     @max_length.setter
     def max_length(self, limit: int | None) -> None:
-        room = self._body.embedding.max_positions
+        most = self._body.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
             limit = whole_number(limit, call="model", name="max_length", least=around + 1)
-        if room is not None and (limit is None or limit > room):
+        if most is not None and (limit is None or limit > most):
             raise ValueError(
-                f"model: max_length is {limit} and {self.name} has {room} positions: "
-                f"give at most {room}"
+                f"model: max_length is {limit} and {self.name} has {most} positions: "
+                f"give at most {most}"
             )
         self._max_length = limit
 
@@ -397,6 +398,7 @@ class Model:
         return self._encoder(**options).windows(sentences, show_progress_bar)
 
     def _encoder(self, **options: Any) -> Encoder:
+        """What encodes texts with these options of `encode`."""
         return Encoder(
             name=self.name,
             tokenizer=self._need_tokenizer("encode"),
@@ -479,11 +481,11 @@ class Model:
         rows = []
         for number, tokens in enumerate(batch):
             which = "the prompt" if len(batch) == 1 else f"prompt {number}"
-            room = tokens_to_add(which, len(tokens), max_new_tokens, limit, self.name)
+            count = tokens_to_add(which, len(tokens), max_new_tokens, limit, self.name)
             ids = tokens.ids.tolist()
             text = TextStream(decode, ids if self.continues else (), stop_strings)
             given = prompts[number] if prompts else decode(ids)
-            rows.append(Row(given, tokens, room, text, np.random.default_rng(seeds[number])))
+            rows.append(Row(given, tokens, count, text, np.random.default_rng(seeds[number])))
         pieces = run(self._body, rows, sampling=sampling, eos_ids=self._eos_ids, measure=trace)
         if stream:
             return (piece for _, piece in pieces) if single else pieces
@@ -608,6 +610,7 @@ class Model:
         return single, strings, batch
 
     def _prepared(self, text: str) -> str:
+        """A text as the tokenizer is to have it."""
         return text.lower() if self._sentence.lowercase else text
 
     def pieces(self, word: str) -> list[list[str]]:
@@ -633,6 +636,7 @@ class Model:
         return ways
 
     def _need_tokenizer(self, call: str) -> Tokenizer:
+        """The tokenizer, or an error where there is none."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{call}: {self.name} has no {TOKENIZER}, so it cannot read text: "

@@ -51,6 +51,7 @@ class Seq2SeqModel(Model):
 
     @property
     def _pair(self) -> EncoderDecoder:
+        """What computes, by its own type."""
         assert isinstance(self._body, EncoderDecoder)
         return self._body
 

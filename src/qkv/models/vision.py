@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -99,7 +99,8 @@ class VisionModel(Model):
             ImportError: an image must be resized and Pillow is not installed.
         """
         several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-        for image in images if several else [images]:
+        images = images if several else [images]
+        for image in images:
             if isinstance(image, str | bytes | os.PathLike):
                 raise TypeError(
                     f"pixels: {self.name} looks at images, not at {str(image)[:40]!r}: in Python, "
@@ -111,9 +112,8 @@ class VisionModel(Model):
                 f"pixels: {self.name} has no {PREPROCESSOR}, so what it wants done to an image is "
                 f"not known: give pixel values {self._wants}"
             )
-        found = [self._pixels(image) for image in (images if several else [images])]
-        for pixels in found:
-            self._check(pixels, "pixels")
+        found = [self._pixels(image) for image in images]
+        self._check(found, "pixels")
         if not found:
             raise ValueError("pixels: there is no image: give at least one")
         return np.stack(found)
@@ -140,8 +140,7 @@ class VisionModel(Model):
             )
         if images.ndim != 4:
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
-        for image in images:
-            self._check(image, "model")
+        self._check(images, "model")
         size = self.grid[0] * self.grid[1] + 1
         if not len(images):
             return ModelOutput(np.zeros((0, size, self.dim), self._body.dtype))
@@ -156,22 +155,23 @@ class VisionModel(Model):
 
     @property
     def _wants(self) -> str:
+        """The shape of pixel values, as errors say it."""
         plan = self._plan
         return f"(B, {plan.channels}, {plan.image[0]}, {plan.image[1]})"
 
-    def _check(self, image: Array, call: str) -> None:
-        plan = self._plan
-        if image.shape != (plan.channels, *plan.image):
-            raise ValueError(
-                f"{call}: an image has shape {image.shape} and the model takes "
-                f"{(plan.channels, *plan.image)}"
-            )
+    def _check(self, images: Iterable[Array], call: str) -> None:
+        """An error unless each image has the shape that the model takes."""
+        shape = (self._plan.channels, *self._plan.image)
+        for image in images:
+            if image.shape != shape:
+                raise ValueError(
+                    f"{call}: an image has shape {image.shape} and the model takes {shape}"
+                )
 
     def _texts(self, texts: Any) -> tuple[bool, list[Tokenized]]:
         given = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if given else self.pixels(texts)
-        for image in images:
-            self._check(image, "trace")
+        self._check(images, "trace")
         if not len(images):
             raise ValueError("trace: there is no image: give at least one")
         names = patch_names(*self.grid)

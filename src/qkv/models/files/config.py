@@ -303,5 +303,6 @@ class Config:
         return frozenset(self._read)
 
     def _get(self, key: str, default: Any) -> Any:
+        """A value as it is, noted as read."""
         self._read.add(key)
         return self.values.get(key, default)

@@ -195,6 +195,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
 
 
 def _unknown_name(name: str) -> str:
+    """The error for a name that there is not: the nearest ones."""
     names = [*SHIPPED, *SHORT_NAMES, "random"]
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.4) or names
     return (

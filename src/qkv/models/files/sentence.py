@@ -192,6 +192,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 
 
 def _dense(folder: Path, place: str) -> Dense:
+    """The linear layer whose files are in this folder inside the model's."""
     config = Config.read(folder / place / CONFIG)
     shape = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)

@@ -115,6 +115,7 @@ class Encoder:
         truncator.warn()
 
     def _vectors(self, batch: Sequence[Tokenized], advance: Callable[[int], None]) -> Any:
+        """What is wanted of texts, in their order; `advance` is told how many are done."""
         found: list[Any] = [None] * len(batch)
         for part in _batches([len(text) for text in batch], self.batch_size):
             rows, cu_lengths = self.run([batch[index] for index in part])

@@ -38,7 +38,6 @@ def ids_given(
             raise TypeError(
                 f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
             )
-    for number, row in enumerate(found):
         if not 0 < len(row) <= (limit or len(row)):
             raise ValueError(
                 f"{call}: text {number} has {len(row)} ids: give 1 to {limit or 'any number'}"
@@ -69,16 +68,17 @@ def checked_ids(
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(f"model: {name} are {ids.dtype}: give integers")
     mask = _checked_mask(attention_mask, ids.shape, names)
-    room = embedding.max_positions
-    if room is not None and ids.shape[1] > room:
+    most = embedding.max_positions
+    if most is not None and ids.shape[1] > most:
         raise ValueError(
-            f"model: {name} have {ids.shape[1]} columns and the model {room} positions: cut them"
+            f"model: {name} have {ids.shape[1]} columns and the model {most} positions: cut them"
         )
     check_ids(ids[mask], len(embedding.table), "model")
     return ids, mask
 
 
 def _checked_mask(given: Any, shape: tuple[int, ...], names: tuple[str, str]) -> Array:
+    """Which ids are tokens, (B, T) bool; all of them unless given."""
     if given is None:
         return np.ones(shape, bool)
     mask = as_array(given, call="model", name=names[1])
