@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput
 from qkv.models.network.decoder import EncoderDecoder
-from qkv.models.network.transformer import unpacked, without_holes
+from qkv.models.network.transformer import unpacked
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.inputs import Texts, checked_ids
 from qkv.models.tasks.trace import Kept, TraceOptions, names_to_keep
@@ -100,14 +100,7 @@ class Seq2SeqModel(Model):
             )
         rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
-        between = without_holes(shown)  # what is hidden between two tokens keeps them apart
-        packed = body.decode(
-            np.where(shown, written, 0)[between].astype(np.int64),
-            between.sum(1),
-            rows,
-            cu_lengths,
-            mask=shown[between],
-        )[shown[between]]
+        packed = body.decode(written, shown, rows, cu_lengths)
         out = unpacked(packed, shown, body.dtype)
         if body.decoder.head is None:
             return ModelOutput(out, encoder_last_hidden_state=encoded)
@@ -180,12 +173,12 @@ class Seq2SeqModel(Model):
         """The trace of texts, and of what the decoder is given with them."""
         decoder = self._pair.decoder
         rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
-        lengths = np.array([len(text) for text in written])
+        longest = max(map(len, written))
+        real = np.array([np.arange(longest) < len(text) for text in written])  # (B, L)
+        ids = np.zeros(real.shape, np.int64)
+        ids[real] = np.concatenate([text.ids for text in written])
         inside = record.under("decoder.")
-        ids = np.concatenate([text.ids for text in written])
-        self._pair.decode(ids, lengths, rows, cu_lengths, record=inside, top_k=top_k)
-        longest = int(lengths.max())
-        real = np.arange(longest) < lengths[:, None]  # (B, L)
+        self._pair.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in record.arrays.items():
             side, _, local = name.partition(".")

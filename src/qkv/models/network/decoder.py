@@ -17,7 +17,7 @@ from qkv.layers.attention.forward import record_weights
 from qkv.layers.block import BlockSaved
 from qkv.layers.packed import padded
 from qkv.layers.parameters import narrowed_to, project, quiet
-from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer
+from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer, without_holes
 from qkv.trace import Recorder
 
 DECODER_HOOKS = (
@@ -164,39 +164,32 @@ class EncoderDecoder(Transformer):
     def decode(
         self,
         ids: Array,
-        lengths: Array,
+        mask: Array,
         rows: Array,
         cu_lengths: Array,
         *,
-        mask: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
-        """Run the decoder over whole texts.
+        """Run the decoder over whole texts: the vectors (total, D) of the tokens that are seen.
 
         Args:
-            ids: (total,) token ids of texts laid end to end.
-            lengths: (B,), how many each of them has.
+            ids: (B, L) token ids.
+            mask: (B, L), which of them are seen; one that is hidden between two keeps them apart.
             rows: the encoder's vectors, (its total, D).
             cu_lengths: (B + 1,), where each of those begins and the last one ends.
-            mask: (total,), which of the tokens are looked at; all of them unless given.
             record: collects what is computed on the way, as (B, L, ...).
             top_k: with `record`, keep the largest weights of each query in place of all.
-
-        Returns:
-            (total, D)
         """
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, L)
-        whole = np.zeros(real.shape, np.int64)
-        whole[real] = ids
-        visible = None
-        if mask is not None and not mask.all():
-            visible = np.zeros(real.shape, bool)
-            visible[real] = mask
+        between = without_holes(mask)
+        lengths = between.sum(1)
+        real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, L) without padding before
+        whole, visible = np.zeros(real.shape, np.int64), np.zeros(real.shape, bool)
+        whole[real], visible[real] = np.where(mask, ids, 0)[between], mask[between]
         caches = self.remember(rows, cu_lengths)
-        found = self.step(whole, caches, lengths, visible=visible, record=record, top_k=top_k)
-        packed: Array = found[real]
-        return packed
+        seen = None if visible[real].all() else visible
+        found: Array = self.step(whole, caches, lengths, visible=seen, record=record, top_k=top_k)
+        return found[visible]
 
     def remember(self, rows: Array, cu_lengths: Array) -> list[KVCache]:
         """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end."""
