@@ -554,14 +554,7 @@ class Model:
 
         The options are those of a call of `Transformer`.
         """
-        lengths = [len(text) for text in batch]
-        cu_lengths = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.concatenate([text.ids for text in batch])
-        place = self._body.embedding.places
-        places = np.concatenate(
-            [place(one.ids[None], np.ones((1, len(one)), bool)) for one in batch]
-        )
-        return self._body(ids, places, cu_lengths, **options), cu_lengths
+        return self._body.packed([text.ids for text in batch], **options)
 
     def _given(self, texts: Any, call: str) -> tuple[bool, list[str], list[Tokenized]]:
         """Whether it is one text; the texts, or the tokens where ids stand in their place."""

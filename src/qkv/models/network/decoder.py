@@ -200,9 +200,7 @@ class EncoderDecoder(Transformer):
 
     def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
         """What the decoder looks at, these texts, and the first id of each, (B, 1)."""
-        cu_lengths = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
-        places = np.concatenate([np.arange(len(text)) for text in texts])
-        rows = self(np.concatenate(texts), places, cu_lengths)
+        rows, cu_lengths = self.packed(texts)
         lengths = np.ones(len(texts), np.int64)
         return self.remember(rows, cu_lengths), np.full((len(texts), 1), self.first), lengths
 

@@ -102,6 +102,18 @@ class Transformer:
         """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
         return self.run(ids, places, cu_lengths, **options)[0]
 
+    def packed(self, texts: Sequence[Array], **options: Any) -> tuple[Array, Array]:
+        """The vectors (total, D) of texts laid end to end, and where each begins, (B + 1,).
+
+        Args:
+            texts: the ids of each, (T,).
+            options: those of a call.
+        """
+        cu_lengths = np.concatenate([[0], np.cumsum([len(ids) for ids in texts])])
+        places = [self.embedding.places(ids[None], np.ones((1, len(ids)), bool)) for ids in texts]
+        rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
+        return rows, cu_lengths
+
     def masked(self, ids: Array, mask: Array) -> tuple[Array, Array]:
         """The vectors (total, D) of the tokens that are seen, and where each text begins.
 
