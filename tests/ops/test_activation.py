@@ -1,11 +1,14 @@
 """The activations, on every backend."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from qkv.ops.activation import activate
+from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+
+from .support import close, numbers, slope
 
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 
@@ -54,3 +57,35 @@ def test_an_activation_leaves_its_input_and_keeps_its_shape() -> None:
 def test_an_unknown_activation_is_told_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"'swish'.*gelu, gelu_tanh, silu, relu"):
         activate(np.zeros(2), "swish")
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "allowed"), [(np.float64, 1e-8), (np.float32, 2e-6)])
+def test_activation_gradients(name: str, dtype: Any, allowed: float) -> None:
+    x = np.linspace(-9, 9, 350).astype(np.float32).astype(np.float64)
+    grad_out = numbers(350).astype(np.float64)
+    expected = slope(lambda it: activate(it, name), x, grad_out)
+    close(activation_grad(x.astype(dtype), grad_out.astype(dtype), name), expected, allowed)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 16383, 16385, 40000])
+def test_activations_of_any_size(name: str, size: int) -> None:
+    x, grad_out = numbers(size + 1)[1:] * 3, numbers(size, seed=1)
+    wide, ones = x.astype(np.float64), grad_out.astype(np.float64)
+    close(activate(x, name), activate(wide, name), 1e-6)
+    close(activation_grad(x, grad_out, name), activation_grad(wide, ones, name), 2e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_activations_far_out(name: str, dtype: Any) -> None:
+    x = np.array([-np.inf, -1e30, -200, -60, 60, 200, 1e30, np.inf, np.nan], dtype)
+    slopes = activation_grad(x, np.full(9, 2, dtype), name)
+    np.testing.assert_allclose(slopes[:8], [0] * 4 + [2] * 4, rtol=1e-6, atol=1e-19)
+    assert np.isnan(slopes[8]) or name == "relu"
+    assert np.isnan(activate(x[-1:], name)).all()
+    assert np.isnan(activation_grad(np.full(2, 3, dtype), np.full(2, np.nan, dtype), name)).all()

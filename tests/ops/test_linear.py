@@ -12,18 +12,14 @@ from ml_dtypes import bfloat16
 
 from qkv.ops.kernel import BODIES, kernel
 from qkv.ops.layout import narrowed
-from qkv.ops.linear import linear, multiply
+from qkv.ops.linear import linear, linear_grad, multiply
 from qkv.ops.threads import set_num_threads
 
-Array = np.ndarray[Any, Any]
+from .support import Array, close, grown, numbers, slope
 
 module = sys.modules["qkv.ops.packing"]
 pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
-
-
-def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def sealed(array: Array) -> Array:
@@ -559,3 +555,55 @@ def test_products_of_every_shape(shape: tuple[int, ...], width: int) -> None:
     found = multiply(left, right)
     assert found.shape == (left @ right).shape
     np.testing.assert_allclose(found, left @ right, rtol=1e-13)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(np.float64, 1e-8), (np.float32, 2e-6)])
+def test_linear_gradients(dtype: Any, allowed: float) -> None:
+    x, weight, grad = (numbers(*s, seed=i) for i, s in enumerate([(2, 5, 3), (3, 4), (2, 5, 4)]))
+    wide = [a.astype(np.float64) for a in (x, weight, grad)]
+    found = linear_grad(x.astype(dtype), weight.astype(dtype), grad.astype(dtype), bias=True)
+    close(found[0], slope(lambda it: it @ wide[1], wide[0], wide[2]), allowed)
+    close(found[1], slope(lambda it: wide[0] @ it, wide[1], wide[2]), allowed)
+    close(found[2], wide[2].sum((0, 1)), allowed)
+    assert {a.dtype for a in found} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"),
+    [
+        (0, 3, 4), (1, 1, 1), (3, 14, 32), (5, 15, 33), (384, 6, 8), (385, 13, 31), (1000, 29, 65),
+        (40, 200, 130), (30, 7, 300), (800, 197, 129), (9, 0, 5), (9, 5, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("transposed", [False, True])
+def test_linear_gradients_of_any_size(rows: int, depth: int, width: int, transposed: bool) -> None:
+    x, grad = grown(numbers(rows, depth)), grown(numbers(rows, width, seed=1))
+    weight = numbers(depth, width, seed=2)
+    if transposed:
+        weight = np.ascontiguousarray(weight.T).T
+    found = linear_grad(x, weight, grad, bias=True)
+    wide = [a.astype(np.float64) for a in (x, weight, grad)]
+    assert found[1].flags.f_contiguous or not transposed
+    for array, one, other in (
+        (found[0], wide[2], wide[1].T),
+        (found[1], wide[0].T, wide[2]),
+        (found[2][None], np.ones((1, rows)), wide[2]),
+    ):
+        assert array.shape == (one @ other).shape
+        allowed = 1e-7 * (8 + math.sqrt(one.shape[1])) * (np.abs(one) @ np.abs(other))
+        assert (np.abs(array - one @ other) <= allowed).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_linear_gradients_read_arrays_where_they_stand(transposed: bool) -> None:
+    x, weight, grad = numbers(2, 30, 9), numbers(9, 12, seed=1), numbers(2, 30, 12, seed=2)
+    if transposed:
+        weight = np.ascontiguousarray(weight.T).T
+    expected = linear_grad(x, weight, grad, bias=True)
+    flipped = x[:, ::-1].copy()[:, ::-1], weight, np.asfortranarray(grad)
+    for array, wanted in zip(linear_grad(*flipped, bias=True), expected, strict=True):
+        close(array, wanted.astype(np.float64), 2e-6)
+    assert linear_grad(x, weight, grad, bias=False)[2] is None

@@ -169,14 +169,12 @@ def _places(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
     if places.size and not is_float(places.dtype) and places.dtype.kind not in "iu":
         raise TypeError(f"{call}: positions are {places.dtype}: give integers or floats")
     try:
-        fits = np.broadcast_shapes(places.shape, shape) == shape
+        np.broadcast_to(places, shape)
     except ValueError:
-        fits = False
-    if not fits:
         raise ValueError(
             f"{call}: positions have shape {places.shape} and x has {shape} without its last "
             "dimension: the first must broadcast to the second"
-        )
+        ) from None
     places = places.astype(np.float64)
     if not np.isfinite(places).all():
         raise ValueError(f"{call}: positions are not all finite: give finite numbers")
