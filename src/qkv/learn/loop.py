@@ -339,14 +339,12 @@ class Run:
             **{"updates": self.optimizer.count, "watch": self.watch.state()},
             "objectives": {part.objective.name: part.objective.state() for part in self.parts},
         }
-        with saving(f"the checkpoint of step {self.step}", self.folder):
-            write_checkpoint(self.folder, self.step, self.arrays(), about)
+        write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
         """What a checkpoint holds of the network and its optimizer, (n,) each."""
-        optimizer = self.optimizer
-        flat = self.network.flat
-        return {"parameters": flat, "mean": optimizer.mean, "square": optimizer.square}
+        means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
+        return {"parameters": self.network.flat, **means}
 
     def restore(self, found: Checkpoint) -> None:
         """Go on from a checkpoint, and say which ones after it are damaged.

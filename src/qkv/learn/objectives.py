@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
+from qkv.layers.packed import places
 from qkv.learn.network import Network
 from qkv.learn.sources import Source
 from qkv.ops.loss import cross_entropy
@@ -88,12 +89,10 @@ def words_loss(network: Network, batch: Words) -> float:
     head = network.transformer.head
     if head is None or not head.predicts:
         raise ValueError(f"{network.source.name} has no head over words: there is nothing to learn")
-    lengths = np.diff(batch.cu_lengths)
-    _check_words(network, batch, int(lengths.max(initial=0)))
-    places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
-    rows, saved = network.transformer.training_forward(  # (total, D)
-        batch.ids, places, batch.cu_lengths
-    )
+    _check_words(network, batch)
+    cu_lengths = batch.cu_lengths
+    _, place = places(cu_lengths)
+    rows, saved = network.transformer.training_forward(batch.ids, place, cu_lengths)  # (total, D)
     grad, total, count = np.zeros_like(rows), 0.0, len(batch.at)
     together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
     for begin in range(0, count, together):
@@ -109,8 +108,9 @@ def words_loss(network: Network, batch: Words) -> float:
     return total / count
 
 
-def _check_words(network: Network, batch: Words, longest: int) -> None:
+def _check_words(network: Network, batch: Words) -> None:
     """Raise unless the tokens are the model's, texts fit it, and each row is asked for once."""
+    longest = int(np.diff(batch.cu_lengths).max(initial=0))
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:
         raise ValueError(

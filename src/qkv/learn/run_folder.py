@@ -210,22 +210,21 @@ class Checkpoint:
 
 def write_checkpoint(
     folder: Path, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]
-) -> Path:
+) -> None:
     """Write one, and remove those before it but for the last.
 
     Raises:
         OSError: it cannot be written; those that are there stay.
     """
-    home = folder / CHECKPOINTS
-    home.mkdir(exist_ok=True)
-    path = home / f"{_step_name(step)}.safetensors"
-    with replacing(path) as file:
-        file.write(sealed(arrays, about))
-        file.flush()
-        os.fsync(file.fileno())  # so that after a power cut it is whole, too
-    for old in [one for one in _checkpoints(folder) if one.name <= path.name][:-_KEPT]:
-        old.unlink()
-    return path
+    path = folder / CHECKPOINTS / f"{_step_name(step)}.safetensors"
+    with saving(f"the checkpoint of step {step}", folder):
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as file:
+            file.write(sealed(arrays, about))
+            file.flush()
+            os.fsync(file.fileno())  # so that after a power cut it is whole, too
+        for old in [one for one in _checkpoints(folder) if one.name <= path.name][:-_KEPT]:
+            old.unlink()
 
 
 def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
