@@ -272,7 +272,7 @@ def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, 0)
     metrics.write({"step": 1})
     metrics.close()
-    metrics._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    metrics.file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match="No space left"):
         metrics.write({"step": 2})
     metrics.close()  # nothing waits to be written
@@ -281,7 +281,7 @@ def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
         def write(self, data: Any) -> int:
             return super().write(data[:5])
 
-    metrics._file = Pieces()
+    metrics.file = Pieces()
     metrics.write({"step": 123456789})
-    assert metrics._file.getvalue() == b'{"step": 123456789}\n'
+    assert metrics.file.getvalue() == b'{"step": 123456789}\n'
     assert read_metrics(tmp_path) == [{"step": 1}]

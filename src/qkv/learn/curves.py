@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +40,10 @@ def plot_curves(folder: str | os.PathLike[str]) -> Figure:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     names = list(dict.fromkeys(name for row in rows for name in row["losses"]))
     for name, color in zip(names, _COLORS * len(names), strict=False):
-        points = [
-            (row["step"], row["losses"][name])
-            for row in rows
-            if row["losses"].get(name) is not None
-        ]
+        logged = ((row["step"], row["losses"].get(name)) for row in rows)
+        points = [(step, loss) for step, loss in logged if loss is not None]
         steps, losses = np.array(points, np.float64).reshape(-1, 2).T
-        smooth = _smoothed(losses)
+        smooth = smoothed(losses)
         above.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
         end = f"{name}, {smooth[-1]:.3f} at the end" if smooth.size else name
         above.plot(steps, smooth, color=color, linewidth=1.8, label=end)
@@ -79,12 +75,15 @@ def write_curves(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _smoothed(values: Sequence[float] | Array) -> Array:
-    """The mean of each value and those before it, about a thirtieth of all."""
-    array = np.asarray(values, np.float64)
-    width = max(1, len(array) // 30)
-    sums = np.concatenate([[0.0], np.cumsum(array)])
-    ends = np.arange(1, len(array) + 1)
+def smoothed(values: Array) -> Array:
+    """The mean of each value and those before it, about a thirtieth of all.
+
+    >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
+    array([ 0. ,  0.5,  1. , 49. ])
+    """
+    width = max(1, len(values) // 30)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
     begins = np.maximum(0, ends - width)
     smooth: Array = (sums[ends] - sums[begins]) / (ends - begins)
     return smooth

@@ -68,6 +68,9 @@ class Metrics:
     """Lines of JSON that are added to a file, after those of the steps before `step`.
 
     Lines of later steps, which a run that was killed has left, are removed.
+
+    Attributes:
+        file: what is written to, without a buffer.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -76,7 +79,7 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(map(_line, kept))
-        self._file = path.open("ab", buffering=0)  # what was written is there, whatever comes
+        self.file = path.open("ab", buffering=0)  # what was written is there, whatever comes
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line.
@@ -86,11 +89,11 @@ class Metrics:
         """
         line = _line(row)
         while line:
-            line = line[self._file.write(line) :]
+            line = line[self.file.write(line) :]
 
     def close(self) -> None:
         """No more lines."""
-        self._file.close()
+        self.file.close()
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
