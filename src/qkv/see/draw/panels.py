@@ -215,6 +215,7 @@ class Arrows(Panel):
     alone: Sequence[str] | None = None
     named: Sequence[int]
     explained_variance: Sequence[float]
+    shown_in: frozenset[str] = PICTURE
 
     @property
     def axis_names(self) -> list[str]:
@@ -257,6 +258,7 @@ class Image(Panel):
     grid: tuple[int, int] = (1, 1)
     frames: Sequence[tuple[int, int, str]] = ()
     chosen: bool | None = None
+    shown_in: frozenset[str] = PICTURE
 
     @property
     def edge(self) -> str:

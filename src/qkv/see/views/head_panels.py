@@ -259,7 +259,6 @@ def arrows(
         alone=alone,
         named=named_points(plane.original, plane.contextual, names),
         explained_variance=plane.explained.tolist(),
-        shown_in=PICTURE,
     )
 
 

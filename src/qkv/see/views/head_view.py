@@ -123,26 +123,14 @@ def head_view(
             f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
         )
     check_theme(theme, "head_view")
-    if isinstance(attention, Trace) and tokens is not None:
-        attention = _weights_of(attention)
     given = {
         "attention": attention,
         "encoder_attention": encoder_attention,
         "decoder_attention": decoder_attention,
         "cross_attention": cross_attention,
     }
-    given = {name: arrays for name, arrays in given.items() if arrays is not None}
-    if not given:
-        raise TypeError("head_view: there is no attention: give attention and tokens")
-    if attention is not None and len(given) > 1:
-        raise TypeError(
-            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
-        )
-    if isinstance(attention, str | Trace | Seq2SeqTrace):
-        parts = [_only(part, include_layers) for part in _of_trace(attention)]
-    else:
-        words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
-        parts = _of_arrays(given, words, include_layers)
+    words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
+    parts = _of_given(given, words, include_layers)
     if prettify_tokens:
         parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
@@ -171,6 +159,25 @@ def head_view(
         import_module("IPython.display").display(view)
         return None
     return view
+
+
+def _of_given(
+    given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
+) -> list[Heads]:
+    """The attentions that were given, by the names of their arguments."""
+    given = {name: arrays for name, arrays in given.items() if arrays is not None}
+    if not given:
+        raise TypeError("head_view: there is no attention: give attention and tokens")
+    attention = given.get("attention")
+    if attention is not None and len(given) > 1:
+        raise TypeError(
+            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
+        )
+    if isinstance(attention, Trace) and words["tokens"] is not None:
+        given = {"attention": _weights_of(attention)}
+    elif isinstance(attention, str | Trace | Seq2SeqTrace):
+        return [_only(part, layers) for part in _of_trace(attention)]
+    return _of_arrays(given, words, layers)
 
 
 def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:

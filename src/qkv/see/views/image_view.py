@@ -15,7 +15,7 @@ from qkv.models.vision import grid_of
 from qkv.see.analysis.findings import one_text
 from qkv.see.draw import figure
 from qkv.see.draw.colours import AFTER, DIM, INK, THEMES, scale_end
-from qkv.see.draw.panels import PICTURE, Cells, Image, Panel
+from qkv.see.draw.panels import PICTURE, Cells, Image, Panel, Prose
 from qkv.see.page.html import document
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
@@ -134,17 +134,16 @@ class ImageView(View):
         if self.looking is not None:
             frames.append((*self.looking, _LOOKING))
         large: list[Panel] = [
-            Image(title="the image", pixels=smaller(self.image), shown_in=PICTURE),
+            Image(title="the image", pixels=smaller(self.image)),
             Image(
                 title=self.caption, pixels=self.shown(self.head), grid=self.grid, frames=frames,
-                shown_in=PICTURE,
             ),
         ]  # fmt: skip
         count = len(self.weights)
         heads: list[Panel] = [
             Image(
                 title=f"head {head}", pixels=self.shown(head, MOST_PIXELS // 4),
-                chosen=head == self.head, shown_in=PICTURE,
+                chosen=head == self.head,
             )
             for head in range(count if count > 1 else 0)
         ]  # fmt: skip
@@ -155,16 +154,11 @@ class ImageView(View):
             shares=self._shares(self.head),
             marked=self.looking,
         )
-        return [large, *rows, [cells]]
-
-    @property
-    def reasons(self) -> list[str]:
-        """What the colours of a picture mean."""
-        return [self.note]
+        return [[Prose(text=self.note, shown_in=PICTURE)], large, *rows, [cells]]
 
     def figure(self) -> Figure:
         """The panels of the view as a matplotlib figure, on the ground that its theme has."""
-        return figure.draw(self.title, self.reasons, self.panels(), dark=self.theme == "dark")
+        return figure.draw(self.title, [], self.panels(), dark=self.theme == "dark")
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""

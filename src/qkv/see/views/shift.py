@@ -92,7 +92,6 @@ class ShiftView(View):
             alone=shift.tokens,
             named=shift.labelled,
             explained_variance=shift.explained.tolist(),
-            shown_in=PICTURE,
         )
         rows: list[list[Panel]] = [
             [Prose(text=sentence, shown_in=PICTURE)] for sentence in shift.sentences
