@@ -59,6 +59,15 @@ class ModelOutput:
     logits: Array | None = None
     encoder_last_hidden_state: Array | None = None
 
+    @classmethod
+    def of(cls, body: Transformer, rows: Array, mask: Array, **others: Array) -> Self:
+        """What comes of a transformer's last vectors (total, D), those that a mask (B, T) shows."""
+        out = unpacked(rows, mask, body.dtype)
+        if body.head is None:
+            return cls(out, **others)
+        found = body.head(rows, np.concatenate([[0], np.cumsum(mask.sum(1))]))
+        return cls(out, found if body.head.pools else unpacked(found, mask), **others)
+
 
 class Model:
     """A model that `qkv.load` has read.
@@ -518,12 +527,7 @@ class Model:
         (1, 3, 8)
         """
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
-        rows, cu_lengths = self._body.masked(ids, mask)
-        out = unpacked(rows, mask, self._body.dtype)
-        if self._body.head is None:
-            return ModelOutput(out)
-        found = self._body.head(rows, cu_lengths)
-        return ModelOutput(out, found if self._body.head.pools else unpacked(found, mask))
+        return ModelOutput.of(self._body, self._body.masked(ids, mask)[0], mask)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.

@@ -101,11 +101,7 @@ class Seq2SeqModel(Model):
         rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
         packed = body.decode(written, shown, rows, cu_lengths)
-        out = unpacked(packed, shown, body.dtype)
-        if body.decoder.head is None:
-            return ModelOutput(out, encoder_last_hidden_state=encoded)
-        found = body.decoder.head(packed, np.concatenate([[0], np.cumsum(shown.sum(1))]))
-        return ModelOutput(out, unpacked(found, shown), encoded)
+        return ModelOutput.of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
 
     @overload
     def trace(

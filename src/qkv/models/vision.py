@@ -141,13 +141,10 @@ class VisionModel(Model):
         if images.ndim != 4:
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
-        size = self.grid[0] * self.grid[1] + 1
+        shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
         if not len(images):
-            return ModelOutput(np.zeros((0, size, self.dim), self._body.dtype))
-        rows, cu_lengths = self._through(images)
-        out = rows.reshape(len(images), size, self.dim).astype(self._body.dtype)
-        head = self._body.head
-        return ModelOutput(out, None if head is None else head(rows, cu_lengths))
+            return ModelOutput(np.zeros((*shown.shape, self.dim), self._body.dtype))
+        return ModelOutput.of(self._body, self._through(images)[0], shown)
 
     def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
         found = None if self._pixels is None else self._pixels.values
