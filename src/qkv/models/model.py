@@ -59,14 +59,14 @@ class ModelOutput:
     logits: Array | None = None
     encoder_last_hidden_state: Array | None = None
 
-    @classmethod
-    def of(cls, body: Transformer, rows: Array, mask: Array, **others: Array) -> Self:
-        """What comes of a transformer's last vectors (total, D), those that a mask (B, T) shows."""
-        out = unpacked(rows, mask, body.dtype)
-        if body.head is None:
-            return cls(out, **others)
-        found = body.head(rows, np.concatenate([[0], np.cumsum(mask.sum(1))]))
-        return cls(out, found if body.head.pools else unpacked(found, mask), **others)
+
+def output_of(body: Transformer, rows: Array, mask: Array, **others: Array) -> ModelOutput:
+    """What comes of a transformer's last vectors (total, D), those that a mask (B, T) shows."""
+    out = unpacked(rows, mask, body.dtype)
+    if body.head is None:
+        return ModelOutput(out, **others)
+    found = body.head(rows, np.concatenate([[0], np.cumsum(mask.sum(1))]))
+    return ModelOutput(out, found if body.head.pools else unpacked(found, mask), **others)
 
 
 class Model:
@@ -527,7 +527,7 @@ class Model:
         (1, 3, 8)
         """
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
-        return ModelOutput.of(self._body, self._body.masked(ids, mask)[0], mask)
+        return output_of(self._body, self._body.masked(ids, mask)[0], mask)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.models.files.read import ModelError, is_whole
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked
 from qkv.models.tasks.generate import Row
@@ -101,7 +101,7 @@ class Seq2SeqModel(Model):
         rows, cu_lengths = body.masked(ids, mask)
         encoded = unpacked(rows, mask, body.dtype)
         packed = body.decode(written, shown, rows, cu_lengths)
-        return ModelOutput.of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
+        return output_of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
 
     @overload
     def trace(

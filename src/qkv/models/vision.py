@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.design import VisionDesign
 from qkv.text import Tokenized
 
@@ -144,7 +144,7 @@ class VisionModel(Model):
         shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
         if not len(images):
             return ModelOutput(np.zeros((*shown.shape, self.dim), self._body.dtype))
-        return ModelOutput.of(self._body, self._through(images)[0], shown)
+        return output_of(self._body, self._through(images)[0], shown)
 
     def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
         found = None if self._pixels is None else self._pixels.values
