@@ -512,10 +512,18 @@ DARK = {"COLORFGBG": "15;0"}
         (FORCED | DARK | {"NO_COLOR": "1"}, False),
     ],
 )
-def test_colours_are_for_those_who_want_them(environment: dict[str, str], colored: bool) -> None:
-    done = qkv_process("show", CAT, *RANDOM, environment=environment)
-    assert done.returncode == 0
-    assert (b"48;2;" in done.stdout) is colored
+def test_colours_are_for_those_who_want_them(
+    environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*FORCED, *DARK, "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    done = CliRunner(env=environment).invoke(main, ("show", CAT, *RANDOM), color=True)
+    assert done.exit_code == 0
+    assert ("48;2;" in done.stdout) is colored
+
+
+def test_a_process_writes_the_colours_that_are_forced() -> None:
+    assert b"48;2;" in qkv_process("show", CAT, *RANDOM, environment=FORCED | DARK).stdout
 
 
 def test_a_stream_of_ascii_gets_ascii() -> None:
@@ -545,8 +553,9 @@ def test_a_reader_that_goes_away_is_no_error(args: tuple[str, ...]) -> None:
 
 def test_width_is_that_of_the_terminal() -> None:
     for columns in ("60", "120"):
-        done = qkv_process("show", BANK, *RANDOM, environment={"COLUMNS": columns})
-        assert max(map(len, done.stdout.decode().splitlines())) <= int(columns)
+        done = CliRunner(env={"COLUMNS": columns}).invoke(main, ("show", BANK, *RANDOM))
+        assert done.exit_code == 0
+        assert max(map(len, done.stdout.splitlines())) <= int(columns)
 
 
 def test_the_examples_of_the_help_stand_on_lines_of_their_own() -> None:
