@@ -4,7 +4,6 @@
 #include "module.h"
 
 namespace qkv {
-
 namespace {
 
 // Where each row of `array` begins. A row is one place among the axes in front of the last `inner`,

@@ -2,7 +2,6 @@
 #include "module.h"
 
 namespace qkv {
-
 namespace {
 
 // Packed weights are a float32 array, whatever is in them.
@@ -95,8 +94,7 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.eps = float(real(args[4]));
     p.centred = whole(args[5]) != 0;
     int threads = number_of_threads(args[8]);
-    need(x && y && x.axes() == 2 && y.axes() == 2,
-         "x and y are not (rows, size)");
+    need(x && y && x.axes() == 2 && y.axes() == 2, "x and y are not (rows, size)");
     p.rows = x.length(-2);
     p.size = x.length(-1);
     need(y.length(-2) == p.rows && y.length(-1) == p.size, "x and y do not fit");

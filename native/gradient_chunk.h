@@ -1,5 +1,5 @@
-// A chunk of queries and a block of keys: weights from the log-sum-exp that the forward pass left, and
-// what the two add to each other's gradients.
+// A chunk of queries and a block of keys: weights from the log-sum-exp that the forward pass left,
+// and what the two add to each other's gradients.
 #pragma once
 
 #include "attention.h"

@@ -22,7 +22,7 @@ bool is_main_thread() {
 
 }  // namespace
 
-bool Unlocked::ends() {
+bool Unlocked::made() {
   if (!is_main_thread()) return false;
   lock();
   bool raised = PyErr_CheckSignals() != 0;

@@ -8,13 +8,13 @@ namespace qkv {
 
 // Computing without the interpreter's lock, which is taken again however it ends. A signal that
 // comes meanwhile is handled; where its handler raises an error, the work ends.
-class Unlocked : Asked {
+class Unlocked : StopRequest {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   ~Unlocked() override { lock(); }
 
  private:
-  bool ends() override;
+  bool made() override;
   void lock();
 
   PyThreadState* state_;
@@ -42,8 +42,11 @@ inline PyObject* none() {
 
 using Method = PyObject*(PyObject* module, PyObject* const* args, Py_ssize_t count);
 
-Method attend, attend_packed, summarize, differentiate, differentiate_packed;  // attention_module.cpp
-Method packed_size, pack, linear, norm, narrow;                                // dense_module.cpp
-Method outer, map, norm_grad, cross_entropy, adamw, squares;                   // training_module.cpp
+// in attention_module.cpp
+Method attend, attend_packed, summarize, differentiate, differentiate_packed;
+// in dense_module.cpp
+Method packed_size, pack, linear, norm, narrow;
+// in training_module.cpp
+Method outer, map, norm_grad, cross_entropy, adamw, squares;
 
 }  // namespace qkv

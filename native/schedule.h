@@ -49,8 +49,8 @@ struct Shared {
   int64_t chunks = 0;
 };
 
-// Buffers for packed heads: as many as there are workers are enough, since a head keeps its own only
-// while some worker computes a part of it.
+// Buffers for packed heads: as many as there are workers are enough, since a head keeps its own
+// only while some worker computes a part of it.
 class HeadBuffers {
  public:
   explicit HeadBuffers(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {

@@ -63,13 +63,13 @@ class UsualArithmetic {
 #endif
 };
 
-thread_local Asked* asked = nullptr;
+thread_local StopRequest* stop_request = nullptr;
 
 // What a thread works for, for as long as it does: nothing is asked, and no clock looked at, in what
 // is done within a slice.
 class Turn {
  public:
-  Turn(std::atomic<bool>& stopped, Asked* asked);
+  Turn(std::atomic<bool>& stopped, StopRequest* request);
   ~Turn();
   Turn(const Turn&) = delete;
 
@@ -79,11 +79,11 @@ class Turn {
     look();
   }
   void look() {
-    if (!stopped_ && asked_) {
+    if (!stopped_ && request_) {
       auto now = Clock::now();
       if (next_ == Clock::time_point()) next_ = now + ASKING;
       if (now >= next_) {
-        if (asked_->ends()) stopped_ = true;
+        if (request_->made()) stopped_ = true;
         next_ = Clock::now() + ASKING;
       }
     }
@@ -92,7 +92,7 @@ class Turn {
 
  private:
   std::atomic<bool>& stopped_;
-  Asked* asked_;  // nullptr on threads of the pool
+  StopRequest* request_;  // nullptr on threads of the pool
   int64_t left_ = SLICE;
   Clock::time_point next_{};
   Turn* before_;
@@ -100,8 +100,8 @@ class Turn {
 
 thread_local Turn* turn = nullptr;
 
-Turn::Turn(std::atomic<bool>& stopped, Asked* asked)
-    : stopped_(stopped), asked_(asked), before_(turn) {
+Turn::Turn(std::atomic<bool>& stopped, StopRequest* request)
+    : stopped_(stopped), request_(request), before_(turn) {
   turn = this;
 }
 Turn::~Turn() { turn = before_; }
@@ -153,11 +153,11 @@ class Pool {
     soon([&] { return job.active.load(std::memory_order_acquire) == 0; });
     std::unique_lock<std::mutex> lock(mutex_);
     auto done = [&] { return job.active.load() == 0; };
-    while (asked && !job.stopped && !done_.wait_for(lock, ASKING, done)) {
+    while (stop_request && !job.stopped && !done_.wait_for(lock, ASKING, done)) {
       lock.unlock();
-      bool ends = asked->ends();
+      bool requested = stop_request->made();
       lock.lock();
-      if (ends) fail(job, std::make_exception_ptr(Stopped()));
+      if (requested) fail(job, std::make_exception_ptr(Stopped()));
     }
     done_.wait(lock, done);
     lock.unlock();
@@ -222,7 +222,7 @@ class Pool {
   void attempt(Job& job, int worker) {
     try {
       [[maybe_unused]] UsualArithmetic usual;
-      Turn turn(job.stopped, worker ? nullptr : asked);
+      Turn turn(job.stopped, worker ? nullptr : stop_request);
       job.work(worker);
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -258,7 +258,7 @@ void on_threads(int threads, const std::function<void(int worker)>& work) {
   if (threads > 1) return pool().run(threads, work);
   [[maybe_unused]] UsualArithmetic usual;
   std::atomic<bool> stopped{false};
-  Turn turn(stopped, asked);
+  Turn turn(stopped, stop_request);
   work(0);
 }
 
@@ -269,7 +269,7 @@ void go_on_waiting() {
   sched_yield();
 }
 
-Asked::Asked() : before_(asked) { asked = this; }
-Asked::~Asked() { asked = before_; }
+StopRequest::StopRequest() : before_(stop_request) { stop_request = this; }
+StopRequest::~StopRequest() { stop_request = before_; }
 
 }  // namespace qkv

@@ -27,17 +27,17 @@ constexpr int64_t EXPONENTIAL = 16;  // multiply-adds that one takes, roughly
 // The same by whoever waits for another worker.
 void go_on_waiting();
 
-// Whom this thread asks, for as long as it lives, whether what it called is to end: about every 50
-// ms, on the calling thread.
-class Asked {
+// Whether what this thread calls is to be stopped, for as long as this lives: asked about every 50 ms,
+// on the calling thread.
+class StopRequest {
  public:
-  Asked();
-  virtual ~Asked();
-  Asked(const Asked&) = delete;
-  virtual bool ends() = 0;
+  StopRequest();
+  virtual ~StopRequest();
+  StopRequest(const StopRequest&) = delete;
+  virtual bool made() = 0;
 
  private:
-  Asked* before_;
+  StopRequest* before_;
 };
 
 }  // namespace qkv

@@ -52,10 +52,10 @@ std::unique_ptr<Case> next_case(File& file, int number) {
 int ended = 0;  // runs
 
 // Ends a run when it asks for the `left`th time.
-struct Ending : Asked {
+struct Ending : StopRequest {
   int left;
   explicit Ending(int left) : left(left) {}
-  bool ends() override { return --left < 0; }
+  bool made() override { return --left < 0; }
 };
 
 [[maybe_unused]] void run_and_end(Case& asked, const Where& where) {
