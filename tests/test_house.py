@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom, and what `import qkv` loads."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,7 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
     return broken
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every Python file of the package by its module name."""
     found = {}
@@ -258,6 +260,7 @@ def circles(graph: dict[str, set[str]]) -> set[str]:
     return set(left)
 
 
+@functools.cache
 def files_and_imports() -> dict[str, set[str]]:
     """Each file and those it imports; the package itself, which has all of them, is left out."""
     return {
