@@ -69,7 +69,7 @@ STEPS = {
         {""},  # its `__init__.py`
     ],
     "learn": [
-        {"run_folder", "network", "sources", "schedule", "divergence", "progress"},
+        {"run_folder", "network", "sources", "schedule", "divergence"},
         {"objectives", "optimizer", "corpus", "tokenizer_process", "curves"},
         {"loop", "tokenizer"},
         {"on_text"},

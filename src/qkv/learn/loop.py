@@ -22,7 +22,6 @@ from qkv.learn.divergence import Diverged, Watch
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
 from qkv.learn.optimizer import AdamW
-from qkv.learn.progress import training_progress
 from qkv.learn.run_folder import (
     METRICS,
     MOST_STEPS,
@@ -36,6 +35,7 @@ from qkv.learn.run_folder import (
     write_snapshot,
 )
 from qkv.learn.schedule import Schedule
+from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
 
