@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace import Recorder
+
+
+def starts_of(lengths: Iterable[int]) -> Array:
+    """Where each text of these lengths begins and the last one ends, `(B + 1,)`."""
+    return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 
 def places(cu: Array) -> tuple[Array, Array]:

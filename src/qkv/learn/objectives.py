@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.layers.packed import places
+from qkv.layers.packed import places, starts_of
 from qkv.learn.network import Network
 from qkv.learn.sources import Source
 from qkv.ops.loss import cross_entropy
@@ -185,7 +185,7 @@ class Causal(_Filled):
         found = self._sequences(lambda one: len(one) > 1)
         ids = np.concatenate([one[:-1] for one in found]).astype(np.int64)
         targets = np.concatenate([one[1:] for one in found]).astype(np.int64)
-        return Words(ids, _ends(len(one) - 1 for one in found), np.arange(len(ids)), targets)
+        return Words(ids, starts_of(len(one) - 1 for one in found), np.arange(len(ids)), targets)
 
 
 class Masked(_Filled):
@@ -242,9 +242,4 @@ class Masked(_Filled):
         targets = ids[at]
         luck, others = rng.random(count), rng.choice(self._others, count)
         ids[at] = np.where(luck < 0.8, self.mask, np.where(luck < 0.9, others, targets))
-        return Words(ids, _ends(map(len, found)), at, targets)
-
-
-def _ends(lengths: Any) -> Array:
-    """Where each text of these lengths begins and the last one ends."""
-    return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
+        return Words(ids, starts_of(map(len, found)), at, targets)

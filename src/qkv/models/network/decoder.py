@@ -15,7 +15,7 @@ from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import record_weights
 from qkv.layers.block import BlockSaved
-from qkv.layers.packed import padded
+from qkv.layers.packed import padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer, without_holes
 from qkv.trace import Recorder
@@ -183,11 +183,10 @@ class EncoderDecoder(Transformer):
         """
         between = without_holes(mask)
         lengths = between.sum(1)
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, L) without padding before
-        whole, visible = np.zeros(real.shape, np.int64), np.zeros(real.shape, bool)
-        whole[real], visible[real] = np.where(mask, ids, 0)[between], mask[between]
-        caches = self.remember(rows, cu_lengths)
-        seen = None if visible[real].all() else visible
+        starts, caches = starts_of(lengths), self.remember(rows, cu_lengths)
+        whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
+        visible = padded(mask[between], starts)
+        seen = None if mask[between].all() else visible
         found: Array = self.step(whole, caches, lengths, visible=seen, record=record, top_k=top_k)
         return found[visible]
 

@@ -15,7 +15,7 @@ from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import need_single
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import keep
+from qkv.layers.packed import keep, padded, starts_of
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
@@ -109,7 +109,7 @@ class Transformer:
             texts: the ids of each, (T,).
             options: those of a call.
         """
-        cu_lengths = np.concatenate([[0], np.cumsum([len(ids) for ids in texts])])
+        cu_lengths = starts_of(map(len, texts))
         places = [self.embedding.places(ids[None], np.ones((1, len(ids)), bool)) for ids in texts]
         rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
         return rows, cu_lengths
@@ -125,19 +125,17 @@ class Transformer:
         text = mask
         if not any("alibi_slopes" in options for options in self.options):
             text = without_holes(mask)
-        lengths = text.sum(1)
-        holes = None
+        starts, holes = starts_of(text.sum(1)), None
         if (text != mask).any():
-            seen = np.zeros((len(ids), lengths.max()), bool)
-            seen[np.arange(lengths.max()) < lengths[:, None]] = mask[text]
+            seen = padded(mask[text], starts)
             holes = dict.fromkeys(range(len(self.layers)), seen[:, None, None])  # (B, 1, 1, T)
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
             self.embedding.places(ids, text),
-            np.concatenate([[0], np.cumsum(lengths)]),
+            starts,
             masks=holes,
         )
-        return rows[mask[text]], np.concatenate([[0], np.cumsum(mask.sum(1))])
+        return rows[mask[text]], starts_of(mask.sum(1))
 
     def training_forward(
         self, ids: Array, places: Array, cu_lengths: Array
