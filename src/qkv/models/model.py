@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
 from qkv.layers import Block
+from qkv.layers.packed import starts_of
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
@@ -65,7 +66,7 @@ def output_of(body: Transformer, rows: Array, mask: Array, **others: Array) -> M
     out = unpacked(rows, mask, body.dtype)
     if body.head is None:
         return ModelOutput(out, **others)
-    found = body.head(rows, np.concatenate([[0], np.cumsum(mask.sum(1))]))
+    found = body.head(rows, starts_of(mask.sum(1)))
     return ModelOutput(out, found if body.head.pools else unpacked(found, mask), **others)
 
 

@@ -60,15 +60,12 @@ class Lesson:
     Attributes:
         inner: the sizes and options.
         positions: whether there are sinusoidal positions.
+        max_length: the most tokens of a text.
     """
 
     inner: Design
     positions: bool
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of a text."""
-        return MAX_LENGTH
+    max_length: int = MAX_LENGTH
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter and its shape."""

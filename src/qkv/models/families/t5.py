@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qkv.models.files.config import ACTIVATIONS, Config
@@ -10,6 +11,8 @@ from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 
+T5_SMALL = {"vocab_size": 32128, "num_layers": 6, "num_heads": 8, "d_ff": 2048}
+MT5_SMALL = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024}
 # Whether the MLP has a gate, and its activation.
 FEEDS = {
     **{name: (False, name) for name in ACTIVATIONS},
@@ -22,43 +25,34 @@ def design(config: Config) -> Design | Seq2SeqDesign:
     """The sizes of a T5; keys that are left out have the values of t5-small."""
     tied = config.flag("tie_word_embeddings", True)  # what T5 1.1 lacks, and the scaling with it
     scaled = config.flag("scale_decoder_outputs", tied)
-    return either(config, vocabulary=32128, layers=6, heads=8, hidden=2048, scaled=scaled)
+    return either(config, T5_SMALL, scaled=scaled)
 
 
 def mt5_design(config: Config) -> Design | Seq2SeqDesign:
     """The sizes of an mT5; keys that are left out have the values of mt5-small."""
-    return either(
-        config, vocabulary=250112, layers=8, heads=6, hidden=1024, feed="gated-gelu", scaled=False
-    )
+    return either(config, MT5_SMALL, scaled=False, feed="gated-gelu")
 
 
 def either(
-    config: Config,
-    *,
-    vocabulary: int,
-    layers: int,
-    heads: int,
-    hidden: int,
-    scaled: bool,
-    feed: str = "relu",
+    config: Config, sizes: Mapping[str, int], *, scaled: bool, feed: str = "relu"
 ) -> Design | Seq2SeqDesign:
-    """Both, or the encoder alone; the numbers are those for keys that are left out."""
+    """Both, or the encoder alone; `sizes` and `feed` hold where the config is silent."""
     gated, activation = config.choice("feed_forward_proj", FEEDS, feed)
     dim = config.size(config.spelling("d_model", "hidden_size"), 512)
-    count = config.size(config.spelling("num_heads", "num_attention_heads"), heads)
+    count = config.size(config.spelling("num_heads", "num_attention_heads"), sizes["num_heads"])
     size = config.size(config.spelling("d_kv", "head_dim"), 64)
-    vocabulary = config.size("vocab_size", vocabulary)
+    vocabulary = config.size("vocab_size", sizes["vocab_size"])
     buckets = config.size("relative_attention_num_buckets", 32, least=4)
     # half of the buckets have a distance each; the others share those from there on
     furthest = config.size("relative_attention_max_distance", 128, least=buckets // 2 + 1)
-    layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), layers)
+    layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), sizes["num_layers"])
     same = config.size_or_none("num_decoder_layers") is None
     written = layers if same else config.layers("num_decoder_layers", layers)
     attention = Attention(count, count, size, options={"scale": 1.0})
     encoder = Design(
         vocabulary=vocabulary,
         dim=dim,
-        hidden=config.size("d_ff", hidden),
+        hidden=config.size("d_ff", sizes["d_ff"]),
         activation=config.activation("dense_act_fn", activation),
         eps=config.positive("layer_norm_epsilon", 1e-6),
         layers=(attention,) * layers,
