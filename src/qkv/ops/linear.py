@@ -131,7 +131,7 @@ def linear_grad(
         return grad_x.reshape(x.shape), grad_weight, grad.sum(0) if bias else None
     rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
     grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()
-    weights = packed_once(weight.T, here, threads)
+    weights = packed_once(weight.T, here, FLOAT32, threads)
     kernel.linear(here, grad, weights, None, 0, None, None, grad_x, threads)
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, is_frozen
 from qkv.ops.kernel import kernel
-from qkv.ops.layout import FLOAT32, bits
+from qkv.ops.layout import bits
 
 # Packed weights by identity, body and type, each for as long as the weight itself lives.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
@@ -20,24 +21,33 @@ _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = 
 def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
     """The weight as the kernel multiplies by it."""
     key = (id(weight), here, kind)
-    frozen = is_frozen(weight)
-    if frozen and (kept := _kept.get(key)) is not None and kept[0]() is weight:
+    if not is_frozen(weight):
+        _forget(key)  # it was thawed
+        return packed_once(weight, here, kind, threads)
+    if (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
-    _forget(key)  # it was thawed
-    if not frozen:
-        return packed_once(weight, here, threads, kind)
-    memory = lasting_memory(packed_size(weight.shape, here, kind))
-    pack_into(memory, weight, here, kind, threads)
-    keep(weight, here, kind, memory)
+    return packed_together([weight], here, kind, threads)
+
+
+def packed_together(
+    weights: Sequence[Array], here: int, kind: np.dtype[Any], threads: int
+) -> Array:
+    """Frozen weights packed side by side, each kept for as long as it lives."""
+    sizes = [packed_size(weight.shape, here, kind) for weight in weights]
+    memory, end = _lasting_memory(sum(sizes)), 0
+    for weight, size in zip(weights, sizes, strict=True):
+        part, end = memory[end : end + size], end + size
+        _pack_into(part, weight, here, kind, threads)
+        _keep(weight, here, kind, part)
     return memory
 
 
-def packed_once(weight: Array, here: int, threads: int, kind: np.dtype[Any] = FLOAT32) -> Array:
+def packed_once(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
     """The weight (in, out) as the kernel's body `here` multiplies by it, for one product."""
     size = packed_size(weight.shape, here, kind)
-    packed = _aligned(np.empty(size + 16, np.float32), 64)[:size]
-    pack_into(packed, weight, here, kind, threads)
-    return packed
+    memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
+    _pack_into(memory, weight, here, kind, threads)
+    return memory
 
 
 def packed_size(shape: tuple[int, ...], here: int, kind: np.dtype[Any]) -> int:
@@ -46,12 +56,12 @@ def packed_size(shape: tuple[int, ...], here: int, kind: np.dtype[Any]) -> int:
     return kernel.packed_size(here, depth, width, bits(np.empty((0, 0), kind)))
 
 
-def pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:
+def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:
     """Pack a weight into memory of `packed_size`."""
     kernel.pack(here, bits(np.require(weight, kind, "A")), packed, threads)
 
 
-def keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
+def _keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
     """Keep a packed weight for as long as the weight lives."""
     key = (id(weight), here, kind)
     _forget(key)
@@ -73,7 +83,7 @@ _shelf_lock = threading.RLock()
 _taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights that live, by its id
 
 
-def lasting_memory(count: int) -> Array:
+def _lasting_memory(count: int) -> Array:
     """Memory for so many float32, beginning at a multiple of 64 bytes, on large pages."""
     global _shelf
     size = -(-count // 16) * 16

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.ops.activation import activation_code
 from qkv.ops.kernel import kernel
 from qkv.ops.layout import FLOAT32, as_rows, is_bfloat16
-from qkv.ops.packing import keep, lasting_memory, pack_into, packed, packed_size
+from qkv.ops.packing import packed, packed_size, packed_together
 
 
 class Prepared:
@@ -48,12 +48,7 @@ class Prepared:
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
         """The same by several that `joins` is true of, side by side; `bias` is that of all."""
-        sizes = [packed_size(weight.shape, self.body, self.kind) for weight in weights]
-        whole, end = lasting_memory(sum(sizes)), 0
-        for weight, size in zip(weights, sizes, strict=True):
-            part, end = whole[end : end + size], end + size
-            pack_into(part, weight, self.body, self.kind, self.threads)
-            keep(weight, self.body, self.kind, part)
+        whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
     def _product(
