@@ -439,7 +439,7 @@ def test_the_command_keeps_prompt_and_answer_apart(tmp_path):
 
 def test_steps_of_unlike_lengths(model):
     """Rows that stand at unlike places have biases of their own."""
-    body = model._body
+    body = model.design.build(model.parameters)
     ids, _ = padded(WRITTEN, "right")
     lengths = np.array([len(row) for row in WRITTEN])
     caches, _, _ = body.begin([np.array(row) for row in READ])
@@ -451,10 +451,11 @@ def test_steps_of_unlike_lengths(model):
 
 
 def test_keys_of_the_other_text_are_computed_once(model):
-    caches, ids, _ = model._body.begin([np.array(READ[0])])
+    body = model.design.build(model.parameters)
+    caches, ids, _ = body.begin([np.array(READ[0])])
     before = [(cache.key, cache.value) for cache in caches]
     for _ in range(3):
-        model._body.step(ids, caches)
+        body.step(ids, caches)
     assert [(cache.key, cache.value) for cache in caches] == before
     assert [cache.lengths.tolist() for cache in caches] == [[3]] * 3
 

@@ -28,9 +28,13 @@ class Layer:
     _reads_texts: ClassVar[bool] = True  # (..., T, D), not any (..., D)
 
     @quiet
+    def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
+        """From `x` (..., D) to the same shape; `record` collects what is computed on the way."""
+        return self.run(self._checked(x), record=record)[0]
+
     def forward(self, x: ArrayLike) -> Array:
         """The same as calling the layer."""
-        return self.run(self._checked(x))[0]
+        return self(x)
 
     @quiet
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:

@@ -57,11 +57,6 @@ class _Norm(Layer):
         self.parameters, self.dim = parameters, len(parameters["weight"])
         self.eps, self.offset = float(eps), offset
 
-    @quiet
-    def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
-        """Normalise `x` (..., D); `record` collects what is computed on the way."""
-        return self.run(self._checked(x), record=record)[0]
-
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
