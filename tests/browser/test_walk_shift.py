@@ -12,12 +12,13 @@ from playwright.sync_api import Locator, Page
 
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
-from qkv.see.analysis.shift import Shift, shift_of_arrays, shift_of_traces
+from qkv.see.analysis.shift import Shift, shift_of_traces
 from qkv.see.page.html import whole_page
 from qkv.see.page.payload import payload_of
 from qkv.see.page.shift import shift_payload
 from qkv.see.page.walk import walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
+from qkv.trace import Trace
 
 from .conftest import Visit
 from .support import STATIC, press, read, readout, said, tight
@@ -286,10 +287,16 @@ def two_sentences() -> Shift:
     )
 
 
+def shift_between(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Shift:
+    """The shift from one set of vectors `(n, D)` to another."""
+    arrays = {"hook_embed": before[None], "blocks.0.hook_resid_post": after[None]}
+    return shift_of_traces(Trace(arrays, tokens=[tokens]))
+
+
 def many(count: int, *, seed: int = 0) -> Shift:
     """Points that lie close together, so that labels have to give way."""
     before, after = np.random.default_rng(seed).normal(size=(2, count, 3))
-    return shift_of_arrays(before * 0.1, after, [f"word{number}" for number in range(count)])
+    return shift_between(before * 0.1, after, [f"word{number}" for number in range(count)])
 
 
 def places(page: Page) -> np.ndarray:
@@ -445,7 +452,7 @@ def test_a_static_vector_is_named_once(visit: Visit) -> None:
 
 
 def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
-    page = visit(shift_page(shift_of_arrays(np.ones((2, 3)), np.ones((2, 3)), ["a", HOSTILE])))
+    page = visit(shift_page(shift_between(np.ones((2, 3)), np.ones((2, 3)), ["a", HOSTILE])))
     assert np.isfinite(places(page)).all()
     assert page.locator("img").count() == 0
     assert {box["text"] for box in boxes(page)} == {"a", f"{HOSTILE[:17]}…"}

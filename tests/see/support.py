@@ -25,6 +25,12 @@ def made_trace(
     return Trace(named | arrays, tokens=[tokens], special=[special], model="made")
 
 
+def vectors_trace(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Trace:
+    """A trace of one layer, of static and contextual vectors `(n, D)` alone."""
+    arrays = {"hook_embed": before[None], "blocks.0.hook_resid_post": after[None]}
+    return Trace(arrays, tokens=[tokens])
+
+
 def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
     """The config of a small Llama or of a model like it."""
     return {

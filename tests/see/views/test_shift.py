@@ -7,11 +7,11 @@ import pytest
 
 from qkv.models import Model, random_model
 from qkv.see.analysis.plane import fit_plane
-from qkv.see.analysis.shift import shift_of_arrays, shift_of_traces
+from qkv.see.analysis.shift import shift_of_traces
 from qkv.see.page.html import script_json
 from qkv.see.page.shift import shift_payload
 
-from ..support import BANK, CAT, MONEY
+from ..support import BANK, CAT, MONEY, vectors_trace
 
 
 def centred(x: np.ndarray) -> np.ndarray:
@@ -94,14 +94,14 @@ def test_one_trace_and_a_lesson_without_a_norm() -> None:
     assert shift.pairs == []
 
 
-def test_arrays_have_one_stage() -> None:
+def test_vectors_alone_have_one_stage() -> None:
     before, after = np.random.default_rng(0).normal(size=(2, 5, 4))
-    shift = shift_of_arrays(before, after, list("abcde"))
+    shift = shift_of_traces(vectors_trace(before, after, list("abcde")))
     plane = fit_plane(before, after)
     np.testing.assert_allclose(shift.stages[0].points, plane.contextual, atol=1e-12)
     assert len(shift.stages) == 1
     assert shift.sentences == ["a b c d e"]
-    same = shift_of_arrays(np.ones((2, 3)), np.ones((2, 3)), ["a", "b"])
+    same = shift_of_traces(vectors_trace(np.ones((2, 3)), np.ones((2, 3)), ["a", "b"]))
     assert same.stages[0].held == 0
     assert not same.stages[0].points.any()
 
@@ -118,10 +118,6 @@ def test_what_cannot_be_shown_together_is_refused(minilm: Model) -> None:
         shift_of_traces(lesson.trace([CAT, CAT]))
     with pytest.raises(ValueError, match="lacks hook_embed or the vectors after the last layer"):
         shift_of_traces(lesson.trace(CAT, names=["embed", "pattern"]))
-    with pytest.raises(ValueError, match="2 vectors and 1 tokens"):
-        shift_of_arrays(np.eye(2), np.eye(2), ["a"])
-    with pytest.raises(ValueError, match=r"original is \(2, 2\) and contextual \(3, 3\)"):
-        shift_of_arrays(np.eye(2), np.eye(3), ["a", "b"])
 
 
 def test_the_page_has_the_same_numbers(minilm: Model) -> None:

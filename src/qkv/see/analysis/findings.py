@@ -222,11 +222,6 @@ def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Li
     return sorted(best.values(), key=lambda link: -link.weight)[:count]
 
 
-def between_content(trace: Trace, weights: Array) -> Array:
-    """Weights `(..., T, T)` with -1 wherever they do not join two different content words."""
-    return Heads(trace.tokens, trace.special, []).between_content(weights)
-
-
 def words_before_and_after(
     trace: Trace, shown: Heads | None = None
 ) -> tuple[Array, Array, list[str]] | None:
@@ -235,12 +230,12 @@ def words_before_and_after(
     Where words are shown in place of tokens, the means of their vectors. None where there are no
     such vectors, or where they are not finite.
     """
-    last = last_state(trace)
-    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+    ends = static_and_last(trace)
+    if ends is None:
         return None
     of, spans = (trace, None) if shown is None else (shown, shown.spans)
     kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
-    before, after = (mean_vectors(state[0], spans)[kept] for state in (trace["embed"], last))
+    before, after = (mean_vectors(state[0], spans)[kept] for state in ends)
     if not (np.isfinite(before).all() and np.isfinite(after).all()):
         return None
     return before, after, [of.tokens[i] for i in kept]

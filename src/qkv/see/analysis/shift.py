@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -119,27 +118,6 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
         raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return _shift([quoted(t.text, t.tokens, t.special) for t in several], tokens, of, states)
-
-
-def shift_of_arrays(original: Any, contextual: Any, tokens: Sequence[str]) -> Shift:
-    """The shift from one set of vectors `(n, D)` to another.
-
-    Raises:
-        ValueError: the shapes do not fit each other, or a number is not finite.
-
-    >>> shift = shift_of_arrays([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
-    >>> shift.stages[0].name, shift.stages[0].cosine.tolist()
-    ('after', [1.0, 1.0])
-    """
-    fit_plane(original, contextual, call="plot_shift")  # for its errors
-    before, after = np.asarray(original), np.asarray(contextual)
-    words = [str(token) for token in tokens]
-    if len(words) != len(before):
-        raise ValueError(
-            f"plot_shift: there are {len(before)} vectors and {len(words)} tokens: give one each"
-        )
-    states = {"before": before, "after": after}
-    return _shift([" ".join(words)], words, [0] * len(words), states)
 
 
 def _shift(

@@ -143,49 +143,19 @@ def payload_of(
     title: str,
     texts: Sequence[dict[str, Any]],
     *,
-    model: str = "",
     theme: str = "auto",
-    stretch: bool = False,
-    start: dict[str, Any] | None = None,
-    **parts: Any,
+    **others: Any,
 ) -> dict[str, Any]:
-    """Everything that a page shows; `parts` are "compare", "walk" and so on."""
-    own = {name: parts.get(name) for name in ("compare", "walk", "shift", "replay")}
-    return {
-        "version": 1,
-        "kind": kind,
-        "title": title,
-        "model": model,
-        "theme": check_theme(theme, kind),
-        "stretch": bool(stretch),
-        "texts": list(texts),
-        "start": start,
-        **own,
-    }
+    """Everything that a page shows, PAYLOAD above: `others` are what else it has."""
+    first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme, kind)}
+    nothing = dict.fromkeys(("start", "compare", "walk", "shift", "replay"))
+    return first | {"model": "", "stretch": False, "texts": list(texts)} | nothing | others
 
 
-def start_at(
-    layer: int,
-    head: int,
-    query: int | None,
-    *,
-    chosen: str,
-    sentence: str,
-    text: int = 0,
-    heads: Sequence[int] | None = None,
-    merge: bool = True,
-) -> dict[str, Any]:
-    """What a page shows first."""
-    return {
-        "text": text,
-        "layer": layer,
-        "head": head,
-        "query": query,
-        "chosen": chosen,
-        "sentence": sentence,
-        "heads": None if heads is None else list(heads),
-        "merge": merge,
-    }
+def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[str, Any]:
+    """What a page shows first, "start" of PAYLOAD: `others` are what else it has."""
+    place = {"text": 0, "layer": layer, "head": head, "query": query}
+    return place | {"heads": None, "merge": True} | others
 
 
 def check_theme(theme: str, call: str) -> str:

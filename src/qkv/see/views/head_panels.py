@@ -77,9 +77,7 @@ class HeadShown(View):
 
     def _start(self, query: int | None = None, **more: Any) -> dict[str, Any]:
         """What a page shows first."""
-        chosen, sentence = self.head.reason, self.sentence
-        head = self.head
-        return start_at(head.layer, head.head, query, chosen=chosen, sentence=sentence, **more)
+        return start_at(query=query, **self._chosen(), **more)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,7 +161,7 @@ class ImageView(View):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        page = document(escape(self.sentence), self._repr_html_(), self.theme)
+        page = document(self.sentence, self._repr_html_(), self.theme)
         with replacing(path) as file:
             file.write(page.encode("utf-8"))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.layers import Block, MultiHeadAttention
 from qkv.see.analysis import findings
+from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
@@ -106,7 +107,7 @@ class WalkView(View):
         own = walk.keys is walk.tokens
         score = weights.values
         if own:
-            score = findings.between_content(walk.trace, weights.values)
+            score = heads_of(walk.trace).between_content(weights.values)
         shown = HeatMap(
             title=f"Scaled scores of {where}", explained="each row: one query, every key",
             values=scores.values, rows=walk.tokens, columns=walk.keys, hidden=scores.hidden,
