@@ -148,7 +148,7 @@ def test_a_summary_has_the_links_of_the_whole() -> None:
     for found, expected in zip(kept.best_links(0), whole.best_links(0), strict=True):
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(kept.row(0, 2, 1), WEIGHTS[0, 2, 1])
-    np.testing.assert_array_equal(kept.block(0, 1, 9).values, WEIGHTS[0, 1])
+    np.testing.assert_array_equal(kept.excerpt(0, 1, 9).values, WEIGHTS[0, 1])
     own = Heads(
         ["a", "b"], [False] * 2, [0], summary=[summarize(np.array([[[1, 0], [0.9, 0.1]]]), 2)]
     )
@@ -160,22 +160,22 @@ def test_a_summary_has_the_links_of_the_whole() -> None:
     )
 
 
-def test_a_block_has_the_rows_and_columns_of_the_largest_links() -> None:
+def test_an_excerpt_has_the_rows_and_columns_of_the_largest_links() -> None:
     tokens = [f"w{i}" for i in range(6)]
     weights = np.zeros((1, 6, 6))
     weights[0, 1, 4], weights[0, 3, 0], weights[0, 5, 5] = 0.9, 0.8, 1.0  # the last on itself
-    block = Heads(tokens, [False] * 6, [0], [weights]).block(0, 0, 2)
-    assert (block.rows, block.columns, block.places) == (["w1", "w3"], ["w0", "w4"], [1, 3])
-    assert block.values.tolist() == [[0.0, 0.9], [0.8, 0.0]]
+    excerpt = Heads(tokens, [False] * 6, [0], [weights]).excerpt(0, 0, 2)
+    assert (excerpt.rows, excerpt.columns, excerpt.places) == (["w1", "w3"], ["w0", "w4"], [1, 3])
+    assert excerpt.values.tolist() == [[0.0, 0.9], [0.8, 0.0]]
 
 
-def test_a_long_block_marks_what_was_not_kept() -> None:
+def test_a_long_excerpt_marks_what_was_not_kept() -> None:
     tokens = [f"w{i}" for i in range(4)]
     weights = np.array([[[0, 0.6, 0.4, 0], [0.7, 0, 0.3, 0], [0.9, 0.1, 0, 0], [1.0, 0, 0, 0]]])
     heads = Heads(tokens, [False] * 4, [0], summary=[summarize(weights, 1)])
-    block = heads.block(0, 0, 4)
-    assert block.columns == ["w0", "w1"]
+    excerpt = heads.excerpt(0, 0, 4)
+    assert excerpt.columns == ["w0", "w1"]
     np.testing.assert_array_equal(
-        block.values, [[np.nan, 0.6], [0.7, np.nan], [0.9, np.nan], [1.0, np.nan]]
+        excerpt.values, [[np.nan, 0.6], [0.7, np.nan], [0.9, np.nan], [1.0, np.nan]]
     )
-    assert block.missing == "not among the weights that were kept"
+    assert excerpt.missing == "not among the weights that were kept"

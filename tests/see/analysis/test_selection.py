@@ -9,7 +9,7 @@ from qkv.see.analysis import findings, selection
 from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.measures import summarize
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
 
 from ..support import TOKENS, made_trace, weights
@@ -177,7 +177,9 @@ def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
     shown, links = selection.choose_head(heads)
     others = selection.other_heads(links, shown, 5)
     assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
-    assert selection.other_heads(links, Head(1, 1, None, ""), 1)[0].weight == pytest.approx(0.9)
+    assert selection.other_heads(links, ChosenHead(1, 1, None, ""), 1)[0].weight == pytest.approx(
+        0.9
+    )
 
 
 def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:

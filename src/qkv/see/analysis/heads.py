@@ -35,7 +35,7 @@ class Summary(NamedTuple):
     received: Array
 
 
-class Block(NamedTuple):
+class Excerpt(NamedTuple):
     """A part of one head's weights that is small enough to draw.
 
     Attributes:
@@ -254,7 +254,7 @@ class Heads:
         weights = self.weights[place] if self.weights else self.summary[place].weights
         return np.asarray(weights[head])
 
-    def block(self, layer: int, head: int, most: int) -> Block:
+    def excerpt(self, layer: int, head: int, most: int) -> Excerpt:
         """The rows and columns, at most this many, in which the largest links stand."""
         links, keys = self.links(layer, head)
         weights = self.known(layer, head)
@@ -271,7 +271,7 @@ class Heads:
             values = np.where(at.any(axis=1), values, np.nan)
             hidden, missing = None, "not among the weights that were kept"
         names = [self.query_names[i] for i in rows], [self.key_names[j] for j in columns]
-        return Block(*names, rows, values, hidden, missing)
+        return Excerpt(*names, rows, values, hidden, missing)
 
     def hidden(self, layer: int, head: int) -> Array | None:
         """Where a mask hides a key from a query, `(L, S)`, if the scores are known.

@@ -17,7 +17,7 @@ _WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it h
 
 
 @dataclass(frozen=True)
-class Head:
+class ChosenHead:
     """The head to show, its strongest link if it has one, and why it is this one, in words."""
 
     layer: int
@@ -51,7 +51,7 @@ def rank_heads(
 
 
 def other_heads(
-    links: Sequence[Link], shown: Head, count: int, *, repeat: bool = False
+    links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
 ) -> list[Link]:
     """Of ranked links those of other heads than the one shown; each pair once unless `repeat`."""
     seen = {(shown.link.query, shown.link.key)} if shown.link else set()
@@ -72,7 +72,7 @@ def choose_head(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     call: str = "show",
-) -> tuple[Head, list[Link]]:
+) -> tuple[ChosenHead, list[Link]]:
     """The head whose strongest link stands out most, and all links as `rank_heads` has them.
 
     `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
@@ -94,16 +94,16 @@ def choose_head(
     if layer is not None and head is not None:
         if not asked and (best is None or best.weight < _WEAK):
             best = _any_link(seen, layer, head) or best
-        return Head(layer, head, best, ASKED), links
+        return ChosenHead(layer, head, best, ASKED), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
             f"it is the first of {searched(seen, layer, head)}: in none does a content word look "
             "at another one"
         )
-        return Head(first, head or 0, None, reason), links
+        return ChosenHead(first, head or 0, None, reason), links
     reason = _why(seen, best, searched(seen, layer, head), asked)
-    return Head(best.layer, best.head, best, reason), links
+    return ChosenHead(best.layer, best.head, best, reason), links
 
 
 def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
@@ -143,7 +143,7 @@ def contrasting_head(
     rows_b: Sequence[int],
     layer: int | None = None,
     head: int | None = None,
-) -> Head:
+) -> ChosenHead:
     """The head in which what a word looks at differs most between two texts.
 
     What counts is by how much its links to content words stand out, as `rank_heads` has it: the
@@ -172,7 +172,7 @@ def contrasting_head(
             "it is the one where what the word looks at differs most between the two "
             f"({looks:.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
         )
-    return Head(*place, None, reason if None in (layer, head) else ASKED)
+    return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
@@ -214,7 +214,7 @@ def changed_head(
     without: Collection[tuple[int, int]],
     layer: int | None = None,
     head: int | None = None,
-) -> Head:
+) -> ChosenHead:
     """The head whose weights differ most between two runs of one text.
 
     The difference is half the sum of what separates the weights of each query, and its mean over
@@ -235,7 +235,7 @@ def changed_head(
         f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
         f"its weight is elsewhere), of {searched(a, layer, head)}"
     )
-    return Head(*place, None, reason if None in (layer, head) else ASKED)
+    return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
 
 
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:

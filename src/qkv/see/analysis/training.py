@@ -14,7 +14,7 @@ from qkv.models.tasks.truncation import callers
 from qkv.see.analysis import measures, selection
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.measures import Measure
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.selection import ChosenHead
 from qkv.see.analysis.snapshots import Run, Text, traces
 from qkv.trace import Trace
 
@@ -94,15 +94,15 @@ class Replay:
         every = [*self.steps, *(step for step, _ in self.losses)]
         return sorted({*self.steps, min(every), max(every)})
 
-    def course(self, head: Head, score: int) -> Array:
+    def course(self, head: ChosenHead, score: int) -> Array:
         """One score of one head at each step."""
         return np.asarray(self.values[:, self.layers.index(head.layer), head.head, score])
 
-    def patterns(self, head: Head) -> Array:
+    def patterns(self, head: ChosenHead) -> Array:
         """One head's weights at each step that is shown, `(shown, L, L)`."""
         return np.asarray(self.weights[:, self.layers.index(head.layer), head.head])
 
-    def hidden_of(self, head: Head) -> Array | None:
+    def hidden_of(self, head: ChosenHead) -> Array | None:
         """Where a mask hides a key from a query of this head, `(L, L)`, if that is known."""
         return (
             None if self.hidden is None else self.hidden[self.layers.index(head.layer), head.head]
@@ -194,7 +194,7 @@ def _scores(heads: Heads) -> dict[Score, Measure]:
     return found | {FIRST: lambda layer: measures.on_keys(layer, [0])}
 
 
-def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, int]:
+def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
     """The head of which a score rose most through training, and the place of that score.
 
     Ties go to the lowest layer, then head, then the first score.
@@ -209,10 +209,10 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[Head, i
     rose = "rose most" if rises[place][score] > 0 else "fell least"
     among = selection.searched(replay.heads, layer, head)
     reason = f"its {replay.scores[score].of} {rose}, of all scores of {among}"
-    return Head(*place, None, selection.ASKED if None not in (layer, head) else reason), score
+    return ChosenHead(*place, None, selection.ASKED if None not in (layer, head) else reason), score
 
 
-def in_words(replay: Replay, head: Head, score: int) -> str:
+def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
     """What became of a head."""
     where, what = f"layer {head.layer}, head {head.head}", replay.scores[score]
     course, steps = replay.course(head, score), replay.steps

@@ -14,7 +14,7 @@ from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import model_of, places_of, texts_of, traced
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.selection import ChosenHead
 from qkv.see.draw.panels import PICTURE, Column, Line, Lines, Panel, Table
 from qkv.see.page.payload import check_theme, text_payload
 from qkv.see.views.head_panels import (
@@ -60,11 +60,11 @@ class Side:
         """Where the word stands among what is shown."""
         return self.shown.rows_of(self.positions)
 
-    def looks_at(self, head: Head) -> Array:
+    def looks_at(self, head: ChosenHead) -> Array:
         """What the word looks at, of what is shown."""
         return findings.attended(self.shown, head.layer, head.head, self.rows)
 
-    def most(self, head: Head) -> tuple[str, float]:
+    def most(self, head: ChosenHead) -> tuple[str, float]:
         """The content word that it looks at most, or, where there is none, the token."""
         weights = self.looks_at(head)
         keys = self.shown.content_keys(self.rows[0]) or range(len(weights))
@@ -377,7 +377,7 @@ def compare(
     )
 
 
-def _looks_at(side: Side, head: Head, most: int = 6) -> dict[str, Any]:
+def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
     """The words that the word looks at most in the head that is shown, and a bar for each."""
     weights, names = side.looks_at(head), side.shown.key_names
     order = np.argsort(-weights, kind="stable")[:most].tolist()

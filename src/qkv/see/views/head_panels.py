@@ -15,7 +15,7 @@ from qkv.see.analysis.findings import Link, Movement
 from qkv.see.analysis.heads import Heads
 from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.plane import fit_plane, named_points
-from qkv.see.analysis.selection import Head
+from qkv.see.analysis.selection import ChosenHead
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import (
@@ -44,7 +44,7 @@ class HeadShown(View):
         head: the head.
     """
 
-    head: Head
+    head: ChosenHead
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
@@ -118,7 +118,7 @@ class OneText(HeadShown):
         )
 
 
-def link_in_words(heads: Heads, head: Head) -> str:
+def link_in_words(heads: Heads, head: ChosenHead) -> str:
     """The strongest link of a head as a sentence."""
     where = f"layer {head.layer}, head {head.head}"
     if head.link is None:
@@ -133,19 +133,24 @@ def heading_of(trace: Trace, name: str = "") -> Heading:
 
 
 def weights_map(
-    heads: Heads, head: Head, top: float, title: str, outlined: Sequence[int] = (), **options: Any
+    heads: Heads,
+    head: ChosenHead,
+    top: float,
+    title: str,
+    outlined: Sequence[int] = (),
+    **options: Any,
 ) -> HeatMap:
     """The weights of one head; of a long text those that were kept, which a picture shows."""
     if not heads.weights:
-        block = heads.block(head.layer, head.head, MOST_ROWS)
+        excerpt = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
             title=title,
-            values=block.values,
-            rows=block.rows,
-            columns=block.columns,
+            values=excerpt.values,
+            rows=excerpt.rows,
+            columns=excerpt.columns,
             top=top,
-            outlined=[i for i, place in enumerate(block.places) if place in outlined],
-            missing=block.missing,
+            outlined=[i for i, place in enumerate(excerpt.places) if place in outlined],
+            missing=excerpt.missing,
             whole=(len(heads.tokens), len(heads.all_keys)),
             **(options | {"shown_in": PICTURE}),
         )
@@ -163,7 +168,7 @@ def weights_map(
     )
 
 
-def head_panels(heads: Heads, head: Head, top: float) -> list[list[Panel]]:
+def head_panels(heads: Heads, head: ChosenHead, top: float) -> list[list[Panel]]:
     """One head: its weights, its largest links; of a long text also what was looked at most."""
     where = f"layer {head.layer}, head {head.head}"
     query = [first_query(heads, head)]
@@ -266,7 +271,7 @@ def arrows_of(trace: Trace, shown: Heads | None = None) -> list[Panel]:
     return [arrows(*words)] if words else []
 
 
-def first_query(heads: Heads, head: Head) -> int:
+def first_query(heads: Heads, head: ChosenHead) -> int:
     """The token to begin with: the one of the strongest link, else of the largest weight."""
     if head.link is not None:
         return head.link.query
