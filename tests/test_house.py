@@ -38,6 +38,16 @@ STEPS = {
         {"views"},
         {""},
     ],
+    "attend": [
+        {"formula", "heads", "options", "visibility", "plan", "merge", "softmax"},
+        {"call", "cache"},
+        {"grouped", "native"},
+        {"tiled"},
+        {"solve"},
+        {"varlen"},
+        {"attention", "summary", "gradient"},
+        {""},  # its `__init__.py`
+    ],
     "trace": [{"recorder", "file"}, {"trace"}, {"seq2seq"}, {""}],
     "ops": [
         {"kernel", "threads"},

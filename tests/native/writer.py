@@ -15,6 +15,7 @@ from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
 from qkv.attend.call import Call, check_call
+from qkv.attend.grouped import Grouped, grouped
 
 TYPES = {
     np.dtype(bool): 0,
@@ -112,6 +113,20 @@ def _output(shape: tuple[int, ...], dtype: Any, gap: int, fill: Any = 7) -> Arra
     return np.full((*shape[:-1], shape[-1] + gap), fill, dtype)[..., : shape[-1]]
 
 
+def _grouped_as_given(call: Call) -> list[Array]:
+    """Query, key and value of a call, heads grouped, in the type they came in."""
+    plan = call.plan
+    views = []
+    for array, heads in (
+        (call.query, plan.heads),
+        (call.key, plan.kv_heads),
+        (call.value, plan.kv_heads),
+    ):
+        spread = np.broadcast_to(_unit(array), (*plan.lead, heads, *array.shape[-2:]))
+        views.append(plan.grouped(spread) if array is call.query else plan.grouped_keys(spread))
+    return views
+
+
 def attention_case(
     name: str,
     case: Case,
@@ -126,22 +141,23 @@ def attention_case(
     judged = exact.attention(*case.arrays, **case.options)
     options = {name: x for name, x in case.options.items() if x is not None}
     call = check_call(*case.arrays, **options)
-    *_, kv_heads, group, L, d = call.query.shape
-    S, dv = call.value.shape[-2:]
-    rows = int(np.prod(call.lead))
-    seen = call.visibility
+    plan, wide = call.plan, grouped(call)
+    *lead, kv_heads, group, L, d = wide.query.shape
+    S, dv = wide.value.shape[-2:]
+    rows = int(np.prod(lead))
+    seen = wide.visibility
     real_queries = L if seen.query_lengths is None else seen.query_lengths.reshape(-1)
     real_keys = S if seen.key_lengths is None else seen.key_lengths.reshape(-1)
 
     def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
         return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()
 
-    query, key, value = (_unit(x) for x in (call.query, call.key, call.value))
+    query, key, value = _grouped_as_given(call)
     keys_read, queries_read = (real_keys, real_queries) if trim else (S, L)
     out, sums, given_weights = (
-        _output((*call.shape, dv), call.dtype, gap),
-        _output((*call.shape, 1), np.float64, 0) if lse or top_k else None,
-        _output((*call.shape, S), np.float32, gap, 0) if weights else None,
+        _output((*wide.shape, dv), plan.dtype, gap),
+        _output((*wide.shape, 1), np.float64, 0) if lse or top_k else None,
+        _output((*wide.shape, S), np.float32, gap, 0) if weights else None,
     )
     arrays = [
         placed(query, (kv_heads, group, queries_read, d)),
@@ -149,12 +165,12 @@ def attention_case(
         placed(value, (kv_heads, 1, keys_read, dv)),
         *(
             placed(None if x is None else _native(x), (kv_heads, group, L, S))
-            for x in (call.mask if seen.given is None else seen.given, call.bias)
+            for x in (wide.mask if seen.given is None else seen.given, wide.bias)
         ),
         placed(out, (kv_heads, group, L, dv)),
         placed(sums, (kv_heads, group, L, 1)),
         placed(given_weights, (kv_heads, group, L, S)),
-        *_summary(call, top_k, placed),
+        *_summary(wide, top_k, placed),
     ]
     per_row = [
         np.broadcast_to(x, rows) for x in (L, S, real_queries, real_keys, seen.offset.reshape(-1))
@@ -165,7 +181,7 @@ def attention_case(
     return _attention(name, call, per_row, top_k, arrays, [judged], cells)
 
 
-def _summary(call: Call, top_k: int, placed: Any) -> list[bytes]:
+def _summary(call: Grouped, top_k: int, placed: Any) -> list[bytes]:
     if not top_k:
         return [NONE] * 3
     *_, kv_heads, group, L = call.shape
@@ -181,36 +197,36 @@ def _summary(call: Call, top_k: int, placed: Any) -> list[bytes]:
 def gradient_case(name: str, case: Case, seed: int) -> bytes:
     """One call of nothing but finite numbers; the gradients are those of NumPy in float64."""
     call = check_call(*case.arrays, **case.options)
-    wide = check_call(*(x.astype(np.float64) for x in case.arrays), **case.options)
-    *lead, kv_heads, group, L, d = call.query.shape
-    S, dv = call.value.shape[-2:]
-    rows = int(np.prod(call.lead))
-    seen = call.visibility
+    exactly = check_call(*(x.astype(np.float64) for x in case.arrays), **case.options)
+    plan, wide = call.plan, grouped(call)
+    *lead, kv_heads, group, L, d = wide.query.shape
+    S, dv = wide.value.shape[-2:]
+    rows = int(np.prod(lead))
+    seen = wide.visibility
     judged = exact.attention(*case.arrays, **case.options)
-    out = judged.loops.out.astype(call.dtype).reshape(*call.shape, dv)
-    lse = np.ascontiguousarray(judged.loops.lse, np.float64).reshape(call.shape)
+    out = judged.loops.out.astype(plan.dtype).reshape(plan.out)
+    lse = np.ascontiguousarray(judged.loops.lse, np.float64).reshape(*plan.rows, 1)
     rng = np.random.default_rng(seed)
-    upstream = rng.standard_normal(out.shape).astype(call.dtype)
-    bias = case.options.get("bias")
-    cells = () if bias is None else gradient._cells(np.shape(bias), call)
+    upstream = rng.standard_normal(out.shape).astype(plan.dtype)
     truth = gradient._gradients(
-        wide, cells, upstream.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
+        exactly, upstream.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
     )
 
     def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
         return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()
 
-    mask = call.mask if seen.given is None else seen.given
+    mask = wide.mask if seen.given is None else seen.given
+    query, key, value = _grouped_as_given(call)
     inputs = [
-        placed(_unit(call.query), (kv_heads, group, L, d)),
-        placed(_unit(call.key), (kv_heads, 1, S, d)),
-        placed(_unit(call.value), (kv_heads, 1, S, dv)),
+        placed(query, (kv_heads, group, L, d)),
+        placed(key, (kv_heads, 1, S, d)),
+        placed(value, (kv_heads, 1, S, dv)),
         *(
             placed(None if x is None else _native(x), (kv_heads, group, L, S))
-            for x in (mask, call.bias)
+            for x in (mask, wide.bias)
         ),
-        placed(out, (kv_heads, group, L, dv)),
-        placed(lse[..., None], (kv_heads, group, L, 1)),
+        placed(plan.grouped(out), (kv_heads, group, L, dv)),
+        placed(plan.grouped(lse), (kv_heads, group, L, 1)),
         *[NONE] * 4,
     ]
     real_queries = L if seen.query_lengths is None else seen.query_lengths.reshape(-1)
@@ -224,18 +240,18 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
         if given is None:
             expected[number] = np.zeros(0)
 
-    def fresh(like: Array, fill: float) -> Array:
-        return np.full(like.shape, fill, np.float32)
+    def fresh(shape: Sequence[int], fill: float) -> Array:
+        return np.full(shape, fill, np.float32)
 
     heads = rows * kv_heads * group
     own = None
     if call.bias is not None:  # seen as large as the bias, its repeated axes without a step
-        own = np.broadcast_to(fresh(truth.bias, 0), (*lead, kv_heads, group, L, S))
+        own = plan.grouped(np.broadcast_to(fresh(truth.bias.shape, 0), (*plan.rows, S)))
     outputs = [
-        placed(upstream, (kv_heads, group, L, dv)),
-        placed(fresh(truth.query, 7), (kv_heads, group, L, d)),
-        placed(fresh(truth.key, 7), (kv_heads, 1, S, d)),
-        placed(fresh(truth.value, 7), (kv_heads, 1, S, dv)),
+        placed(plan.grouped(upstream), (kv_heads, group, L, dv)),
+        placed(fresh((*lead, kv_heads, group, L, d), 7), (kv_heads, group, L, d)),
+        placed(fresh((*lead, kv_heads, 1, S, d), 7), (kv_heads, 1, S, d)),
+        placed(fresh((*lead, kv_heads, 1, S, dv), 7), (kv_heads, 1, S, dv)),
         placed(own, (kv_heads, group, L, S)),
         block(np.zeros(heads if call.slopes is not None else 0)),
         block(np.zeros(heads * sinks)),
@@ -302,14 +318,13 @@ def _attention(
     judged: Sequence[exact.Exact],
     cells: tuple[Array, Array] | None,
 ) -> bytes:
-    kv_heads, group, _, d = call.query.shape[-4:]
-    seen = call.visibility
+    (*_, kv_heads, group), d = call.plan.groups, call.plan.size
     score = max(x.loops.largest_score for x in judged)
     loosest = judged[0].loops._replace(
         largest_score=score, largest_value=max(x.loops.largest_value for x in judged)
     )
-    out, weight, relative = tolerances(loosest, call.dtype)
-    sinks = np.zeros((kv_heads, group, 0)) if call.sinks is None else call.sinks
+    out, weight, relative = tolerances(loosest, call.plan.dtype)
+    sinks = np.zeros((call.plan.heads, 0)) if call.sinks is None else call.sinks
 
     def joined(parts: Any, dtype: Any) -> bytes:
         return block(b"".join(np.ascontiguousarray(x, dtype).tobytes() for x in parts))
@@ -317,8 +332,8 @@ def _attention(
     return b"".join(
         [
             heading(0, name),
-            whole(len(per_row[0]), kv_heads, group, d, call.value.shape[-1]),
-            *(whole(FAR if side is None else side) for side in (seen.left, seen.right)),
+            whole(len(per_row[0]), kv_heads, group, d, call.plan.out[-1]),
+            *(whole(FAR if side is None else side) for side in (call.left, call.right)),
             whole(sinks.shape[-1], top_k),
             real(call.softcap or 0.0, call.scale),
             real(out, weight, relative, float(np.finfo(np.float32).eps) * score),

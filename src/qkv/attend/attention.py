@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from qkv.arrays import Array, check_out
-from qkv.attend.call import Call, check_call, narrow
+from qkv.attend.call import Call, check_call, narrow, rounded
 from qkv.attend.formula import formula
+from qkv.attend.grouped import grouped
 from qkv.attend.options import RETURNS, check_options
-from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.attend.visibility import check_flag
 from qkv.ops.threads import one_blas_thread
@@ -75,6 +73,7 @@ def attention(
         ValueError: shapes, lengths or heads that do not fit.
         TypeError: types that do not fit, a mask of integers.
 
+    >>> import numpy as np
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> out, weights = attention(words, words, words, is_causal=True, return_weights=True)
     >>> weights.round(2)
@@ -87,12 +86,6 @@ def attention(
     if not (type(return_weights) is type(return_lse) is bool):
         check_flag("attention", "return_weights", return_weights)
         check_flag("attention", "return_lse", return_lse)
-    rules = (attn_mask, q_offset, window, bias, alibi_slopes, softcap, sinks)
-    rest = (query_lengths, key_lengths, out)
-    if not return_weights and all(x is None for x in rules + rest):
-        quick = quick_attention(query, key, value, is_causal, scale, lse=return_lse)
-        if quick is not None:
-            return quick if return_lse else quick[0]
     call = check_call(
         query,
         key,
@@ -112,8 +105,7 @@ def attention(
     if out is not None:
         given = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
         rows = (q_offset, query_lengths, key_lengths)
-        shape = call.result(np.empty((*call.shape, 0))).shape[:-1] + call.value.shape[-1:]
-        check_out(out, shape, call.dtype, (*given, *rows), call="attention")
+        check_out(out, call.plan.out, call.plan.dtype, (*given, *rows), call="attention")
     found = answer(call, weights=return_weights, lse=return_lse, out=out)
     return found if len(found) > 1 else found[0]
 
@@ -131,6 +123,7 @@ def trace_attention(
         `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. A step that is not asked for repeats the
         one before it.
 
+    >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
     >>> trace["scores"].round(2)
     array([[0.71, -inf],
@@ -143,29 +136,28 @@ def trace_attention(
 
 def trace_call(call: Call) -> Trace:
     """The trace of a checked call."""
-    call = call.widened()
-    kind = call.kind
-    i, j = slice(0, call.shape[-1]), slice(0, call.keys)
-    bias = None if call.bias is None else narrow(call.bias, kind)
-    if call.slopes is not None:
-        distance = call.visibility.distance((), i, j).astype(kind)
-        bias = (0 if bias is None else bias) - call.slopes * distance
+    plan, wide = call.plan, grouped(call)
+    i, j = slice(0, plan.length), slice(0, plan.keys)
+    bias = None if wide.bias is None else narrow(wide.bias, plan.kind)
+    if wide.slopes is not None:
+        distance = wide.visibility.distance((), i, j).astype(plan.kind)
+        bias = (0 if bias is None else bias) - wide.slopes * distance
     with one_blas_thread():
         steps = formula(
-            call.query,
-            call.key,
-            call.value,
-            scale=call.scale,
-            softcap=call.softcap,
+            wide.query,
+            wide.key,
+            wide.value,
+            scale=wide.scale,
+            softcap=wide.softcap,
             bias=bias,
-            mask=None if call.mask is None else narrow(call.mask, kind),
-            visible=call.visibility.block((), (), i, j),
-            sinks=call.sinks,
+            mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
+            visible=wide.visibility.block((), (), i, j),
+            sinks=wide.sinks,
         )
-    kinds = {"out": call.dtype}
+    kinds = {"out": plan.dtype}
     return Trace(
         {
-            name: call.result(array, kinds.get(name, kind))
+            name: rounded(plan.ungrouped(array), kinds.get(name, plan.kind))
             for name, array in steps._asdict().items()
             if name != "lse"
         }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.attend.call import check_types
+from qkv.attend.plan import check_types
 from qkv.attend.visibility import check_lengths, check_window
 
 BLOCK = 256  # keys that the memory grows by at the least
@@ -65,7 +65,7 @@ class KVCache:
         """
         new = [as_array(key, call="KVCache.append", name="key")]
         new.append(as_array(value, call="KVCache.append", name="value"))
-        check_types("KVCache.append", dict(zip(("key", "value"), new, strict=True)))
+        check_types("KVCache.append", {"key": new[0].dtype, "value": new[1].dtype})
         self._check_shapes(*new)
         real = check_lengths(
             "KVCache.append", "lengths", lengths, new[0].shape[-2], new[0].shape[:-3]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
-from qkv.attend.call import Call, check_call, rounded
+from qkv.attend.call import Call, Packed, check_call, rounded
 from qkv.attend.formula import weigh
-from qkv.attend.heads import group_queries, ungroup_queries
+from qkv.attend.grouped import Grouped, grouped
+from qkv.attend.heads import group_queries
+from qkv.attend.native import Gradients
 from qkv.attend.options import RETURNS, check_options
+from qkv.attend.plan import Plan, takes
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
-from qkv.attend.varlen import Packed, as_batch, attend_rows, check_packed
+from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
 from qkv.ops.threads import run_all
 
@@ -81,37 +83,24 @@ def attention_grad(
     name = "attention_grad"
     check_options(options, call=name, without=RETURNS, why=": a gradient is all it gives")
     call = check_call(query, key, value, attn_mask, call=name, **options)
-    shape = call.result(np.broadcast_to(np.zeros((), call.kind), (*call.shape, 0))).shape[:-1]
-    shape = (*shape, call.value.shape[-1])
-    above = _grouped(_like(grad_out, "grad_out", shape, call.dtype, name), call)
+    plan = call.plan
+    grad_out = _checked(grad_out, "grad_out", plan.out, plan.dtype, name)
     if forward is None:
-        [solved] = solve([call], lse=True)
-        out, lse, exact = solved.context, solved.lse, EXACT_WIDE
+        [(out, lse, *_)] = solve([call], lse=True)
+        exact = EXACT_WIDE
     else:
-        given, sums = _saved(forward, shape, call, name)
-        out = _grouped(given, call)
-        lse = _grouped(sums[..., None], call)[..., 0]
+        out, lse = _saved(forward, plan.out, plan, name)
         exact = EXACT
     assert lse is not None
-    cells = () if options.get("bias") is None else _cells(np.shape(options["bias"]), call)
-    found = _gradients(call, cells, above, out, lse, exact)
-    query, key, value = (
-        _as_given(part, np.shape(as_array(x, call=name, name=n))).astype(call.dtype, copy=False)
-        for part, x, n in (
-            (found.query, query, "query"),
-            (found.key, key, "key"),
-            (found.value, value, "value"),
-        )
-    )
-    bias, sinks, slopes = (options.get(n) for n in ("bias", "sinks", "alibi_slopes"))
-    lead = tuple(range(len(call.lead)))
+    found = _gradients(call, grad_out, out, lse, exact)
+    lead = len(plan.groups) - 2
     return AttentionGradient(
-        query,
-        key,
-        value,
-        None if bias is None else _as_given(found.bias, np.shape(bias)),
-        None if sinks is None else found.sinks.sum(lead).reshape(np.shape(sinks)),
-        None if slopes is None else found.slopes.sum(lead).reshape(np.shape(slopes)),
+        summed_to(found.query, call.query.shape).astype(plan.dtype, copy=False),
+        summed_to(found.key, call.key.shape).astype(plan.dtype, copy=False),
+        summed_to(found.value, call.value.shape).astype(plan.dtype, copy=False),
+        None if call.bias is None else found.bias,
+        _over_rows(found.sinks, options.get("sinks"), lead),
+        _over_rows(found.slopes, options.get("alibi_slopes"), lead),
     )
 
 
@@ -146,7 +135,7 @@ def varlen_attention_grad(
         is_causal: as for `qkv.varlen_attention`, and so are the next six.
         q_offset: one number or one for each sequence; `"end"` means its own lengths.
         window: `(left, right)`.
-        softcap: above 0.
+        softcap: grad_out 0.
         alibi_slopes: `(Hq,)`.
         sinks: `(Hq,)` or `(Hq, n)`.
         scale: `1 / sqrt(d)` unless given.
@@ -183,181 +172,140 @@ def varlen_attention_grad(
         scale=scale,
         call=name,
     )
-    whole = packed.whole
-    shape = (*packed.query.shape[:2], packed.value.shape[2])
-    above = _like(grad_out, "grad_out", shape, whole.dtype, name)
+    plan = packed.call.plan
+    shape = (plan.length, plan.heads, plan.out[-1])
+    grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
     if forward is None:
-        out, found_lse = attend_rows(packed, lse=True)
-        assert found_lse is not None
-        lse, exact = found_lse, EXACT_WIDE
+        out, lse = attend_rows(packed, lse=True)
+        exact = EXACT_WIDE
     else:
-        out, lse = _saved(forward, shape, whole, name)
+        out, lse = _saved(forward, shape, plan, name)
         exact = EXACT
-
-    grads, sink_sums, slope_sums = _packed_gradients(packed, above, out, lse, exact)
-    q, k, v = (x.astype(whole.dtype, copy=False) for x in grads)
+    assert lse is not None
+    found = _packed_gradients(packed, grad_out, out, lse, exact)
     return AttentionGradient(
-        q,
-        k,
-        v,
+        found.query.astype(plan.dtype, copy=False),
+        found.key.astype(plan.dtype, copy=False),
+        found.value.astype(plan.dtype, copy=False),
         None,
-        None if sinks is None else sink_sums.sum(0).reshape(np.shape(sinks)),
-        None if alibi_slopes is None else slope_sums.sum(0).reshape(np.shape(alibi_slopes)),
+        _over_rows(found.sinks, sinks, 1),
+        _over_rows(found.slopes, alibi_slopes, 1),
     )
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """What blocks add to: gradients in the layout of a `Call`, those of heads for each text."""
-
-    query: Array  # (*lead, Hkv, G, L, d)
-    key: Array  # (*lead, Hkv, 1, S, d)
-    value: Array  # (*lead, Hkv, 1, S, dv)
-    bias: Array  # (*lead, Hkv, G, L, S), 1 where the bias is repeated
-    sinks: Array  # (*lead, Hkv, G, n)
-    slopes: Array  # (*lead, Hkv, G)
-
-
-def _gradients(
-    call: Call, cells: tuple[int, ...], above: Array, out: Array, lse: Array, exact: float
-) -> _Sums:
+def _gradients(call: Call, grad_out: Array, out: Array, lse: Array, exact: float) -> Gradients:
     """By the kernel, and by NumPy the heads that it does not take.
 
-    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN. `cells` is the
-    shape of the bias in the layout of a `Call`.
+    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN.
     """
-    *lead, kv_heads, group, _ = call.shape
-    sinks = 0 if call.sinks is None else call.sinks.shape[-1]
-    sums = _Sums(
-        np.empty((*call.shape, call.query.shape[-1]), call.kind),
-        np.empty((*lead, kv_heads, 1, call.keys, call.key.shape[-1]), call.kind),
-        np.empty((*lead, kv_heads, 1, call.keys, call.value.shape[-1]), call.kind),
-        np.zeros(cells, call.kind),
-        np.zeros((*lead, kv_heads, group, sinks), call.kind),
-        np.zeros((*lead, kv_heads, group), call.kind),
+    plan, kind = call.plan, call.plan.kind
+    kv_rows = (*plan.lead, plan.kv_heads, plan.keys)
+    found = Gradients(
+        np.empty((*plan.lead, plan.heads, plan.length, plan.size), kind),
+        np.empty((*kv_rows, plan.size), kind),
+        np.empty((*kv_rows, plan.out[-1]), kind),
+        np.zeros(() if call.bias is None else call.bias.shape, kind),
+        *_zeros_per_head(call, plan.groups),
     )
-    wrong = np.ones((*lead, kv_heads), bool)
-    if (chosen := _kernel_for(call)) is not None:
-        saved = _as_saved(call, above, out, lse)
-        wrong = native.differentiate(
-            chosen,
-            call,
-            *saved,
-            exact,
-            sums.query,
-            sums.key,
-            sums.value,
-            sums.bias,
-            sums.sinks,
-            sums.slopes,
-        )
-        if call.bias is not None and wrong.any():  # its gradient has sums over heads
-            wrong[...] = True
-            sums.bias[...] = 0
-    heads = _heads(call, wrong, above, out, lse, sums)
-    if call.bias is None:
-        run_all(_head, heads)
-    else:  # several heads may add to one number of a bias
-
-        def in_order() -> None:
-            for head in heads:
-                _head(*head)
-
-        run_all(in_order, [()])
-    return sums
+    wrong = _by_kernel(call, grad_out, out, lse, exact, found)
+    if not wrong.any():
+        return found
+    if call.bias is not None:  # its gradient has sums over heads
+        wrong[...] = True
+        found.bias[...] = 0
+    views = found._replace(
+        query=plan.grouped(found.query),
+        key=plan.grouped_keys(found.key),
+        value=plan.grouped_keys(found.value),
+        bias=found.bias.reshape(_grouped_shape(found.bias.shape, plan)),
+    )
+    given, result, sums = (plan.grouped(x) for x in (grad_out, out, lse))
+    heads = _heads(grouped(call), wrong, given, result, sums, views)
+    # several heads may add to one number of a bias
+    for at_once in [heads] if call.bias is None else [[head] for head in heads]:
+        run_all(_head, at_once)
+    return found
 
 
 def _packed_gradients(
-    packed: Packed, above: Array, out: Array, lse: Array, exact: float
-) -> tuple[tuple[Array, Array, Array], Array, Array]:
-    """The same of packed rows: of query, key and value, and of each sequence's sinks and slopes."""
-    whole, starts, key_starts = packed.whole, packed.starts, packed.key_starts
-    texts, (kv_heads, group, _) = len(starts) - 1, whole.shape[-3:]
-    num_sinks = 0 if whole.sinks is None else whole.sinks.shape[-1]
-    arrays = packed.query, packed.key, packed.value
-    query, key, value = (np.empty(x.shape, whole.kind) for x in arrays)
-    sinks = np.zeros((texts, kv_heads, group, num_sinks), whole.kind)
-    slopes = np.zeros((texts, kv_heads, group), whole.kind)
-    wrong = np.ones((texts, kv_heads), bool)
-    if (chosen := _kernel_for(whole)) is not None:
-        saved = _as_saved(whole, above, out, lse)
-        wrong = native.differentiate_packed(
-            chosen,
-            whole,
-            *arrays,
-            starts,
-            key_starts,
-            packed.offsets,
-            *saved,
-            exact,
-            query,
-            key,
-            value,
-            sinks,
-            slopes,
-        )
+    packed: Packed, grad_out: Array, out: Array, lse: Array, exact: float
+) -> Gradients:
+    """The same of packed rows."""
+    starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
+    groups = (len(starts) - 1, *plan.groups[-2:])
+    query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
+    found = Gradients(query, key, value, np.zeros(()), *_zeros_per_head(packed.call, groups))
+    wrong = _by_kernel(packed, grad_out, out, lse, exact, found)
     heads = []
-    for first, last in packed.runs() if wrong.any() else ():
+    for first, last in equal_runs(packed) if wrong.any() else ():
         if not wrong[first:last].any():
             continue
-        own = (
-            group_queries(as_batch(x, starts, first, last), kv_heads)
-            for x in (above, out, lse[..., None], query)
+        given, results, sums, queries = (
+            group_queries(as_batch(x, starts, first, last), plan.kv_heads)
+            for x in (grad_out, out, lse, query)
         )
-        given, results, base, queries = own
-        sums = _Sums(
+        views = Gradients(
             queries,
             as_batch(key, key_starts, first, last)[..., None, :, :],
             as_batch(value, key_starts, first, last)[..., None, :, :],
-            np.zeros(()),
-            sinks[first:last],
-            slopes[first:last],
+            found.bias,
+            found.sinks[first:last],
+            found.slopes[first:last],
         )
-        call = packed.batch(first, last)
-        heads += _heads(call, wrong[first:last], given, results, base[..., 0], sums)
+        call = grouped(as_call(packed, first, last))
+        heads += _heads(call, wrong[first:last], given, results, sums, views)
     run_all(_head, heads)
-    return (query, key, value), sinks, slopes
+    return found
 
 
-def _kernel_for(call: Call) -> int | None:
-    """The body of the kernel that computes the gradient of a call, None where NumPy does."""
-    chosen = body()
-    return chosen if call.query.size and native.takes_gradient(call) else None
+def _by_kernel(
+    call: Call | Packed, grad_out: Array, out: Array, lse: Array, exact: float, found: Gradients
+) -> Array:
+    """Fill in what the kernel computes; gives which key heads `(*lead, Hkv)` it does not."""
+    plan = call.call.plan if isinstance(call, Packed) else call.plan
+    chosen, takes_values = body(), takes(plan.dtype, plan.out[-1])
+    if chosen is None or not (plan.is_native and takes_values and found.query.size):
+        return np.ones(found.slopes.shape[:-1], bool)
+    if grad_out.dtype == np.float64:
+        grad_out = grad_out.astype(plan.kind)
+    out, lse = out.astype(plan.dtype, copy=False), lse.astype(np.float64, copy=False)
+    return native.differentiate(chosen, call, grad_out, out, lse, exact, found)
 
 
-def _as_saved(call: Call, above: Array, out: Array, lse: Array) -> tuple[Array, Array, Array]:
-    """The gradient of the output, and what was saved, in types that the kernel takes."""
-    if native.handed_as(above.dtype) is None:
-        above = above.astype(call.kind)
-    return above, out.astype(call.dtype, copy=False), lse.astype(np.float64, copy=False)
+def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
+    """What gradients of sinks `(*groups, n)` and slopes are summed in."""
+    sinks = 0 if call.sinks is None else call.sinks.shape[-1]
+    return np.zeros((*groups, sinks), call.plan.kind), np.zeros(groups, call.plan.kind)
+
+
+def _over_rows(found: Array, given: Any, lead: int) -> Array | None:
+    """The gradient of one number for each head, of the shape given: summed over `lead` axes."""
+    return None if given is None else found.sum(tuple(range(lead))).reshape(np.shape(given))
 
 
 def _heads(
-    call: Call, wrong: Array, above: Array, out: Array, lse: Array, sums: _Sums
+    call: Grouped, wrong: Array, grad_out: Array, out: Array, lse: Array, found: Gradients
 ) -> list[tuple[Any, ...]]:
     """The key heads `wrong (*lead, Hkv)` for `_head`, with 0 where they are to be summed."""
-    if not wrong.any():
-        return []
-    call = call.widened()
-    above, out, lse = (rounded(x, call.kind) for x in (above, out, lse))
+    grad_out, out, lse = (rounded(x, call.kind) for x in (grad_out, out, lse))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
         rows = tuple(slice(t, t + 1) for t in text)
         index = (*rows, slice(head, head + 1))
-        for array in (sums.query, sums.key, sums.value, sums.sinks, sums.slopes):
+        for array in (found.query, found.key, found.value, found.sinks, found.slopes):
             array[index] = 0
-        heads.append((call, index, rows, above, out, lse, sums))
+        heads.append((call, index, rows, grad_out, out, lse, found))
     return heads
 
 
 def _head(
-    call: Call,
+    call: Grouped,
     index: tuple[Any, ...],
     rows: tuple[Any, ...],
-    above: Array,
+    grad_out: Array,
     out: Array,
     lse: Array,
-    sums: _Sums,
+    found: Gradients,
 ) -> None:
     """All of one key head: its blocks one after the other, so that sums have one order."""
     *_, group, length = call.shape
@@ -366,29 +314,28 @@ def _head(
         part = Part(rows, index, slice(start, min(length, start + step)))
         here = (*index, slice(None), part.queries)
         with np.errstate(all="ignore"):
-            _block(call, part, above[here], out[here], lse[here], sums)
+            _block(call, part, grad_out[here], out[here], lse[here], found)
 
 
 def _block(
-    call: Call,
+    call: Grouped,
     part: Part,
-    above: Array,
+    grad_out: Array,
     out: Array,
     lse: Array,
-    sums: _Sums,
+    found: Gradients,
 ) -> None:
     """Add what some queries of one head contribute to every gradient."""
-    lse = lse[..., None]  # (1, ..., 1, G, l, 1)
     blind = np.isneginf(lse)
     base = np.where(blind, 0, lse)
     total = _total(call, part, base)
     # nothing that a blind row holds counts, be it NaN
-    above = np.where(blind | (_unseen(call, part)), 0, above)
-    delta = (above * out).sum(-1, keepdims=True)
+    grad_out = np.where(blind | (_unseen(call, part)), 0, grad_out)
+    delta = (grad_out * out).sum(-1, keepdims=True)
     here = (*part.index, slice(None), part.queries)
     if call.sinks is not None:
         shares = np.exp(call.sinks[part.index[-1]] - base) / total  # (heads, G, l, n)
-        sums.sinks[(*part.index, slice(None))] -= (shares * delta).sum(-2)
+        found.sinks[(*part.index, slice(None))] -= (shares * delta).sum(-2)
     asked = call.query[here]
     for j in key_blocks(call, part):
         there = (*part.index, slice(None), j)
@@ -398,26 +345,26 @@ def _block(
         weights = np.exp(scores - base) / total
         if visible is not None:
             weights = np.where(visible, weights, 0)
-        turned = None if visible is None else np.swapaxes(visible, -1, -2)
-        sums.value[there] += _summed(np.swapaxes(weights, -1, -2), above, turned)
-        change = weights * (above @ np.swapaxes(call.value[there], -1, -2) - delta)
+        transposed = None if visible is None else np.swapaxes(visible, -1, -2)
+        found.value[there] += _summed(np.swapaxes(weights, -1, -2), grad_out, transposed)
+        change = weights * (grad_out @ np.swapaxes(call.value[there], -1, -2) - delta)
         if visible is not None:
             change = np.where(visible, change, 0)
         if call.bias is not None:
-            _add_to_bias(sums.bias, part, j, change)
+            _add_to_bias(found.bias, part, j, change)
         if call.slopes is not None:
             distance = call.visibility.distance(part.rows, part.queries, j).astype(call.kind)
-            sums.slopes[(*part.index, slice(None))] -= (change * distance).sum((-1, -2))
+            found.slopes[(*part.index, slice(None))] -= (change * distance).sum((-1, -2))
         if slope is not None:
             change = change * slope
             if visible is not None:
                 change = np.where(visible, change, 0)
         change *= change.dtype.type(call.scale)
-        sums.query[here] += weigh(change, call.key[there], visible)
-        sums.key[there] += _summed(np.swapaxes(change, -1, -2), asked, turned)
+        found.query[here] += weigh(change, call.key[there], visible)
+        found.key[there] += _summed(np.swapaxes(change, -1, -2), asked, transposed)
 
 
-def _total(call: Call, part: Part, base: Array) -> Array | float:
+def _total(call: Grouped, part: Part, base: Array) -> Array | float:
     """What the weights of each row sum to by their log-sum-exp: 1 but for its rounding.
 
     Beside scores of -3e38, say, which masks of the lowest number make, all digits of the logarithm
@@ -443,7 +390,7 @@ def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
     return summed
 
 
-def _unseen(call: Call, part: Part) -> Array | bool:
+def _unseen(call: Grouped, part: Part) -> Array | bool:
     """Which queries of a part are padding, `(..., 1, l, 1)`."""
     lengths = call.visibility.query_lengths
     if lengths is None:
@@ -453,11 +400,11 @@ def _unseen(call: Call, part: Part) -> Array | bool:
     return unseen
 
 
-def _cells(shape: tuple[int, ...], call: Call) -> tuple[int, ...]:
+def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """The shape of a bias as it was given, `(..., Hq, L, S)`, with heads grouped."""
-    axes = len(call.lead) + 3
-    *lead, heads, length, keys = ((1,) * axes + tuple(shape))[-axes:]
-    return (*lead, *(call.shape[-3:-1] if heads > 1 else (1, 1)), length, keys)
+    axes = len(plan.groups) + 1
+    *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
+    return (*lead, *(plan.groups[-2:] if heads > 1 else (1, 1)), length, keys)
 
 
 def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
@@ -468,18 +415,21 @@ def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _saved(forward: Any, shape: tuple[int, ...], call: Call, name: str) -> tuple[Array, Array]:
-    """`forward`, of the shape of the result of attention."""
+def _saved(forward: Any, shape: tuple[int, ...], plan: Plan, name: str) -> tuple[Array, Array]:
+    """`forward`, the result of attention and its log-sum-exp `(..., 1)`."""
     if not isinstance(forward, (tuple, list)) or len(forward) != 2:
         raise TypeError(
             f"{name}: forward is {shown(forward)}: give (out, lse), "
             "as attention gives them with return_lse=True"
         )
-    out = _like(forward[0], "forward[0]", shape, call.dtype, name)
-    return out, _like(forward[1], "forward[1]", shape[:-1], call.kind, name)
+    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
+    return out, _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)[..., None]
 
 
-def _like(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str) -> Array:
+def _checked(
+    given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
+) -> Array:
+    """An array of floats of this shape, its last axis contiguous."""
     array = as_array(given, call=call, name=name)
     if array.shape != shape:
         raise ValueError(
@@ -488,22 +438,12 @@ def _like(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], c
         )
     if not is_float(array.dtype):
         raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
-    return array if native.stands(array) else np.ascontiguousarray(array)
+    return array if native.is_contiguous(array) else np.ascontiguousarray(array)
 
 
-def _grouped(array: Array, call: Call) -> Array:
-    """`(..., Hq, L, n)` as `(*lead, Hkv, G, L, n)`."""
-    heads = call.shape[-3] * call.shape[-2]
-    whole = array.reshape(*call.lead, heads, *array.shape[-2:])
-    return group_queries(whole, call.shape[-3])
-
-
-def _as_given(found: Array, shape: tuple[int, ...]) -> Array:
-    """`(*lead, Hkv, G, n, m)` in the shape that an input had: summed where it was repeated."""
-    whole = ungroup_queries(found)
-    own = (1,) * (whole.ndim - len(shape)) + tuple(shape)
-    axes = tuple(axis for axis, size in enumerate(own) if size == 1 != whole.shape[axis])
-    if axes:
-        whole = whole.sum(axes, keepdims=True)
-    # of what is seen repeated nothing can be written to
-    return (whole if whole.shape == own else np.broadcast_to(whole, own)).reshape(shape)
+def summed_to(array: Array, shape: tuple[int, ...]) -> Array:
+    """The gradient of what was repeated to the shape of `array`: summed over where it was."""
+    own = (1,) * (array.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
+    summed: Array = array.sum(axes, keepdims=True) if axes else array
+    return summed.reshape(shape)

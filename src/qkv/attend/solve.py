@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import native, tiled
-from qkv.attend.call import Call
+from qkv.attend.call import Call, rounded
+from qkv.attend.grouped import grouped
 from qkv.ops.kernel import body
 from qkv.ops.threads import run_all
 
 
-class Solved(NamedTuple):
-    """What a call comes to, heads still grouped: `(*lead, Hkv, G, L, ...)`."""
+class Result(NamedTuple):
+    """What a call comes to, once its `cases` have run."""
 
-    context: Array  # of the type that was asked for, or of that the work is done in
-    lse: Array | None  # where wanted; float64, whatever the type the work is done in
-    weights: Array | None  # where wanted
+    out: Array  # (*lead, Hq, L, dv), of the type that was asked for, or of that of the work
+    lse: Array | None  # (*lead, Hq, L, 1) where wanted; float64, whatever the type of the work
+    weights: Array | None  # (*lead, Hq, L, S) where wanted
+    cases: Sequence[tuple[Any, ...]] = ()  # for `tiled.attend`; the kernel leaves none
 
 
 def answer(
@@ -29,45 +31,37 @@ def answer(
 
     The result is written to `out` where it is given, and that is the array that comes back.
     """
-    [solved] = solve([call], weights=weights, lse=lse, out=out)
-    found = [call.result(solved.context, call.dtype)]
-    if out is not None:
-        if not np.may_share_memory(out, solved.context):
-            out[...] = found[0]
-        found = [out]
-    if solved.weights is not None:
-        found.append(call.result(solved.weights))
-    if solved.lse is not None:
-        found.append(call.result(solved.lse[..., None], call.kind)[..., 0])
-    return tuple(found)
+    result = _begun(call, weights, lse, out)
+    if result.cases:
+        run_all(tiled.attend, result.cases)
+    found = rounded(result.out, call.plan.dtype)
+    if out is not None and found is not out:
+        out[...] = found
+        found = out
+    extra = () if result.weights is None else (result.weights,)
+    if result.lse is None:
+        return found, *extra
+    return found, *extra, rounded(result.lse[..., 0], call.plan.kind)
 
 
-def solve(
-    calls: Sequence[Call],
-    *,
-    weights: bool = False,
-    lse: bool = False,
-    out: Array | None = None,
-) -> list[Solved]:
-    """Compute checked calls: by the kernel one by one, by NumPy side by side.
+def solve(calls: Sequence[Call], *, lse: bool = False) -> list[Result]:
+    """Compute checked calls: by the kernel one by one, by NumPy side by side."""
+    results = [_begun(call, False, lse, None) for call in calls]
+    run_all(tiled.attend, [case for result in results for case in result.cases])
+    return results
 
-    `weights` and `lse` say what is wanted beside the context. `out`, where it is given, may be
-    used for the context of a single call.
-    """
-    chosen = body()  # an error here if QKV_BACKEND asks for what is not there
-    solved, cases = [], []
-    for call in calls:
-        sums = np.empty(call.shape, np.float64) if lse else None
-        shown = np.zeros((*call.shape, call.keys), call.kind) if weights else None
-        if chosen is not None and native.takes(call):
-            context = native.place_for(call, out)
-            native.attend(chosen, call, context, sums, shown)
-        else:
-            context = np.empty((*call.shape, call.value.shape[-1]), call.kind)
-            cut = tiled.parts(call, call.keys if weights else tiled.KEYS)
-            wide = call.widened()
-            cases += [(wide, part, context, sums, shown) for part in cut]
-        solved.append(Solved(context, sums, shown))
-    if cases:
-        run_all(tiled.attend, cases)
-    return solved
+
+def _begun(call: Call, weights: bool, lse: bool, out: Array | None) -> Result:
+    """The result by the kernel, into `out` where that will do; or the memory for NumPy's."""
+    plan, chosen = call.plan, body()  # an error here if QKV_BACKEND asks for what is not there
+    sums = np.empty((*plan.rows, 1), np.float64) if lse else None
+    shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
+    if chosen is not None and plan.is_native:
+        if out is None or not native.is_contiguous(out):
+            out = np.empty(plan.out, plan.dtype)
+        native.attend(chosen, call, out, sums, shown)
+        return Result(out, sums, shown)
+    out = np.empty(plan.out, plan.kind)
+    cut = tiled.parts(wide := grouped(call), plan.keys if weights else tiled.KEYS)
+    views = [None if x is None else plan.grouped(x) for x in (out, sums, shown)]
+    return Result(out, sums, shown, [(wide, part, *views) for part in cut])

@@ -9,7 +9,8 @@ import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.attend import native, tiled
-from qkv.attend.call import Call, check_call
+from qkv.attend.call import Call, check_call, rounded
+from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.ops.kernel import body
@@ -67,30 +68,30 @@ def summarize_attention(
 
 def summarize_call(call: Call, kept: int) -> AttentionSummary:
     """The summary of a checked call."""
-    indices = np.full((*call.shape, kept), -1, np.int64)
-    weights = np.zeros((*call.shape, kept), call.kind)
-    chosen = body()
-    if chosen is not None and native.takes(call):
-        context = native.place_for(call, None)
-        lse = np.empty(call.shape, np.float64)
-        received = np.zeros((*call.shape[:-1], 1, call.keys))
-        native.summarize(chosen, call, context, lse, indices, weights, received)
+    plan, chosen = call.plan, body()
+    indices = np.full((*plan.rows, kept), -1, np.int64)
+    weights = np.zeros((*plan.rows, kept), plan.kind)
+    if chosen is not None and plan.is_native:
+        out, lse = np.empty(plan.out, plan.dtype), np.empty((*plan.rows, 1))
+        received = np.zeros((*plan.rows[:-1], 1, plan.keys))
+        native.summarize(chosen, call, out, lse, indices, weights, received)
     else:
-        [solved] = solve([call], lse=True)
-        assert solved.lse is not None
-        context, lse = solved.context, solved.lse
-        received = _pass_again(call.widened(), lse, indices, weights)
+        [(out, sums, *_)] = solve([call], lse=True)
+        assert sums is not None
+        lse = sums
+        received = _pass_again(grouped(call), *map(plan.grouped, (lse, indices, weights)))
+        received = received.reshape(*plan.rows[:-1], 1, plan.keys)
     return AttentionSummary(
-        call.result(context, call.dtype),
-        call.result(lse[..., None], call.kind)[..., 0],
-        call.result(indices),
-        call.result(weights),
-        call.result(received, call.kind)[..., 0, :],
+        rounded(out, plan.dtype),
+        rounded(lse[..., 0], plan.kind),
+        indices,
+        weights,
+        rounded(received[..., 0, :], plan.kind),
     )
 
 
-def _pass_again(call: Call, lse: Array, indices: Array, weights: Array) -> Array:
-    """Fill in the largest weights; gives what each key received `(*lead, Hkv, G, 1, S)`."""
+def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Array:
+    """Fill in the largest weights; gives what each key received `(*lead, Hkv, G, S)`."""
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
     def share(part: tiled.Part) -> tuple[Any, int]:
@@ -101,11 +102,11 @@ def _pass_again(call: Call, lse: Array, indices: Array, weights: Array) -> Array
         for (_, which), parts in groupby(tiled.parts(call), share)
     ]
     run_all(_summarize, cases)
-    return np.asarray(received.sum(axis=0)[..., None, :])
+    return np.asarray(received.sum(axis=0))
 
 
 def _summarize(
-    call: Call,
+    call: Grouped,
     parts: list[tiled.Part],
     lse: Array,
     indices: Array,
@@ -117,8 +118,7 @@ def _summarize(
     with np.errstate(all="ignore"):
         for part in parts:
             here = (*part.index, slice(None), part.queries)
-            exact = lse[here][..., None]
-            exact = np.where(np.isneginf(exact), 0, exact)
+            exact = np.where(np.isneginf(lse[here]), 0, lse[here])
             base = exact.astype(call.kind)
             rest = np.exp(base - exact).astype(call.kind)  # what rounding took from it
             far = np.abs(exact) > FAR
@@ -144,7 +144,7 @@ def _summarize(
             weights[here] = np.where(nothing, 0, best)
 
 
-def _total(call: Call, part: tiled.Part, base: Array) -> Array:
+def _total(call: Grouped, part: tiled.Part, base: Array) -> Array:
     """The sum of each row's exponentials, seen from `base`, sinks included."""
     total = np.zeros_like(base)
     if call.sinks is not None:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import Call, narrow
+from qkv.attend.call import narrow
 from qkv.attend.formula import weigh
-from qkv.ops.threads import go_on, one_blas_thread
+from qkv.attend.grouped import Grouped
+from qkv.ops.threads import go_on
 
 QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
 KEYS = 512  # columns of a block
@@ -36,14 +37,14 @@ class Part:
     queries: slice
 
 
-def parts(call: Call, keys: int = KEYS) -> Iterator[Part]:
+def parts(call: Grouped, keys: int = KEYS) -> Iterator[Part]:
     """Cut the work into parts that meet at most `keys` keys at a time."""
     *lead, kv_heads, group, length = call.shape
     rows_per_block = min(length, max(1, QUERIES // max(group, 1)))
     cells = max(1, group * rows_per_block * min(call.keys, keys))
     heads = _even(kv_heads, max(1, CELLS // cells))
     texts = max(1, min(lead[-1], CELLS // (cells * heads))) if heads == kv_heads else 1
-    for outer in np.ndindex(*lead[:-1]):
+    for outer in product(*map(range, lead[:-1])):
         for text, head, query in product(
             range(0, lead[-1], texts),
             range(0, kv_heads, heads),
@@ -59,12 +60,12 @@ def _even(count: int, most: int) -> int:
     return -(-count // max(1, -(-count // most)))
 
 
-def scores_of(call: Call, part: Part, keys: slice) -> tuple[Array, Array | None]:
+def scores_of(call: Grouped, part: Part, keys: slice) -> tuple[Array, Array | None]:
     """The masked scores of one block `(texts, heads, G, queries, keys)`, and what is visible."""
     return masked(call, part, keys, capped_of(call, part, keys))
 
 
-def capped_of(call: Call, part: Part, keys: slice) -> Array:
+def capped_of(call: Grouped, part: Part, keys: slice) -> Array:
     """The scores of one block before anything is added to them."""
     query, key = call.query[part.index][..., part.queries, :], call.key[part.index][..., keys, :]
     scores = _products(query, key, call.scale)
@@ -73,7 +74,7 @@ def capped_of(call: Call, part: Part, keys: slice) -> Array:
     return scores
 
 
-def masked(call: Call, part: Part, keys: slice, scores: Array) -> tuple[Array, Array | None]:
+def masked(call: Grouped, part: Part, keys: slice, scores: Array) -> tuple[Array, Array | None]:
     """Scores of one block with all that is added, where they stand; and what is visible."""
     i, j = part.queries, keys
     if call.bias is not None:
@@ -91,22 +92,22 @@ def masked(call: Call, part: Part, keys: slice, scores: Array) -> tuple[Array, A
 
 
 def _products(query: Array, key: Array, scale: float) -> Array:
-    """`query (..., l, d) @ key.T (..., d, s) * scale`, where the thread's next block will stand."""
+    """`query (..., l, d) @ key.T (..., d, s) * scale`, in the scratch buffer of the thread."""
     *heads, keys, size = key.shape
     shape = (*query.shape[:-1], keys)
     if query.shape[-2] < FEW or not 1e-3 < abs(scale) < 1e3:
-        scores = _room("scores", shape, query.dtype)
+        scores = _scratch("scores", shape, query.dtype)
         np.matmul(query, key.swapaxes(-1, -2), out=scores)
         scores *= scale
         return scores
-    # keys that stand as they are read, and are scaled already: quicker where heads are small
-    turned = _room("keys", (*heads, size, keys), key.dtype)
-    np.multiply(key.swapaxes(-1, -2), scale, out=turned)
-    return np.matmul(query, turned, out=_room("scores", shape, query.dtype))
+    # keys laid out as they are read, and scaled already: quicker where heads are small
+    transposed = _scratch("keys", (*heads, size, keys), key.dtype)
+    np.multiply(key.swapaxes(-1, -2), scale, out=transposed)
+    return np.matmul(query, transposed, out=_scratch("scores", shape, query.dtype))
 
 
-def _room(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
-    """Memory of a thread, the same for each block that it computes.
+def _scratch(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+    """A scratch buffer of a thread, the same for each block that it computes.
 
     The system takes longer to find fresh memory than a small block takes to be computed.
     """
@@ -115,14 +116,14 @@ def _room(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
         return np.empty(shape, kind)
     if not hasattr(_kept, name):
         setattr(_kept, name, np.empty(CELLS, np.float64))
-    room: Array = getattr(_kept, name).view(kind)[:count].reshape(shape)
-    return room
+    scratch: Array = getattr(_kept, name).view(kind)[:count].reshape(shape)
+    return scratch
 
 
 _kept = threading.local()
 
 
-def key_blocks(call: Call, part: Part, keys: int = KEYS) -> Iterator[slice]:
+def key_blocks(call: Grouped, part: Part, keys: int = KEYS) -> Iterator[slice]:
     """The blocks of keys that some query of the part may see."""
     start, stop = call.visibility.key_range(part.rows, part.queries)
     for j in range(start, stop, keys):
@@ -130,47 +131,11 @@ def key_blocks(call: Call, part: Part, keys: int = KEYS) -> Iterator[slice]:
         yield slice(j, min(stop, j + keys))
 
 
-def takes_at_once(query: Array, key: Array) -> bool:
-    """Whether all scores of `query (..., L, d)` and `key (..., S, d)` fit into one small block."""
-    length, keys = query.shape[-2], key.shape[-2]
-    return (
-        query.dtype in (np.float32, np.float64)
-        and query.dtype.isnative
-        and length <= QUERIES
-        and keys <= KEYS
-        and 0 < keys * math.prod(query.shape[:-1]) <= CELLS // 2
-    )
-
-
-def attend_at_once(
-    query: Array, key: Array, value: Array, scale: float, *, lse: bool
-) -> tuple[Array, Array | None] | None:
-    """Attention of few scores without any rule: `out (..., L, dv)` and `lse (..., L)`, float64.
-
-    To the bits of `attend`; None where numbers leave their range, which it can deal with.
-    """
-    with np.errstate(all="ignore"), one_blas_thread():
-        scores = _products(query, key, scale)
-        base = _base(scores)
-        if base is not None:
-            scores -= base
-        exps = np.exp(scores, out=scores)
-        total = _sums(exps)
-        out: Array = exps @ value
-        out /= total
-        if not _all_finite(out):
-            return None
-        if not lse:
-            return out, None
-        exact = np.log(total, dtype=np.float64)
-        return out, (exact if base is None else base + exact)[..., 0]
-
-
-def attend(call: Call, part: Part, out: Array, lse: Array | None, weights: Array | None) -> None:
+def attend(call: Grouped, part: Part, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one part into `out (*lead, Hkv, G, L, dv)`.
 
-    Where wanted also into `lse (*lead, Hkv, G, L)` and `weights (*lead, Hkv, G, L, S)`, which must
-    hold zeros.
+    Where wanted also into `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)`, which
+    must hold zeros.
     """
     here = (*part.index, slice(None), part.queries)  # into (*lead, Hkv, G, L)
     context = out[here]
@@ -182,11 +147,11 @@ def attend(call: Call, part: Part, out: Array, lse: Array | None, weights: Array
             np.copyto(context, again, where=~np.isfinite(context))
         if lse is not None:
             bases = 0 if base is None else _finite_from_below(base)
-            lse[..., None][here] = bases + np.log(total, dtype=np.float64)
+            lse[here] = bases + np.log(total, dtype=np.float64)
 
 
 def _pass_over_keys(
-    call: Call, part: Part, context: Array, weights: Array | None, unit: float = 1.0
+    call: Grouped, part: Part, context: Array, weights: Array | None, unit: float = 1.0
 ) -> tuple[Array | None, Array]:
     """Fill in one part's `context`; gives a base for each row and its sum of `exp(score - base)`.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +9,9 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.attend import native
-from qkv.attend.call import Call, check_call, check_heads, check_types, rounded
+from qkv.attend.call import Call, Packed, check_call, rounded
 from qkv.attend.solve import solve
-from qkv.attend.visibility import check_flag, check_offset, check_per_row, check_window
+from qkv.attend.visibility import check_flag, check_offset, check_per_row
 from qkv.ops.kernel import body
 
 
@@ -76,45 +74,9 @@ def varlen_attention(
         call="varlen_attention",
     )
     out, lse = attend_rows(packed, lse=return_lse)
-    out = rounded(out, packed.whole.dtype)
-    return out if lse is None else (out, rounded(lse, packed.whole.kind))
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Everything that a call about packed rows was asked, checked.
-
-    Arrays are `(total, heads, size)`; sequence b owns the query rows from `starts[b]` to
-    `starts[b + 1]`, and the key rows likewise.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    starts: Array  # (B + 1,)
-    key_starts: Array  # (B + 1,)
-    offsets: Array  # (B,)
-    options: Mapping[str, Any]  # all other rules
-    whole: Call  # the same rules and heads, seen as if all rows were one sequence
-    call: str  # the name that errors give
-
-    def runs(self) -> list[tuple[int, int]]:
-        """Neighbours of the same lengths, which can be seen as one batch without copying."""
-        lengths, keys = np.diff(self.starts), np.diff(self.key_starts)
-        changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
-        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
-        return [(a, b) for a, b in pairwise(edges) if a < b]
-
-    def batch(self, first: int, last: int) -> Call:
-        """The sequences of one run as a call."""
-        arrays = (
-            as_batch(self.query, self.starts, first, last),
-            as_batch(self.key, self.key_starts, first, last),
-            as_batch(self.value, self.key_starts, first, last),
-        )
-        return check_call(
-            *arrays, q_offset=self.offsets[first:last], call=self.call, **self.options
-        )
+    plan = packed.call.plan
+    out = rounded(out, plan.dtype)
+    return out if lse is None else (out, rounded(lse[..., 0], plan.kind))
 
 
 def check_packed(
@@ -129,59 +91,66 @@ def check_packed(
     **options: Any,
 ) -> Packed:
     """Check the arguments of `varlen_attention`; `call` is the name that errors give."""
-    given = {"query": query, "key": key, "value": value}
-    q, k, v = arrays = [as_array(x, call=call, name=name) for name, x in given.items()]
-    check_types(call, dict(zip(given, arrays, strict=True)))
-    for name, array in zip(given, arrays, strict=True):
+    arrays = []
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        array = as_array(given, call=call, name=name)
         if array.ndim != 3:
             raise ValueError(
                 f"{call}: {name} has shape {array.shape}: packed rows are (total, heads, size)"
             )
-    if len(k) != len(v):
-        raise ValueError(
-            f"{call}: key has {len(k)} rows and value has {len(v)}: each key needs its value"
-        )
-    check_heads(call, q.shape[1], k.shape[1], v.shape[1])
-    starts = check_starts(call, "cu_query_lengths", cu_query_lengths, "query", len(q))
-    key_starts = check_starts(call, "cu_key_lengths", cu_key_lengths, "key", len(k))
+        arrays.append(array.swapaxes(0, 1))
+    whole = check_call(*arrays, q_offset=0, call=call, **options)
+    starts = check_starts(call, "cu_query_lengths", cu_query_lengths, "query", whole.plan.length)
+    key_starts = check_starts(call, "cu_key_lengths", cu_key_lengths, "key", whole.plan.keys)
     if len(starts) != len(key_starts):
         raise ValueError(
             f"{call}: cu_query_lengths counts {len(starts) - 1} sequences and cu_key_lengths "
             f"{len(key_starts) - 1}: they must be the same sequences"
         )
-    sides = check_window(call, options["window"], options["is_causal"])
-    ranged = options["alibi_slopes"] is not None or sides != (None, None)
-    lengths, key_lengths = np.diff(starts), np.diff(key_starts)
-    offsets = _offsets(call, q_offset, lengths, key_lengths, needed=ranged)
-    whole = check_call(*(np.swapaxes(x, 0, 1) for x in arrays), q_offset=0, call=call, **options)
-    return Packed(q, k, v, starts, key_starts, offsets, options, whole, call)
+    ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
+    offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), needed=ranged)
+    return Packed(whole, starts, key_starts, offsets)
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
-    """The output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp, float64."""
-    chosen = body()
-    if chosen is not None and native.takes(packed.whole):
-        return native.attend_packed(
-            chosen,
-            packed.whole,
-            packed.query,
-            packed.key,
-            packed.value,
-            packed.starts,
-            packed.key_starts,
-            packed.offsets,
-            lse=lse,
-        )
-    runs = packed.runs()
-    calls = [packed.batch(*run) for run in runs]
-    rows, heads = packed.query.shape[:2]
-    out = np.empty((rows, heads, packed.value.shape[2]), packed.whole.kind)
-    sums = np.empty((rows, heads, 1), np.float64) if lse else None
-    for run, one, solved in zip(runs, calls, solve(calls, lse=lse), strict=True):
-        as_batch(out, packed.starts, *run)[...] = one.result(solved.context)
-        if sums is not None and solved.lse is not None:
-            as_batch(sums, packed.starts, *run)[...] = one.result(solved.lse[..., None])
-    return out, None if sums is None else sums[..., 0]
+    """The output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp.
+
+    That is float64, `(total, Hq, 1)`.
+    """
+    chosen, plan = body(), packed.call.plan
+    use_kernel = chosen is not None and plan.is_native
+    shape = (plan.length, plan.heads)
+    out = np.empty((*shape, plan.out[-1]), plan.dtype if use_kernel else plan.kind)
+    sums = np.empty((*shape, 1), np.float64) if lse else None
+    if chosen is not None and use_kernel:
+        native.attend_packed(chosen, packed, out, sums)
+        return out, sums
+    runs = equal_runs(packed)
+    calls = [as_call(packed, *run) for run in runs]
+    for run, result in zip(runs, solve(calls, lse=lse), strict=True):
+        as_batch(out, packed.starts, *run)[...] = result.out
+        if sums is not None and result.lse is not None:
+            as_batch(sums, packed.starts, *run)[...] = result.lse
+    return out, sums
+
+
+def equal_runs(packed: Packed) -> list[tuple[int, int]]:
+    """Neighbours of the same lengths, which can be seen as one batch without copying."""
+    lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
+    changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
+    return [(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def as_call(packed: Packed, first: int, last: int) -> Call:
+    """The sequences of one run as a call."""
+    query, key, value = packed.rows
+    arrays = (
+        as_batch(query, packed.starts, first, last),
+        as_batch(key, packed.key_starts, first, last),
+        as_batch(value, packed.key_starts, first, last),
+    )
+    return packed.call.of(*arrays)._replace(offset=packed.offsets[first:last])
 
 
 def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
@@ -213,9 +182,11 @@ def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> A
 def _offsets(
     call: str, q_offset: Any, lengths: Array, key_lengths: Array, *, needed: bool
 ) -> Array:
+    """The place of query 0 among the keys of each sequence `(B,)`."""
     if isinstance(q_offset, str) and q_offset == "end":
         return key_lengths - lengths
     unlike = np.flatnonzero(lengths != key_lengths)
     at = unlike[0] if unlike.size else 0
     both = (int(lengths[at]), int(key_lengths[at])) if lengths.size else (0, 0)
-    return check_offset(call, q_offset, *both, lengths.shape, needed=needed)
+    offset = check_offset(call, q_offset, *both, lengths.shape, needed=needed)
+    return np.full(lengths.shape, offset, np.int64)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from qkv.arrays import Array, as_array, shown
 FAR = 2**60  # further than any key: offsets and windows are kept within it
 
 
-@dataclass(frozen=True)
-class Visibility:
+class Visibility(NamedTuple):
     """One rule, made of all that were given: a key is seen where every one of them allows it.
 
     Query i of a row stands at key `i + offset`. It sees key j where
@@ -92,8 +90,9 @@ def _front(per_row: Array) -> Array:
 
 def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """The two sides of `window`, its right one closed at 0 where `is_causal` says so."""
-    check_flag(call, "is_causal", is_causal)
     left = right = None
+    if is_causal is not True and is_causal is not False:
+        check_flag(call, "is_causal", is_causal)
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise ValueError(
@@ -132,8 +131,8 @@ def _side(call: str, side: Any) -> int | None:
 
 def check_offset(
     call: str, q_offset: Any, length: int, keys: int, lead: tuple[int, ...], *, needed: bool
-) -> Array:
-    """The place of query 0 among the keys, for each row `(*lead,)`."""
+) -> int | Array:
+    """The place of query 0 among the keys: one for all rows, or for each `(*lead,)`."""
     if q_offset is None:
         if needed and length != keys:
             raise ValueError(
@@ -141,16 +140,17 @@ def check_offset(
                 'need q_offset: "start" if query 0 stands at key 0, "end" if the last query stands '
                 "at the last key (a KV cache), or its place as a number"
             )
-        q_offset = 0
+        return 0
     if isinstance(q_offset, str):
         if q_offset not in ("start", "end"):
             raise ValueError(
                 f'{call}: q_offset is {shown(q_offset)}: write "start", "end" or a number'
             )
-        q_offset = 0 if q_offset == "start" else keys - length
+        return 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
-        return np.full(lead, max(-FAR, min(FAR, q_offset)), np.int64)
-    return np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
+        return max(-FAR, min(FAR, q_offset))
+    found = np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
+    return found if lead else int(found)
 
 
 def check_lengths(
@@ -178,7 +178,7 @@ def check_per_row(call: str, name: str, value: Any, lead: tuple[int, ...]) -> Ar
     if array.size and array.max() > 2**62:
         raise ValueError(f"{call}: {name} has {array.max()}, which is beyond any length")
     try:
-        return np.broadcast_to(array.astype(np.int64), lead)
+        return np.broadcast_to(array.astype(np.int64), lead).copy()
     except ValueError:
         rows = f"the leading dimensions are {lead}" if lead else "2-D input takes one number"
         raise ValueError(

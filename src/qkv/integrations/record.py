@@ -73,7 +73,7 @@ class _Layer:
 
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
         """Whether these queries are the next ones of the texts that were seen so far."""
-        same = self.parts[0].lse.shape[:-1] == (*call.lead, call.shape[-3] * call.shape[-2])
+        same = self.parts[0].lse.shape[:-1] == call.plan.rows[:-1]
         return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
@@ -327,24 +327,20 @@ def can_record(library: str) -> None:
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
     """The same call where what is padding asks nothing, so that no key receives its weight."""
-    length = call.shape[-1]
+    length = call.plan.length
     start = ran.start or 0
-    if ran.padding is None or ran.padding.shape[0] != call.lead[-1]:
+    if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
         return call
     real = ran.padding[:, start : start + length]  # (B, L)
     if real.shape[1] < length or real.all():
         return call
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
-        return replace(call, visibility=replace(call.visibility, query_lengths=lengths))
+        return call._replace(query_lengths=lengths)
     if ran.is_causal:  # padding in front of all tokens sees none of them
         return call
-    added = np.where(real, 0, -np.inf).astype(call.kind)[:, None, None, :, None]
-    added = np.broadcast_to(
-        added if call.bias is None else call.bias + added, (*call.shape, call.keys)
-    )
-    numbers = (*call.visibility.numbers, added)
-    return replace(call, bias=added, visibility=replace(call.visibility, numbers=numbers))
+    added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
+    return call._replace(bias=added if call.bias is None else call.bias + added)
 
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.call import check_call
 from qkv.attend.gradient import attention_grad
-from qkv.attend.quick import quick_attention
 from qkv.attend.solve import answer
 from qkv.extras import need
 from qkv.integrations.callers import part_of, running
@@ -24,8 +23,6 @@ from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager" for a whole one'
-SHORT = 32  # queries up to which it takes longer to check a call than to copy its result
-PLAIN = {"is_causal", "scale"}
 
 
 def register() -> None:
@@ -117,12 +114,6 @@ def attend(
         out, shown = _function().apply(asked, *tensors.values())
         return out, shown
     arrays = {n: as_array(x) for n, x in tensors.items()}
-    plain = len(arrays) == 3 and {*options} <= PLAIN and query.shape[-2] <= SHORT
-    if plain and not weights and current() is None:
-        is_causal = "is_causal" in options
-        found = quick_attention(**arrays, is_causal=is_causal, scale=scaling, lse=False)
-        if found is not None:
-            return as_tensor(found[0]).transpose(-3, -2).contiguous(), None
     out, shown, _ = _answer(name, arrays, options, ran, weights=weights)
     return out, shown
 
@@ -301,12 +292,11 @@ def _answer(
         if weights:
             shown = answer(call, weights=True)[1]
     else:
-        kv_heads, group, length = call.shape[-3:]
-        lead = call.lead[len(call.lead) + 3 - call.axes :]
-        out = np.empty((*lead, length, kv_heads * group, call.value.shape[-1]), call.dtype)
+        *lead, heads, length, size = call.plan.out
+        out = np.empty((*lead, length, heads, size), call.plan.dtype)
         _, *found = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
         shown = found[0] if weights else None
         sums = found[-1] if lse else None
     if shown is not None:
-        shown = as_tensor(shown.astype(call.dtype, copy=False))
+        shown = as_tensor(shown.astype(call.plan.dtype, copy=False))
     return as_tensor(out), shown, None if sums is None else as_tensor(sums)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, is_frozen
-from qkv.attend import native
 from qkv.attend.cache import KVCache, put
-from qkv.attend.call import check_scale, check_softcap, narrow
+from qkv.attend.call import check_call
+from qkv.attend.plan import takes
+from qkv.attend.solve import answer
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
@@ -80,7 +81,7 @@ def steps_for(
             or "out_proj.weight" not in block.attn.parameters
             or block.mlp is None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
-            or not native.takes_size(dtype, block.attn.d_query)
+            or not takes(dtype, block.attn.d_query)
             or not given.keys() <= _OPTIONS
             or given.get("is_causal") is not True
         ):
@@ -125,16 +126,11 @@ class _Step:
         self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
         self.rotary = id(attn.rotary)
         self.swapped = None if attn.rotary is None else _swapped(attn.rotary, self.size)
-        slopes, sinks = options.get("alibi_slopes"), options.get("sinks")
-        wide = np.dtype(np.float32)
-        call = type(attn).__name__
-        self.options: dict[str, Any] = {
-            "slopes": None if slopes is None else narrow(np.asarray(slopes), wide),
-            "sinks": None if sinks is None else narrow(sinks, wide).reshape(self.heads, -1),
-            "softcap": check_softcap(call, options.get("softcap")),
-            "scale": check_scale(call, options.get("scale"), self.size),
-            "threads": kernel.threads,
-        }
+        one = (1, attn.num_heads, 1, self.size)
+        other = (1, attn.num_kv_heads, 1, self.size)
+        values = (*other[:-1], attn.d_value)
+        stand_ins = (np.broadcast_to(np.zeros((), kernel.kind), x) for x in (one, other, values))
+        self.rules = check_call(*stand_ins, **options, call=type(attn).__name__)
 
     def __call__(
         self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
@@ -181,7 +177,12 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         given = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        z = native.attend_behind(kernel.body, both[:, :heads, None], given, **self.options)
+        call = self.rules.of(both[:, :heads, None], given["key"], given["value"])._replace(
+            offset=given["q_offset"],
+            query_lengths=given.get("query_lengths"),
+            key_lengths=given.get("key_lengths"),
+        )
+        [z] = answer(call)
         return self.out(kernel.handed(z.reshape(len(x), -1)), None, residual)
 
 

@@ -197,11 +197,14 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
         q_offset, call = inputs.options.get("q_offset"), inputs.call
         if inputs.cu is None:
             offset = check_offset(call, q_offset, length, keys, inputs.lead, needed=True)
-            at, there = offset[..., None, None] + np.arange(length), np.arange(keys)
+            at, there = (
+                np.reshape(offset, (*np.shape(offset), 1, 1)) + np.arange(length),
+                np.arange(keys),
+            )
         else:
             text, there = places(inputs.cu)
             offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
-            at = offset[text] + there
+            at = np.broadcast_to(offset, len(inputs.cu) - 1)[text] + there
     return {
         name: Positions(place, 1 + int(np.max(place, initial=0)))
         for name, place in (("q", at), ("k", there))

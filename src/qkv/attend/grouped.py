@@ -1,0 +1,89 @@
+"""A call as NumPy computes it: heads grouped by the key head that they read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.attend.call import Call
+from qkv.attend.visibility import Visibility
+
+
+class Grouped(NamedTuple):
+    """A call in the type that the work is done in; there is at least one leading axis."""
+
+    query: Array  # (*lead, Hkv, G, L, d)
+    key: Array  # (*lead, Hkv, 1, S, d)
+    value: Array  # (*lead, Hkv, 1, S, dv)
+    visibility: Visibility
+    bias: Array | None  # float, (*lead, Hkv, G, L, S)
+    mask: Array | None  # float, the same shape
+    slopes: Array | None  # (Hkv, G, 1, 1)
+    sinks: Array | None  # (Hkv, G, 1, n)
+    softcap: float | None
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(*lead, Hkv, G, L)`."""
+        return self.query.shape[:-1]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimensions."""
+        return self.query.shape[:-4]
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.visibility.keys
+
+    @property
+    def kind(self) -> np.dtype[Any]:
+        """The type that the work is done in, and that weights and log-sum-exp have."""
+        return self.query.dtype
+
+
+def grouped(call: Call) -> Grouped:
+    """The same call, copied only where it is of another type."""
+    plan = call.plan
+    *lead, kv_heads, group = plan.groups
+
+    def spread(array: Array, heads: int) -> Array:
+        shape = (*plan.lead, heads, *array.shape[-2:])
+        array = array.astype(plan.kind, copy=False)
+        return array if array.shape == shape else np.broadcast_to(array, shape)
+
+    def cells(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        return plan.grouped(np.broadcast_to(array, (*plan.rows, plan.keys)))
+
+    bias, mask = cells(call.bias), cells(call.mask)
+    given = mask if mask is not None and mask.dtype == bool else None
+    mask = mask if given is None else None
+    per_head = (kv_heads, group, 1, -1)
+    return Grouped(
+        plan.grouped(spread(call.query, plan.heads)),
+        plan.grouped_keys(spread(call.key, kv_heads)),
+        plan.grouped_keys(spread(call.value, kv_heads)),
+        Visibility(
+            length=plan.length,
+            keys=plan.keys,
+            offset=np.full(plan.lead, call.offset, np.int64).reshape(lead),
+            left=call.left,
+            right=call.right,
+            query_lengths=None if call.query_lengths is None else call.query_lengths.reshape(lead),
+            key_lengths=None if call.key_lengths is None else call.key_lengths.reshape(lead),
+            given=given,
+            numbers=tuple(x for x in (mask, bias) if x is not None),
+        ),
+        bias,
+        mask,
+        None if call.slopes is None else call.slopes.reshape(per_head),
+        None if call.sinks is None else call.sinks.reshape(per_head),
+        call.softcap,
+        call.scale,
+    )

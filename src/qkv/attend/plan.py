@@ -1,0 +1,199 @@
+"""What follows from the shapes and types of a call: worked out once, and kept for the next call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, compute_type, is_float, native
+from qkv.ops.kernel import kernel
+
+Shape = tuple[int, ...]
+MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of a call that fit each other, and the shapes of its results."""
+
+    dtype: np.dtype[Any]  # of the result
+    kind: np.dtype[Any]  # that the work is done in, and of weights and log-sum-exp
+    lead: Shape  # the leading dimensions of the result
+    heads: int  # Hq
+    kv_heads: int  # Hkv
+    length: int  # L
+    keys: int  # S
+    size: int  # d
+    rows: Shape  # (*lead, Hq, L), or (L,) where 2-D input came in
+    out: Shape  # (*lead, Hq, L, dv), or (L, dv)
+    groups: Shape  # (*lead, Hkv, G), with at least one leading axis
+    is_native: bool  # whether the kernel computes it, where there is one
+
+    def grouped(self, array: Array) -> Array:
+        """`(*lead, Hq, n, m)` as `(*lead, Hkv, G, n, m)`, a view of an array of its own."""
+        return array.reshape(*self.groups, *array.shape[-2:])
+
+    def grouped_keys(self, array: Array) -> Array:
+        """`(*lead, Hkv, n, m)` as `(*lead, Hkv, 1, n, m)`."""
+        return array.reshape(*self.groups[:-1], 1, *array.shape[-2:])
+
+    def ungrouped(self, array: Array) -> Array:
+        """`(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or 2-D where that came in."""
+        return array.reshape(*self.rows, array.shape[-1])
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_of(
+    call: str,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    query_type: np.dtype[Any],
+    key_type: np.dtype[Any],
+    value_type: np.dtype[Any],
+) -> Plan:
+    """The plan for arrays of these shapes and types; `call` is the name that errors give.
+
+    Of what does not fit nothing is kept. Numbers (scale, window, ...) are no part of it: to look at
+    one is quicker than to look it up, and True, 1 and 1.0 would be the same key.
+    """
+    dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
+    shapes = {"query": query, "key": key, "value": value}
+    is_flat = _check_axes(call, shapes)
+    q, k, v = ((1,) * is_flat + shape for shape in shapes.values())
+    heads, kv_heads = _check_heads(call, q[-3], k[-3], v[-3])
+    lead = _lead(call, q[:-3], k[:-3], v[:-3])
+    rows = q[-2:-1] if is_flat else (*lead, *q[-3:-1])
+    return Plan(
+        dtype=dtype,
+        kind=compute_type(dtype),
+        lead=lead,
+        heads=heads,
+        kv_heads=kv_heads,
+        length=q[-2],
+        keys=k[-2],
+        size=q[-1],
+        rows=rows,
+        out=(*rows, v[-1]),
+        groups=(*(lead or (1,)), kv_heads, heads // max(kv_heads, 1)),
+        is_native=takes(dtype, q[-1]),
+    )
+
+
+def takes(dtype: np.dtype[Any], size: int) -> bool:
+    """Whether the kernel, if there is one, computes with vectors of `size` of this type."""
+    return size <= MAX_SIZE and compute_type(dtype) == np.float32
+
+
+def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+    """The one float type that all of the named arrays share."""
+    found = {native(kind) for kind in types.values()}
+    if len(found) == 1 and is_float(next(iter(found))):
+        return found.pop()
+    named = ", ".join(f"{name} {native(kind)}" for name, kind in types.items())
+    if not all(map(is_float, found)):
+        raise TypeError(
+            f"{call}: {named}: all must be float16, bfloat16, float32 or float64: "
+            "convert them, for example with .astype(np.float32)"
+        )
+    raise TypeError(f"{call}: {named}: they must share one type: convert with .astype(...)")
+
+
+def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> tuple[int, int]:
+    """How many query heads and how many key heads there are."""
+    if kv_heads != value_heads:
+        raise ValueError(
+            f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
+        )
+    if heads and (kv_heads == 0 or heads % kv_heads):
+        raise ValueError(
+            f"{call}: query has {heads} heads and key has {kv_heads}: "
+            "the number of query heads must be a multiple of the key heads"
+        )
+    return heads, kv_heads
+
+
+def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
+    """Whether the arrays are plain 2-D ones, once their axes are known to fit."""
+    axes = [len(shape) for shape in shapes.values()]
+    named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
+    if min(axes) < 2:
+        raise ValueError(
+            f"{call}: {named}: each must be (..., heads, length, size), or all (length, size)"
+        )
+    if min(axes) == 2 and max(axes) > 2:
+        raise ValueError(
+            f"{call}: {named}: 2-D goes with 2-D only: give the 2-D ones a head axis, x[None]"
+        )
+    (*_, keys, size), query_size = shapes["key"], shapes["query"][-1]
+    if query_size != size:
+        raise ValueError(
+            f"{call}: query has size {query_size} and key has size {size} in the last axis: "
+            "a query meets a key of its own size"
+        )
+    if size == 0:
+        raise ValueError(
+            f"{call}: query and key have size 0 in the last axis: it must be at least 1"
+        )
+    if shapes["value"][-2] != keys:
+        raise ValueError(
+            f"{call}: key has {keys} rows and value has {shapes['value'][-2]}: "
+            "each key needs its value"
+        )
+    return max(axes) == 2
+
+
+def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
+    """The leading dimensions that these broadcast to."""
+    if query == key == value:
+        return query
+    try:
+        return np.broadcast_shapes(query, key, value)
+    except ValueError:
+        raise ValueError(
+            f"{call}: the leading dimensions do not broadcast: query {query}, key {key}, "
+            f"value {value}"
+        ) from None
+
+
+@functools.lru_cache(maxsize=1024)
+def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells: Shape) -> None:
+    """An error unless a mask or a bias broadcasts to `cells`, `(..., Hq, L, S)`."""
+    if dtype.kind == "b":
+        if name != "attn_mask":
+            raise TypeError(
+                f"{call}: {name} is bool: it is added to the scores; what hides goes into attn_mask"
+            )
+    elif not is_float(dtype):
+        way = (
+            "write bool (True = may attend), or float (added to the scores, -inf hides); "
+            "for 0 and 1 that is attn_mask.astype(bool)"
+            if name == "attn_mask"
+            else "it is added to the scores: write float"
+        )
+        raise TypeError(f"{call}: {name} is {dtype}: {way}")
+    try:
+        fits = np.broadcast_shapes(shape, cells) == cells
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{call}: {name} has shape {shape} and (L, S) is {cells[-2:]}: "
+            f"it must broadcast to {cells}"
+        )
+
+
+def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
+    """An error unless there are numbers for the heads: one each, or for sinks any number."""
+    if not is_float(dtype):
+        raise TypeError(f"{call}: {name} is {dtype}: write float")
+    most = 2 if name == "sinks" else 1
+    if not 1 <= len(shape) <= most or shape[0] != heads:
+        wanted = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
+        raise ValueError(
+            f"{call}: {name} has shape {shape} and query has {heads} heads: write {wanted}"
+        )
