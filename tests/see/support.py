@@ -1,5 +1,6 @@
-"""Texts and traces made by hand."""
+"""Texts and traces made by hand, and pages unpacked."""
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -67,3 +68,10 @@ def weights(layers: int = 2, heads: int = 2, **cells: float) -> np.ndarray:
         where, i, j = place.split("_")
         table[int(where[1]), int(where[3]), int(i), int(j)] = weight
     return table
+
+
+def unpack(packed: dict) -> np.ndarray:
+    """The numbers as a page reads them."""
+    kind = f"<u{packed['bits'] // 8}" if "bits" in packed else "<f4"
+    data = np.frombuffer(base64.b64decode(packed["b64"]), kind)
+    return data.reshape(packed["shape"]).astype(np.float64)

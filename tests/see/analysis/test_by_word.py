@@ -14,7 +14,7 @@ from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.measures import summarize
 from qkv.trace import Trace
 
-from ..page.test_html import payload_in
+from ..page.reading import payload_in
 from ..support import made_trace
 
 FISH = "The fisherman sat down."

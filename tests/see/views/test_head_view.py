@@ -12,7 +12,7 @@ from qkv.models import Model
 from qkv.see import HeadView, head_view
 from qkv.trace import Trace
 
-from ..page.test_html import payload_in
+from ..page.reading import payload_in
 from ..support import BANK, CAT
 
 RNG = np.random.default_rng(0)

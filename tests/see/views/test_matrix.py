@@ -20,7 +20,7 @@ from qkv.see import View, compare, head_view, image_view, plot_shift, replay, sh
 from qkv.see.draw import figure
 from qkv.trace import Seq2SeqTrace, Trace
 
-from ..page.test_html import payload_in
+from ..page.reading import payload_in
 
 CAT, DOG = "the cat sat", "cats sat down"
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)

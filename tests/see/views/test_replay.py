@@ -19,8 +19,9 @@ from qkv.see.analysis.training import replay_of
 from qkv.see.views.replay import ReplayView
 from qkv.trace import Trace
 
-from ..analysis.test_measures import unpack
-from ..page.test_html import HOSTILE, Page, payload_in
+from ..page.reading import Page, payload_in
+from ..page.test_html import HOSTILE
+from ..support import unpack
 from ..training import STEPS, TEXT, goal, made_run, run_folder, write_snapshot
 
 COPIES = ["[CLS]", "the", "cat", "sat", "on", "the", "cat", "and", "the", "dog", "sat"]
