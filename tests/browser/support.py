@@ -6,7 +6,7 @@ import numpy as np
 from playwright.sync_api import Locator, Page
 
 from qkv.see.analysis.heads import Heads
-from qkv.see.page.html import fragment, whole_page
+from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
 STEP = 1 / 65535  # of a weight in a page
@@ -35,6 +35,10 @@ def made(
         norms=list(random.uniform(0.1, 5, size=(layers, heads, size))),
         **more,
     )
+
+
+def whole_page(payload: dict[str, Any], static: str) -> str:
+    return document(payload["title"], fragment(payload, static), payload["theme"])
 
 
 def payload(*texts: Heads, layer: int = 0, head: int = 0, query: int = 0, **more: Any) -> Any:

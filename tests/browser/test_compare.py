@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.see.page.html import whole_page
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
 from .conftest import Visit
-from .support import STATIC, STEP, WORDS, keys, made, read, said
+from .support import STATIC, STEP, WORDS, keys, made, read, said, whole_page
 
 LEFT, RIGHT = "I love you", "You love me"
 

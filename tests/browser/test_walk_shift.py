@@ -13,7 +13,6 @@ from playwright.sync_api import Locator, Page
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
 from qkv.see.analysis.shift import Shift, shift_of_traces
-from qkv.see.page.html import whole_page
 from qkv.see.page.payload import payload_of
 from qkv.see.page.shift import shift_payload
 from qkv.see.page.walk import walk_payload
@@ -21,7 +20,7 @@ from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 
 from .conftest import Visit
-from .support import STATIC, press, read, readout, said, tight
+from .support import STATIC, press, read, readout, said, tight, whole_page
 
 CAT = "The cat sat on the mat"
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"

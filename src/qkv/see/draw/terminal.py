@@ -188,7 +188,7 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
             left = weights[i].sum() - weights[i, shown].sum()
             line.append(f" {max(0.0, float(left)):{max(cell, 6)}.2f}", style="dim not bold")
         lines.append(line)
-    lines.append(_scale(screen, top, hidden is not None and bool(hidden.any())))
+    lines.append(_scale(screen, panel))
     counts = [(len(panel.rows), len(shown_rows), "rows"), (len(columns), len(shown), "columns")]
     return lines + _left_out(counts, ", those of the largest weights")
 
@@ -266,19 +266,20 @@ def _cell(screen: Screen, weight: float, top: float, width: int) -> Text:
     return Text((mark + f"{weight:.2f}").rjust(width), style="not bold")
 
 
-def _scale(screen: Screen, top: float, some_hidden: bool) -> Text:
+def _scale(screen: Screen, panel: HeatMap) -> Text:
     from rich.text import Text
 
-    line = Text("scale 0.00 ", style="dim")
+    low, top = panel.ends
+    line = Text(f"scale {low:.2f} ", style="dim")
     if screen.shades:
         for step in range(16):
             line.append(" ", style=f"not dim {screen.shading(step / 15)}")
     else:
         line.append(" ░▒▓█" if screen.unicode else " .:*#")
     line.append(f" {top:.2f}")
-    if top != 1:
+    if panel.top not in (None, 1.0):
         line.append(" (stretched to the largest)")
-    if some_hidden:
+    if panel.hidden is not None and panel.hidden.any():
         line.append(f"   {'·' if screen.unicode else '-'} hidden by the mask")
     return line
 

@@ -48,9 +48,18 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     )
 
 
-def whole_page(payload: dict[str, Any], static: str) -> str:
-    """A view as a page of its own."""
-    return document(payload["title"], fragment(payload, static), payload["theme"])
+def picture(static: str, theme: str) -> str:
+    """A picture, as SVG, as a part of a page and in the colours of its theme."""
+    dark = "--ink:#ececec;--dim:#a8a8a8;--paper:#121212"
+    style = f".qkv-picture{{--ink:{colours.INK};--dim:{colours.DIM};--paper:#ffffff}}"
+    if theme == "dark":
+        style += f".qkv-picture{{{dark}}}"
+    elif theme == "auto":
+        style += f"@media (prefers-color-scheme: dark){{.qkv-picture{{{dark}}}}}"
+    names = {colours.INK: "ink", colours.DIM: "dim", "#ffffff": "paper"}
+    for color, name in names.items():
+        style += f'.qkv-picture [fill="{color}"]{{fill:var(--{name})}}'
+    return f'<style>{style}</style><div class="qkv-picture">{static}</div>'
 
 
 def document(title: str, body: str, theme: str) -> str:

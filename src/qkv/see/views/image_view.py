@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.files import replacing
 from qkv.models.vision import grid_of
 from qkv.see.analysis.findings import one_text
 from qkv.see.draw import figure
-from qkv.see.draw.colours import AFTER, DIM, INK, THEMES, scale_end
+from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Panel, Prose
-from qkv.see.page.html import document
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
@@ -158,28 +155,6 @@ class ImageView(View):
     def figure(self) -> Figure:
         """The panels of the view as a matplotlib figure, on the ground that its theme has."""
         return figure.draw(self.title, [], self.panels(), dark=self.theme == "dark")
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        page = document(self.sentence, self._repr_html_(), self.theme)
-        with replacing(path) as file:
-            file.write(page.encode("utf-8"))
-
-    def _repr_html_(self) -> str:
-        colours = {INK: "ink", DIM: "dim", "#ffffff": "paper"}
-        dark = "--ink:#ececec;--dim:#a8a8a8;--paper:#121212"
-        style = f".qkv-image{{--ink:{INK};--dim:{DIM};--paper:#ffffff}}"
-        if self.theme == "dark":
-            style += f".qkv-image{{{dark}}}"
-        elif self.theme == "auto":
-            style += f"@media (prefers-color-scheme: dark){{.qkv-image{{{dark}}}}}"
-        rules = "".join(
-            f'.qkv-image [fill="{color}"]{{fill:var(--{name})}}' for color, name in colours.items()
-        )
-        return f'<style>{style}{rules}</style><div class="qkv-image">{self.svg()}</div>'
-
-    def _payload(self) -> dict[str, Any]:
-        return self._numbers()  # no script of ours reads it: the picture is all there is
 
     def _headings(self) -> list[Heading]:
         return []  # its tokens are patches

@@ -14,7 +14,7 @@ from qkv.see.analysis.words import explained
 from qkv.see.draw import figure, svg, terminal
 from qkv.see.draw.panels import Panel
 from qkv.see.draw.screen import Screen, prose, with_a_width
-from qkv.see.page.html import fragment, whole_page
+from qkv.see.page.html import document, fragment, picture
 from qkv.see.page.payload import finite, payload_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class View(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it: one piece of HTML that needs no network."""
-        return fragment(self._payload() | {"notes": self.notes}, self.svg())
+        return self._html()[1]
 
     @property
     @abstractmethod
@@ -102,8 +102,7 @@ class View(ABC):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        payload = self._payload() | {"notes": self.notes}
-        page = whole_page(payload, self.svg()).encode("utf-8")
+        page = document(*self._html(), self.theme).encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
@@ -142,9 +141,16 @@ class View(ABC):
     def _numbers(self) -> dict[str, Any]:
         """What `to_dict` gives, arrays as they are."""
 
-    @abstractmethod
-    def _payload(self) -> dict[str, Any]:
-        """What a page reads, as page/payload.py describes it."""
+    def _payload(self) -> dict[str, Any] | None:
+        """What a page's script reads (page/payload.py); None where the picture is all there is."""
+        return None
+
+    def _html(self) -> tuple[str, str]:
+        """Title and body of a page."""
+        payload = self._payload()
+        if payload is None:
+            return self.title, picture(self.svg(), self.theme)
+        return payload["title"], fragment(payload | {"notes": self.notes}, self.svg())
 
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
