@@ -1,4 +1,4 @@
-"""Heads of traces and of plain arrays: what is read, what is refused."""
+"""Heads of traces: what is read, and what is said of them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import Model, random_model
-from qkv.see.analysis.heads import Heads, heads_from, heads_of
+from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.measures import summarize
 from qkv.trace import Trace
 
@@ -15,89 +15,6 @@ from ..support import CAT
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.dirichlet(np.ones(4), size=(2, 3, 4))  # (layers, heads, L, S)
 TOKENS = ["<s>", "a", "b", "."]
-
-
-class Tensor:
-    """What a tensor does that wants gradients and sits on another device."""
-
-    def __init__(self, array: np.ndarray, ready: int = 0) -> None:
-        self.array, self.ready, self.shape = array, ready, array.shape
-
-    def detach(self) -> "Tensor":
-        return Tensor(self.array, 1)
-
-    def cpu(self) -> "Tensor":
-        return Tensor(self.array, self.ready + 1)
-
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        if self.ready < 2:
-            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
-        return self.array
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        WEIGHTS,
-        WEIGHTS[:, None],
-        WEIGHTS.tolist(),
-        list(WEIGHTS),
-        tuple(WEIGHTS[:, None]),
-        [Tensor(layer[None]) for layer in WEIGHTS],
-        Tensor(WEIGHTS),
-    ],
-)
-def test_every_form_of_attention_is_read(given: Any) -> None:
-    heads = heads_from(given, TOKENS, call="show")
-    np.testing.assert_allclose(np.array(heads.weights), WEIGHTS, rtol=1e-6)
-    assert (heads.layers, heads.count, heads.cells) == ([0, 1], 3, 96)
-    assert heads.special == [True, False, False, False]
-
-
-def test_layers_can_be_picked() -> None:
-    heads = heads_from(WEIGHTS, TOKENS, layers=[1], call="show")
-    assert heads.layers == [1]
-    np.testing.assert_array_equal(heads.weights[0], WEIGHTS[1])
-    for layers, said in (([2], "no layer 2: attention holds 0 to 1"), ([], "no layer left")):
-        with pytest.raises(ValueError, match=said):
-            heads_from(WEIGHTS, TOKENS, layers=layers, call="show")
-
-
-@pytest.mark.parametrize(
-    ("given", "tokens", "error", "said"),
-    [
-        (WEIGHTS[0, 0], TOKENS, ValueError, r"has shape \(4, 4\): give \(layers, heads, L, S\)"),
-        (WEIGHTS, TOKENS[:3], ValueError, "has 4 queries and there are 3 tokens"),
-        (WEIGHTS, "abcd", TypeError, "the tokens are one string"),
-        (WEIGHTS[..., :3], TOKENS, ValueError, "4 queries and 3 keys: .*head_view"),
-        ([WEIGHTS], TOKENS, ValueError, "layer 0 has 2 texts: give one text"),
-        (
-            [WEIGHTS[0], WEIGHTS[1, :2]],
-            TOKENS,
-            ValueError,
-            r"layer 1 is \(2, 4, 4\) and of layer 0",
-        ),
-        ([None, None], TOKENS, ValueError, "layer 0 is None: .*eager"),
-        ([], TOKENS, ValueError, r"has shape \(0,\)"),
-        (WEIGHTS * 40, TOKENS, ValueError, "give weights, from 0 to 1, not scores"),
-        (WEIGHTS - 0.5, TOKENS, ValueError, "attention of layer|attention holds -0"),
-        (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128: give weights"),
-    ],
-)
-def test_what_does_not_fit_is_refused(given: Any, tokens: Any, error: type, said: str) -> None:
-    with pytest.raises(error, match=f"^show: .*{said}"):
-        heads_from(given, tokens, call="show")
-
-
-def test_keys_may_be_other_tokens() -> None:
-    heads = heads_from([WEIGHTS[0, :, :, :2]], TOKENS, ["x", "</s>"], call="head_view")
-    assert (heads.all_keys, heads.all_key_special) == (["x", "</s>"], [False, True])
-    weights, queries, keys = heads.best_links(0)
-    # neither <s> nor the full stop asks, and </s> is not looked at
-    expected = WEIGHTS[0, :, 1:3, 0]
-    np.testing.assert_array_equal(weights, expected.max(axis=1))
-    np.testing.assert_array_equal(queries, expected.argmax(axis=1) + 1)
-    assert keys.tolist() == [0, 0, 0]
 
 
 def test_a_trace_gives_its_scores_and_what_they_were_scaled_by(lesson: Model) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array, whole_number
 from qkv.see.analysis import findings
-from qkv.see.analysis.heads import LONG, heads_from
+from qkv.see.analysis.from_arrays import heads_from
+from qkv.see.analysis.heads import LONG
 from qkv.see.analysis.words import bare, spans_of, words_of
 from qkv.text.tokenized import find_pieces
 from qkv.text.tokenizer import check_text

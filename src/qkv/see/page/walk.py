@@ -56,7 +56,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "arrays": arrays,
         "steps": [
             {name: getattr(step, name) for name in _OF_A_STEP}
-            | {"columns": "keys" if step.by_token else None}
+            | {"columns": "keys" if step.columns else None}
             for step in walk.steps
         ],
         "start": list(walk.cell),

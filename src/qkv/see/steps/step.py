@@ -60,11 +60,6 @@ class Step:
     sum: str = ""
     note: str = ""
 
-    @property
-    def by_token(self) -> bool:
-        """Whether the columns stand for tokens, as the rows do."""
-        return self.columns is not None
-
 
 @dataclass(eq=False)
 class Walk:

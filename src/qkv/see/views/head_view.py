@@ -11,7 +11,8 @@ from typing import Any
 from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import Heads, Summary, heads_from, heads_of
+from qkv.see.analysis.from_arrays import heads_from
+from qkv.see.analysis.heads import Heads, Summary, heads_of
 from qkv.see.analysis.inputs import traced
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText
