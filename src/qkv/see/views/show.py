@@ -154,6 +154,7 @@ def show(
     >>> view = show("The cat sat on the mat", model="random", layer=0, head=1)
     >>> view.tokens, view.weights.shape
     (['the', 'cat', 'sat', 'on', 'the', 'mat'], (6, 6))
+    >>> import numpy as np
     >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"]).sentence
     'hello looks at world: 0.50 (layer 0, head 0).'
     """
