@@ -317,3 +317,21 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
 def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("cu_lengths", [None, [0, 2, 3]])
+def test_a_call_by_hand_is_checked_once(
+    monkeypatch: pytest.MonkeyPatch, cu_lengths: list[int] | None
+) -> None:
+    import qkv.layers.attention.forward as module
+
+    checked = []
+
+    def counted(*arrays: Any, **options: Any) -> Any:
+        checked.append(options)
+        return check_call(*arrays, **options)
+
+    check_call = module.check_call
+    monkeypatch.setattr(module, "check_call", counted)
+    block_of(False)(numbers(3, 8), cu_lengths=cu_lengths, is_causal=True)
+    assert len(checked) == 1

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type
 from qkv.attend.cache import KVCache
+from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
@@ -147,7 +148,7 @@ class Block:
         Returns:
             An array of the shape of `x`, of the type that it and the parameters promote to.
         """
-        array, cu = self._checked(x, cu_lengths, cache, lengths, options)
+        array, cu, options["plan"] = self._checked(x, cu_lengths, cache, lengths, options)
         return self.run(
             array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
         )[0]
@@ -158,14 +159,14 @@ class Block:
     ) -> tuple[Array, BlockSaved]:
         """The result (..., T, D) of calling the block, and what `backward` needs of it."""
         check_options(options, packed=cu_lengths is not None, call=type(self).__name__)
-        array, cu = self._checked(x, cu_lengths, None, None, options)
+        array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
 
     def _checked(
         self, x: ArrayLike, cu_lengths: Any, cache: Any, lengths: Any, options: Mapping[str, Any]
-    ) -> tuple[Array, Array | None]:
-        """`x` and `cu_lengths` as arrays, once they and the options fit the attention."""
+    ) -> tuple[Array, Array | None, Call | None]:
+        """`x` and `cu_lengths` as arrays, and the plan of the attention, once all of it fits."""
         call = type(self).__name__
         array = vectors_of(x, self.attn.embed_dim, call=call, of="block")
         for name in RETURNS:
@@ -173,8 +174,9 @@ class Block:
                 raise TypeError(f"{call}: a block has no {name}: use trace() to see what is inside")
         if cu_lengths is not None:
             cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        self.attn.check(array, cu_lengths=cu_lengths, cache=cache, lengths=lengths, **options)
-        return array, cu_lengths
+        given: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
+        _, plan, _ = self.attn.check(array, **given, **options)
+        return array, cu_lengths, plan
 
     def run(
         self,

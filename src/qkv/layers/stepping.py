@@ -13,10 +13,10 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type, is_frozen
 from qkv.attend.cache import KVCache, put
-from qkv.attend.call import check_call
 from qkv.attend.plan import takes
 from qkv.attend.solve import answer
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
+from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.block import Block
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
@@ -86,7 +86,7 @@ def steps_for(
             or given.get("is_causal") is not True
         ):
             return None
-        arrays = [*block.parameters.values(), *_head_norms(block.attn)]
+        arrays = [part for part in made_of([block]) if isinstance(part, np.ndarray)]
         if not all(array.dtype == dtype and is_frozen(array) for array in arrays):
             return None
     return Steps(blocks, options, Prepared(here, dtype, get_num_threads()))
@@ -126,11 +126,10 @@ class _Step:
         self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
         self.rotary = id(attn.rotary)
         self.swapped = None if attn.rotary is None else _swapped(attn.rotary, self.size)
-        one = (1, attn.num_heads, 1, self.size)
-        other = (1, attn.num_kv_heads, 1, self.size)
-        values = (*other[:-1], attn.d_value)
-        stand_ins = (np.broadcast_to(np.zeros((), kernel.kind), x) for x in (one, other, values))
-        self.rules = check_call(*stand_ins, **options, call=type(attn).__name__)
+        token = np.zeros((1, 1, attn.embed_dim), kernel.kind)
+        self.plan = attention_plan(
+            attn, Inputs(token, None, kernel.kind, options, type(attn).__name__)
+        )
 
     def __call__(
         self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
@@ -177,7 +176,8 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         given = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        call = self.rules.of(both[:, :heads, None], given["key"], given["value"])._replace(
+        call = self.plan.of(both[:, :heads, None], given["key"], given["value"])
+        call = call._replace(
             offset=given["q_offset"],
             query_lengths=given.get("query_lengths"),
             key_lengths=given.get("key_lengths"),
@@ -239,11 +239,6 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
         return lambda x, residual: down(up(x), None, residual)
     gate = _linear(mlp.parameters, "gate_proj", kernel, mlp.activation)
     return lambda x, residual: down(up(x, gate(x)), None, residual)
-
-
-def _head_norms(attn: MultiHeadAttention) -> list[Array]:
-    norms = (attn.q_norm, attn.k_norm)
-    return [array for norm in norms if norm is not None for array in norm.parameters.values()]
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
-from qkv.attend.gradient import AttentionGradient
+from qkv.attend.gradient import AttentionGradient, summed_to
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.layers.gradient import Gradient, project_back, upstream
@@ -33,7 +33,7 @@ def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradie
         if name in saved.positions:
             assert layer.rotary is not None
             part = layer.rotary.rotate_back(part, *saved.positions[name])
-        part = _summed_to(part, saved.shapes[name])
+        part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
             back = norm.backward(part, saved.norms[name])
@@ -78,12 +78,3 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
         key=np.swapaxes(found.key, 0, 1),
         value=np.swapaxes(found.value, 0, 1),
     )
-
-
-def _summed_to(part: Array, shape: tuple[int, ...]) -> Array:
-    """The gradient of what was repeated: summed over where it was."""
-    extra = part.ndim - len(shape)
-    whole = part.sum(tuple(range(extra))) if extra else part
-    axes = tuple(i for i, size in enumerate(shape) if size == 1 != whole.shape[i])
-    summed: Array = whole.sum(axes, keepdims=True) if axes else whole
-    return summed

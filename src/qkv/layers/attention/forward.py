@@ -14,13 +14,13 @@ from qkv.attend.attention import trace_call
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call, check_call
 from qkv.attend.heads import join_heads, split_heads
-from qkv.attend.options import RETURNS
+from qkv.attend.options import PACKED, RETURNS
 from qkv.attend.solve import answer
 from qkv.attend.summary import summarize_call
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
-from qkv.layers.options import PACKED, PADDED
+from qkv.layers.options import PADDED
 from qkv.layers.packed import keep, padded_heads, places
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.trace import Recorder
@@ -197,10 +197,8 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
         q_offset, call = inputs.options.get("q_offset"), inputs.call
         if inputs.cu is None:
             offset = check_offset(call, q_offset, length, keys, inputs.lead, needed=True)
-            at, there = (
-                np.reshape(offset, (*np.shape(offset), 1, 1)) + np.arange(length),
-                np.arange(keys),
-            )
+            at = np.broadcast_to(offset, inputs.lead)[..., None, None] + np.arange(length)
+            there = np.arange(keys)
         else:
             text, there = places(inputs.cu)
             offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
@@ -239,22 +237,21 @@ def _attend(
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
     is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
-    if plan is None and (cu is None or is_padded or record is not None):
-        plan = attention_plan(layer, inputs)
-    if record is not None and plan is not None:
-        record_weights(plan.of(*(parts if cu is None else padded_heads(parts, cu))), record, top_k)
-    if cu is None:
-        assert plan is not None
-        out, *extra = answer(plan.of(*parts), weights=weights, lse=lse)
-        return out, extra
-    if is_padded:
-        assert plan is not None
-        out, *extra = answer(plan.of(*padded_heads(parts, cu)), weights=weights, lse=lse)
-        text, place = places(cu)
-        return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
-    packed = {n: v for n, v in options.items() if n in PACKED and n not in (*PADDED, *RETURNS)}
+    if cu is None or is_padded or record is not None:
+        call = plan or attention_plan(layer, inputs)
+        call = call.of(*(parts if cu is None else padded_heads(parts, cu)))
+        if record is not None:
+            record_weights(call, record, top_k)
+        if cu is None:
+            out, *extra = answer(call, weights=weights, lse=lse)
+            return out, extra
+        if is_padded:
+            out, *extra = answer(call, weights=weights, lse=lse)
+            text, place = places(cu)
+            return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
+    rules = {n: v for n, v in formula_options(options).items() if n in PACKED}
     query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
-    found = varlen_attention(query, key, value, cu, cu, **packed, return_lse=lse)
+    found = varlen_attention(query, key, value, cu, cu, **rules, return_lse=lse)
     out, *extra = found if lse else (found,)
     return np.swapaxes(out, 0, 1), extra
 

@@ -325,15 +325,19 @@ class MultiHeadAttention:
         residual: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        plan: Call | None = None,
         save: bool = False,
         **options: Any,
     ) -> tuple[Array, AttentionSaved | None]:
-        """The forward pass, unchecked; with `save` also what the backward pass needs."""
+        """The forward pass, unchecked; with `save` also what the backward pass needs.
+
+        `plan` is the call that `check` gave, if anybody asked it.
+        """
         call = self._weights.call
         dtype = result_type([x] if context is None else [x, context], self.parameters, call=call)
         inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths)
         out, _, saved = attention_forward(
-            self, inputs, residual=residual, record=record, top_k=top_k, save=save
+            self, inputs, plan=plan, residual=residual, record=record, top_k=top_k, save=save
         )
         return out, saved
 
