@@ -129,7 +129,7 @@ def test_of_many_words_those_that_moved_furthest_are_named_once_each() -> None:
     named = [text.get_text() for text in labels(axes) if text.get_color() == AFTER]
     assert len(named) == len(set(named)) == 20
     assert "w35" in named
-    assert axes.get_title(loc="left") == "named: 20 of 90"
+    assert axes.get_xlabel().endswith("\nnamed: 20 of 90")
     assert len(points(axes, AFTER)) == 90
 
 

@@ -71,10 +71,11 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
             axes.set_axis_off()
         for axes, panel in zip(places, row, strict=False):
             _DRAW[type(panel)](axes, panel)
-            _plain(axes.set_title(drawable([panel.title])[0], color=letter, pad=8), 11)
+            pad = 8.0
             if isinstance(panel, Arrows):
                 arrows.append((axes, panel))
-                axes.title.set_position((0.5, 1.06))  # above the legend
+                pad = 28.0  # above the legend
+            _plain(axes.set_title(drawable([panel.title])[0], color=letter, pad=pad), 11)
     if arrows:
         for _ in range(2):  # the layout settles in two rounds, and is measured below
             figure.draw_without_rendering()
@@ -246,11 +247,9 @@ def _arrows(axes: Axes, panel: Arrows) -> None:
         axes.scatter(x[~faint], y[~faint], s=26, color=color, zorder=3, label=meaning)
         if faint.any():
             axes.scatter(x[faint], y[faint], s=6, color=color, alpha=0.4, zorder=2)
-    if faint.any():
-        note = f"named: {len(panel.named)} of {len(panel.before)}"
-        axes.set_title(note, fontsize=9, loc="left", pad=28)
     across, up = panel.axis_names
-    axes.set_xlabel(across, fontsize=9)
+    note = f"\nnamed: {len(panel.named)} of {len(panel.before)}" if faint.any() else ""
+    axes.set_xlabel(across + note, fontsize=9)
     axes.set_ylabel(up, fontsize=9)
     axes.margins(0.14)
     axes.set_aspect("equal", adjustable="datalim")
