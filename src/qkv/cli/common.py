@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import functools
 import json
 import os
 import signal
@@ -12,21 +11,18 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from qkv.extras import need
 from qkv.files import check_target
 from qkv.signals import Interrupted, answering, leave
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from qkv.see import View
 
 FAILED, BAD_REQUEST = 1, 2
 
@@ -163,95 +159,6 @@ model_option = click.option(
     "wordnet, which comes with qkv.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-stretch_option = click.option(
-    "--stretch", is_flag=True, help="End scales at the largest weight shown, not at 1."
-)
-open_option = click.option(
-    "--open",
-    "open_page",
-    is_flag=True,
-    help="Open the page in the browser; without --html a temporary file.",
-)
-pieces_option = click.option(
-    "--pieces", is_flag=True, help="Show the pieces of words as they are, not merged."
-)
-
-
-# What a view can be written to: the kind, how the name ends, and what the option says of it.
-FILES = (
-    ("html", (".html", ".htm"), "Write the view as a page that needs nothing else."),
-    ("svg", (".svg",), "Draw it to an SVG file as well."),
-    ("png", (".png",), "Draw the picture to a PNG file as well."),
-)
-
-
-def view_command(
-    layer: int | None = None, head: int | None = None
-) -> Callable[[Callable[..., View]], Any]:
-    """Make a function that gives a view a verb that presents it, with the options of all of them.
-
-    `layer` and `head` name by default the head that it looks at.
-    """
-    default = "the one that stands out" if layer is None else "0"
-
-    def add(make: Callable[..., View]) -> Any:
-        @functools.wraps(make)
-        def command(as_json: bool, open_page: bool, **options: Any) -> None:
-            files = {kind: options.pop(kind) for kind, *_ in FILES}
-            present(lambda: make(**options), files, as_json=as_json, open_page=open_page)
-
-        files = (
-            click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
-            for kind, endings, text in reversed(FILES)
-        )
-        added: Any = command
-        for option in (
-            debug_option,
-            open_option,
-            *files,
-            stretch_option,
-            json_option,
-            model_option,
-            click.option("--head", type=int, default=head, help=f"Which head. Default: {default}."),
-            click.option(
-                "--layer", type=int, default=layer, help=f"Which layer. Default: {default}."
-            ),
-        ):
-            added = option(added)
-        return added
-
-    return add
-
-
-def present(
-    make: Callable[[], View], files: Mapping[str, str | None], *, as_json: bool, open_page: bool
-) -> None:
-    """Make a view, write it to the files that were named by kind, open its page, and print it."""
-    if files.get("png") is not None:
-        need("matplotlib", "plot")  # before any work
-    view = make()
-    for kind, path in files.items():
-        if path is not None:
-            getattr(view, f"to_{kind}")(path)
-            say(f"wrote {path}")
-    if open_page:
-        open_in_browser(view, files.get("html"))
-    if as_json:
-        print_json(view.to_dict())
-    else:
-        view.print(console())
-
-
-def open_in_browser(view: View, path: str | None) -> None:
-    """Open a view's page in the browser; one that has no file yet gets a temporary one."""
-    import webbrowser
-
-    if path is None:
-        path = str(Path(tempfile.mkdtemp(prefix="qkv-"), "view.html"))
-        view.to_html(path)
-        say(f"wrote {path}")
-    if not webbrowser.open(Path(path).resolve().as_uri()):
-        say(f"no browser was found: open {path}")
 
 
 def console() -> Console:
