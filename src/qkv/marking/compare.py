@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.formula import Steps as Formula
 from qkv.attend.formula import formula
 from qkv.marking.inputs import Case
 from qkv.marking.learner import Outcome
 from qkv.marking.mistakes import Mistake
-from qkv.marking.steps import RAW, RIGHT, Steps, compute
+from qkv.marking.steps import RIGHT, Steps, compute
 
 # of the largest value: what float32 rounding needs, and far below what any mistake changes
 TOLERANCE = 2e-6
@@ -35,17 +35,8 @@ def differ(a: Array | None, b: Array | None) -> bool:
     return a is not None and b is not None and not close(a, b)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What is right: the output, and what may come beside it."""
-
-    out: Array
-    weights: Array
-    lse: Array
-
-
-def answer(case: Case) -> Answer:
-    """The right output, weights and log-sum-exp of each row."""
+def answer(case: Case) -> Formula:
+    """What is right: the output, its weights, the log-sum-exp of each row, and all before them."""
     arrays = [a.astype(np.float64) for a in case.arrays.values()]
     parts = RIGHT["project"](*arrays) if "x" in case.arrays else arrays
     if case.heads > 1:
@@ -56,13 +47,7 @@ def answer(case: Case) -> Answer:
     if case.visible is not None:
         visible = visible & case.visible
     steps = formula(q, k, v, scale=q.shape[-1] ** -0.5, visible=visible)
-    out = RIGHT["join"](steps.out) if case.heads > 1 else steps.out
-    return Answer(out, steps.pattern, steps.lse)
-
-
-def scaled_scores(case: Case) -> Array:
-    """The scaled scores, before any mask."""
-    return compute(case, {**RIGHT, **RAW, "weigh": lambda w, v, n: w, "join": lambda a: a})
+    return steps._replace(out=RIGHT["join"](steps.out)) if case.heads > 1 else steps
 
 
 def is_right(run: Outcome) -> bool:
@@ -75,13 +60,8 @@ def first_wrong(runs: list[Outcome]) -> Outcome:
     return next((run for run in runs if not is_right(run)), runs[0])
 
 
-def reproduces(runs: list[Outcome], steps: Steps) -> bool:
-    """Do these steps give what the function gave, on every input?"""
-    return all(_gives(run, steps) for run in runs)
-
-
-def _gives(run: Outcome, steps: Steps) -> bool:
-    """Do these steps give what one call gave?"""
+def reproduces(run: Outcome, steps: Steps) -> bool:
+    """Do these steps give what a call of the function gave?"""
     try:
         predicted = compute(run.case, steps)
     except (ValueError, IndexError):  # shapes that do not fit: the function should have failed too
@@ -100,6 +80,7 @@ def explain(
         if one != other and not first.keys() & second.keys()
     )
     for made, variant in chain([([], {})], each, pairs):
-        if reproduces(runs, {**steps, **variant}):
-            return {**steps, **variant}, made
+        done = {**steps, **variant}
+        if all(reproduces(run, done) for run in runs):
+            return done, made
     return None

@@ -16,7 +16,6 @@ from qkv.marking.compare import (
     differ,
     first_wrong,
     is_right,
-    scaled_scores,
 )
 from qkv.marking.inputs import Case
 from qkv.marking.learner import Outcome
@@ -205,13 +204,14 @@ def second_output(runs: list[Outcome]) -> Finding | None:
     for run in runs:
         if run.second is None or not is_right(run) or not _all_see(run.case):
             continue
-        right, lse = answer(run.case).weights, answer(run.case).lse
+        formula = answer(run.case)
+        right, lse = formula.pattern, formula.lse
         mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
         may_be = (right, mean, lse, lse[..., None])
         if any(_same_numbers(run.second, known) for known in may_be):
             continue
         shows = "they are not the weights that give this output"
-        if _same_numbers(run.second, scaled_scores(run.case)):
+        if _same_numbers(run.second, formula.scores_scaled):
             shows = "they are the scores before softmax"
         if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
             shows = "they are transposed: a row should hold the weights of one query"
@@ -310,7 +310,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
             continue
         if not (weights > 0).all() or not close(weights.sum(axis=-1), np.ones(weights.shape[:-1])):
             return None
-        scores = scaled_scores(run.case)
+        scores = answer(run.case).scores_scaled
         scores = scores - scores.mean(axis=-1, keepdims=True)
         logs = np.log(weights)
         logs = logs - logs.mean(axis=-1, keepdims=True)

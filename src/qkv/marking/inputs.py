@@ -10,6 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
+CORE = "scores, scaling, softmax, values"  # as many queries as keys, d == dv: most mistakes show
 
 
 @dataclass(frozen=True)
@@ -68,130 +69,98 @@ def _lift(a: Array, rank: int) -> Array:
     return a.reshape(a.shape[:-2] + (1,) * missing + a.shape[-2:])
 
 
+def cases(signature: str) -> dict[str, list[Case]]:
+    """What a function is called with in each test, by what is tested, smallest first."""
+    found = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
+    two, _, three = found[CORE]
+    batch = found["batches"][-1]
+    whole = {
+        name: a if name.startswith("w_") else a.astype(np.int64) for name, a in two.arrays.items()
+    }
+    lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
+    masks = [
+        replace(two, mask=np.array([[True, False], [False, True]])),
+        replace(three, mask=lopsided),
+    ]
+    if signature == "qkv":
+        masks += [replace(case, mask=lopsided[:2]) for case in _drawn("qkv", 140, (2, 3, 2, 2))]
+    return {
+        **found,
+        "whole numbers": [Case(whole)],
+        # every query sees something, and would if they were inverted
+        "a mask": masks,
+        "a mask of keys": [
+            replace(two, mask=np.array([False, True])),
+            replace(three, mask=lopsided[0]),
+        ],
+        "a row masked out": [replace(two, mask=np.array([[True, True], [False, False]]))],
+        "a mask on a batch": [replace(batch, mask=lopsided)],
+        "a causal mask": [replace(two, causal=True), replace(three, causal=True)],
+        "a causal mask on a batch": [replace(batch, causal=True)],
+        "both masks together": [replace(three, mask=lopsided, causal=True)],
+    }
+
+
+def _of_query_key_value() -> dict[str, list[Case]]:
+    """Inputs that only these three arrays have, and what others are made of."""
+    smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
+    sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
+    cached = _drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
+    return {
+        CORE: [smallest, *_drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4))],
+        "other lengths and sizes": _drawn("qkv", 50, *sizes, apart=5),
+        # scores [[1000, 0], [-1000, 0]]: exp overflows, and a row far below the largest underflows
+        "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
+        # the first is 2 x 2 x 2, where transposing too many axes goes unseen
+        "batches": _drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
+        # as with a cache; the last is not at the end of the keys
+        "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
+    }
+
+
+def _of_word_vectors() -> dict[str, list[Case]]:
+    """The same where x and the weights of its projections are given."""
+    names = "x,w_q,w_k,w_v"
+    smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
+    two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
+    return {
+        CORE: [two, *_drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2))],
+        "values of another size": _drawn(names, 80, *sizes, apart=5),
+        "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
+        "batches": _drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
+        # in the second the sizes of both heads together are not the width of x
+        "two heads": [replace(case, heads=2) for case in (two, *_drawn(names, 180, (3, 3, 4, 4)))],
+    }
+
+
 def _case(signature: str, *rows: Any) -> Case:
     """A call with these arrays."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]
     return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 
 
-def _drawn(signature: str, *sizes: int, seed: int, batch: tuple[int, ...] = ()) -> Case:
+def _drawn(
+    signature: str,
+    seed: int,
+    *sizes: tuple[int, int, int, int],
+    apart: int = 10,
+    batch: tuple[int, ...] = (),
+) -> list[Case]:
     """Multiples of 1/2 between -2 and 2: short to print, exact in float32.
 
     Args:
         signature: what the sizes are of: (L, S, d, dv), or of x (T, D, d, dv).
-        sizes: these four.
-        seed: of the first array, those of the others follow.
+        seed: of the first array of the first case, those of its others follow.
+        sizes: these four of each case.
+        apart: how far the seeds of two cases are.
         batch: the dimension before.
     """
-    a, b, d, dv = sizes
-    shapes = [(*batch, a, d), (*batch, b, d), (*batch, b, dv)]
-    if signature != "qkv":
-        shapes = [(*batch, a, b), (b, d), (b, d), (b, dv)]
-    generators = (np.random.default_rng(seed + n) for n in range(len(shapes)))
-    numbers = (rng.integers(-4, 5, size) / 2 for rng, size in zip(generators, shapes, strict=True))
-    return _case(signature, *numbers)
-
-
-def core(signature: str) -> list[Case]:
-    """As many queries as keys, d == dv: where most mistakes show."""
-    smallest: list[Any] = [[[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]]]
-    sizes, seed = [(3, 3, 2, 2), (3, 3, 4, 4)], 10
-    if signature != "qkv":
-        smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
-        sizes, seed = [(2, 3, 3, 3), (3, 4, 2, 2)], 30
-    rest = [_drawn(signature, *size, seed=seed + 10 * n) for n, size in enumerate(sizes)]
-    return [_case(signature, *smallest), *rest]
-
-
-def shapes(signature: str) -> list[Case]:
-    """Other numbers of keys than queries, values of another size than keys."""
-    sizes, seed = [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)], 80
-    if signature == "qkv":
-        sizes, seed = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), *sizes], 50
-    return [_drawn(signature, *size, seed=seed + 5 * n) for n, size in enumerate(sizes)]
-
-
-def large(signature: str) -> list[Case]:
-    """Scores [[1000, 0], [-1000, 0]]: exp overflows, and rows far below the largest underflow."""
-    if signature == "qkv":
-        return [_case(signature, [[1000], [-1000]], [[1], [0]], [[1], [2]])]
-    return [_case(signature, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])]
-
-
-def whole_numbers(signature: str) -> list[Case]:
-    """The smallest input again, as integers; weight matrices stay floats."""
-    arrays = core(signature)[0].arrays
-    return [Case({n: a if n.startswith("w_") else a.astype(np.int64) for n, a in arrays.items()})]
-
-
-def batches(signature: str) -> list[Case]:
-    """Two texts at once; the first is 2 x 2 x 2, where transposing too many axes goes unseen."""
-    larger, seed = ((3, 3, 4, 4), 100) if signature == "qkv" else ((3, 4, 4, 4), 120)
-    return [
-        _drawn(signature, 2, 2, 2, 2, seed=seed, batch=(2,)),
-        _drawn(signature, *larger, seed=seed + 10, batch=(2,)),
-    ]
-
-
-def masks(signature: str) -> list[Case]:
-    """Masks that leave every query something to see, and would if they were inverted."""
-    two, _, three = core(signature)
-    cases = [
-        replace(two, mask=np.array([[True, False], [False, True]])),
-        replace(three, mask=_LOPSIDED),
-    ]
-    if signature == "qkv":
-        cases.append(replace(_drawn(signature, 2, 3, 2, 2, seed=140), mask=_LOPSIDED[:2]))
-    return cases
-
-
-_LOPSIDED = np.array([[True, False, True], [True, True, False], [True, False, False]])
-
-
-def key_masks(signature: str) -> list[Case]:
-    """Masks that are the same for every query: one entry for each key."""
-    two, _, three = core(signature)
-    return [replace(two, mask=np.array([False, True])), replace(three, mask=_LOPSIDED[0])]
-
-
-def empty_rows(signature: str) -> list[Case]:
-    """A query that may attend to nothing."""
-    return [replace(core(signature)[0], mask=np.array([[True, True], [False, False]]))]
-
-
-def causal(signature: str) -> list[Case]:
-    """Queries that may not look ahead."""
-    two, _, three = core(signature)
-    return [replace(two, causal=True), replace(three, causal=True)]
-
-
-def masked_batches(signature: str) -> list[Case]:
-    """A mask for two texts at once."""
-    return [replace(batches(signature)[1], mask=_LOPSIDED)]
-
-
-def causal_batches(signature: str) -> list[Case]:
-    """Two texts at once, neither of which may look ahead."""
-    return [replace(batches(signature)[1], causal=True)]
-
-
-def mask_and_causal(signature: str) -> list[Case]:
-    """Both rules at once: a place is seen where both allow it."""
-    return [replace(core(signature)[-1], mask=_LOPSIDED, causal=True)]
-
-
-def offsets(signature: str) -> list[Case]:
-    """Queries that stand later among the keys, as with a cache; the last is not at their end."""
-    if signature != "qkv":
-        return []
-    lengths = enumerate([(1, 2), (2, 3), (1, 3)])
-    cases = (_drawn(signature, *each, 2, 2, seed=150 + 10 * n) for n, each in lengths)
-    return [replace(case, causal=True, q_offset=1) for case in cases]
-
-
-def heads(signature: str) -> list[Case]:
-    """Two heads; in the second case their sizes together are not the width of x."""
-    if signature == "qkv":
-        return []
-    cases = core(signature)[0], _drawn(signature, 3, 3, 4, 4, seed=180)
-    return [replace(case, heads=2) for case in cases]
+    found = []
+    for first, (a, b, d, dv) in enumerate(sizes):
+        shapes = [(*batch, a, d), (*batch, b, d), (*batch, b, dv)]
+        if signature != "qkv":
+            shapes = [(*batch, a, b), (b, d), (b, d), (b, dv)]
+        rngs = (np.random.default_rng(seed + first * apart + n) for n in range(len(shapes)))
+        numbers = (rng.integers(-4, 5, shape) / 2 for rng, shape in zip(rngs, shapes, strict=True))
+        found.append(_case(signature, *numbers))
+    return found

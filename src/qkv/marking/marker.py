@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from qkv.marking import findings, inputs, mistakes
+from qkv.marking import findings, mistakes
 from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
 from qkv.marking.findings import Finding
-from qkv.marking.inputs import NAMES, Case
+from qkv.marking.inputs import CORE, NAMES, cases
 from qkv.marking.learner import OPTIONS, Learner, Outcome, learner
 from qkv.marking.mistakes import Mistake
 from qkv.marking.result import CheckResult
@@ -80,7 +80,7 @@ class _Marking:
     """One function on its way through the tests: what was tried, found and set aside."""
 
     def __init__(self, call: Learner, signature: str) -> None:
-        self.call, self.signature = call, signature
+        self.call, self.signature, self.cases = call, signature, cases(signature)
         self.rank = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
         self.adds_mask = False
         self.steps: Steps | None = RIGHT  # what the function does, as far as known
@@ -89,10 +89,11 @@ class _Marking:
         self.tried: list[str] = []
         self.limits: list[str] = []
 
-    def run(self, cases: Iterable[Case]) -> list[Outcome]:
-        """Call the function on cases in the way that it takes them."""
-        cases = [case.at_rank(self.rank) for case in cases]
-        return [self.call(case.with_added_mask() if self.adds_mask else case) for case in cases]
+    def run(self, what: str, *, adds_mask: bool = False) -> list[Outcome]:
+        """Call the function on the inputs of a test in the way that it takes them."""
+        cases = [case.at_rank(self.rank) for case in self.cases[what]]
+        adds_mask = adds_mask or self.adds_mask
+        return [self.call(case.with_added_mask() if adds_mask else case) for case in cases]
 
     @property
     def wrong(self) -> bool:
@@ -107,11 +108,20 @@ class _Marking:
     def test(
         self,
         what: str,
-        runs: list[Outcome],
-        known: Sequence[Mistake],
+        known: Sequence[Mistake] = (),
         otherwise: Callable[[list[Outcome]], Finding | None] = lambda runs: None,
+        *,
+        may_refuse: bool = False,
     ) -> None:
-        """Where the runs went wrong find out why, given what was found before."""
+        """Where the function goes wrong find out why, given what was found before.
+
+        Where rules meet it may refuse them with an error, but not give something wrong.
+        """
+        runs = self.run(what)
+        error = next((run.error for run in runs if run.error is not None), None)
+        if may_refuse and error is not None:
+            self.limits.append(f"It refuses {what}: {findings.in_words(error)}.")
+            return
         if self.steps is None:
             return  # nothing can be told apart from what was found and not explained
         self.runs += runs
@@ -162,37 +172,34 @@ class _Marking:
             yield f"Not tried, since it has no such parameter: {', '.join(left)}."
 
 
-def _mark(marking: _Marking) -> CheckResult:
+def _mark(m: _Marking) -> CheckResult:
     """All the tests in their order; some are worth it only for a function right so far."""
-    m, options, take = marking, marking.call.options, marking.signature
+    options = m.call.options
     _first_calls(m)
     if m.wrong:
         return m.result()
-    m.test("scores, scaling, softmax, values", m.run(inputs.core(take)), mistakes.core(take))
+    m.test(CORE, mistakes.core(m.signature))
     if not m.wrong:
-        what = "other lengths and sizes" if take == "qkv" else "values of another size"
-        m.test(what, m.run(inputs.shapes(take)), mistakes.SHAPES, findings.odd_shape)
-    m.test("scores of 1000", m.run(inputs.large(take)), mistakes.LARGE, findings.large_scores)
+        what = "other lengths and sizes" if m.signature == "qkv" else "values of another size"
+        m.test(what, mistakes.SHAPES, findings.odd_shape)
+    m.test("scores of 1000", mistakes.LARGE, findings.large_scores)
     if not m.wrong:
         m.find(findings.changed_inputs(m.runs))
     if not m.wrong:
         _whole_numbers(m)
     batches = not m.wrong and _takes_batches(m)
 
-    hiding = (*mistakes.HIDING, *mistakes.EMPTY)
     each_pair = "mask" in options and _test_masks(m, batches)
     if "causal" in options:
-        m.test("a causal mask", m.run(inputs.causal(take)), (*mistakes.CAUSAL, *hiding))
+        m.test("a causal mask", (*mistakes.CAUSAL, *mistakes.HIDING, *mistakes.EMPTY))
         if batches:
-            runs = m.run(inputs.causal_batches(take))
-            _test_unless_refused(m, "a causal mask on a batch", runs)
-    if "causal" in options and each_pair:
-        runs = m.run(inputs.mask_and_causal(take))
-        _test_unless_refused(m, "both masks together", runs, mistakes.BOTH)
-    if "causal" in options and "q_offset" in options and take == "qkv":
-        m.test("q_offset", m.run(inputs.offsets(take)), mistakes.OFFSET)
-    if "heads" in options and take != "qkv":
-        m.test("two heads", m.run(inputs.heads(take)), mistakes.HEADS)
+            m.test("a causal mask on a batch", may_refuse=True)
+        if each_pair:
+            m.test("both masks together", mistakes.BOTH, may_refuse=True)
+        if "q_offset" in options and "q_offset" in m.cases:
+            m.test("q_offset", mistakes.OFFSET)
+    if "heads" in options and "two heads" in m.cases:
+        m.test("two heads", mistakes.HEADS)
     if not m.wrong:
         m.find(findings.changed_inputs(m.runs) or findings.second_output(m.runs))
     return m.result()
@@ -200,9 +207,8 @@ def _mark(marking: _Marking) -> CheckResult:
 
 def _first_calls(m: _Marking) -> None:
     """How many dimensions does the function take, and is its output an array, twice the same?"""
-    cases = inputs.core(m.signature)
-    if any(run.error is not None for run in m.run(cases)):
-        m.rank = next((rank for rank in (3, 4) if _is_right(m.call, cases, rank)), m.rank)
+    if any(run.error is not None for run in m.run(CORE)):
+        m.rank = next((rank for rank in (3, 4) if _is_right(m, m.call, rank)), m.rank)
         if m.rank > 2:
             told = f"It takes arrays of {m.rank} dimensions only, not a single text (L, d)."
             m.limits.append(told)
@@ -210,30 +216,30 @@ def _first_calls(m: _Marking) -> None:
     if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
         shapes = product((False, True), (True, 0.0, False))
         ways = [replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes]
-        m.call = next((way for way in ways if _is_right(way, cases, m.rank)), m.call)
-    runs, known = m.run(cases), mistakes.core(m.signature)
+        m.call = next((way for way in ways if _is_right(m, way, m.rank)), m.call)
+    runs, known = m.run(CORE), mistakes.core(m.signature)
     swapped = [run.swapped() for run in runs]
     if runs[0].second is not None and _explains_more(swapped, runs, m.steps, known):
         m.find(findings.weights_first(runs[0]))
         m.call = replace(m.call, weights_first=True)
-    run, again = m.run([cases[0], cases[0]])
+    run, again = m.run(CORE)[0], m.run(CORE)[0]
     if run.error is None and run.out is None:
         m.find(findings.no_array(run))
     elif differ(run.out, again.out):
         m.find(findings.drawn_anew(run, again))
 
 
-def _is_right(call: Learner, cases: list[Case], rank: int) -> bool:
-    return all(is_right(call(case.at_rank(rank))) for case in cases)
+def _is_right(m: _Marking, call: Learner, rank: int) -> bool:
+    """Is the function right where it is called in this way?"""
+    return all(is_right(call(case.at_rank(rank))) for case in m.cases[CORE])
 
 
 def _test_masks(m: _Marking, batches: bool) -> bool:
     """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
     if m.steps is None:
         return False
-    cases, known = inputs.masks(m.signature), (*mistakes.MASK, *mistakes.HIDING)
-    as_bool = m.run(cases)
-    added = m.run(case.with_added_mask() for case in cases)
+    known = (*mistakes.MASK, *mistakes.HIDING)
+    as_bool, added = m.run("a mask"), m.run("a mask", adds_mask=True)
     # where(mask, -inf, scores) is inverted, and hides what is -inf too
     inverted = explain(as_bool, m.steps, [one for one in known if one.key == "mask-inverted"])
     if not (inverted and inverted[1]) and _explains_more(added, as_bool, m.steps, known):
@@ -241,16 +247,15 @@ def _test_masks(m: _Marking, batches: bool) -> bool:
         m.call = replace(m.call, unmasked=0.0)
         m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     elif explain(as_bool, m.steps, known) is None:
-        per_key = findings.mask_per_key(m.run(inputs.key_masks(m.signature)))
+        per_key = findings.mask_per_key(m.run("a mask of keys"))
         if per_key is not None:
             m.find(per_key)
             m.tried.append("a mask of keys")
             return False
-    m.test("a mask", m.run(cases), known)
-    rows = m.run(inputs.empty_rows(m.signature))
-    m.test("a row masked out", rows, mistakes.EMPTY, findings.empty_row)
+    m.test("a mask", known)
+    m.test("a row masked out", mistakes.EMPTY, findings.empty_row)
     if batches:
-        _test_unless_refused(m, "a mask on a batch", m.run(inputs.masked_batches(m.signature)))
+        m.test("a mask on a batch", may_refuse=True)
     return True
 
 
@@ -262,20 +267,9 @@ def _explains_more(
     return one is not None and (other is None or len(one[1]) < len(other[1]))
 
 
-def _test_unless_refused(
-    m: _Marking, what: str, runs: list[Outcome], known: Sequence[Mistake] = ()
-) -> None:
-    """Rules that meet: a function may refuse them with an error, but not give something wrong."""
-    error = next((run.error for run in runs if run.error is not None), None)
-    if error is None:
-        m.test(what, runs, known)
-    else:
-        m.limits.append(f"It refuses {what}: {findings.in_words(error)}.")
-
-
 def _whole_numbers(m: _Marking) -> None:
     """Integers: a function may refuse them, but not cut off the fractions of its results."""
-    run = m.run(inputs.whole_numbers(m.signature))[0]
+    (run,) = m.run("whole numbers")
     kinds = [kind.__name__ for kind in type(run.error).__mro__]
     if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
         m.limits.append(f"It refuses whole numbers: {findings.in_words(run.error)}.")
@@ -287,10 +281,10 @@ def _whole_numbers(m: _Marking) -> None:
 
 def _takes_batches(m: _Marking) -> bool:
     """Two texts at once: a function may refuse them, but not mix them up."""
-    runs = m.run(inputs.batches(m.signature))
+    runs = m.run("batches")
     refused = any(run.out is None or run.out.shape != answer(run.case).out.shape for run in runs)
     if refused and explain(runs, m.steps or RIGHT, mistakes.BATCHES) is None:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
         return False
-    m.test("batches", runs, mistakes.BATCHES, findings.wrong_batch)
+    m.test("batches", mistakes.BATCHES, findings.wrong_batch)
     return not m.wrong
