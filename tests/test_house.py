@@ -79,8 +79,8 @@ STEPS = {
         {""},  # its `__init__.py`
     ],
     "learn": [
-        {"run_folder", "network", "sources", "schedule", "divergence"},
-        {"objectives", "optimizer", "corpus", "tokenizer_process", "curves"},
+        {"run_folder", "network", "corpus", "divergence"},
+        {"objectives", "optimizer", "tokenizer_process", "curves"},
         {"loop", "tokenizer"},
         {"on_text"},
         {""},

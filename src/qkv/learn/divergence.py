@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 MOST_SKIPPED = 10  # steps in a row
 _MEMORY = 0.95  # of the running mean of a loss
@@ -16,25 +16,29 @@ class Diverged(RuntimeError):
     """A run that has left the good path; its last good checkpoint is whole."""
 
 
+@dataclass
 class Watch:
     """Follows the losses of a run.
 
     Attributes:
         skipped: the steps that were skipped so far.
+        seen: how many losses there were, by their names, as in the next two.
+        mean: the running mean.
+        lowest: the lowest that it was.
+        in_a_row: the last steps, as far as they were all skipped.
     """
 
-    def __init__(self) -> None:
-        self.skipped = 0
-        self._in_a_row = 0
-        self._seen: dict[str, int] = {}
-        self._mean: dict[str, float] = {}
-        self._lowest: dict[str, float] = {}
+    skipped: int
+    seen: dict[str, int]
+    mean: dict[str, float]
+    lowest: dict[str, float]
+    in_a_row: int = 0
 
     @property
     def well(self) -> bool:
         """Whether the last step was made, and no loss lies far above its lowest."""
-        rise = max((self._mean[name] - self._lowest[name] for name in self._mean), default=0.0)
-        return self._in_a_row == 0 and rise <= _UNEASY
+        rise = max((self.mean[name] - self.lowest[name] for name in self.mean), default=0.0)
+        return self.in_a_row == 0 and rise <= _UNEASY
 
     def skip(self) -> None:
         """A step was skipped.
@@ -43,8 +47,8 @@ class Watch:
             Diverged: it is not the first in a row by far.
         """
         self.skipped += 1
-        self._in_a_row += 1
-        if self._in_a_row >= MOST_SKIPPED:
+        self.in_a_row += 1
+        if self.in_a_row >= MOST_SKIPPED:
             raise Diverged(f"the gradient was not finite in {MOST_SKIPPED} steps in a row")
 
     def note(self, losses: Mapping[str, float]) -> None:
@@ -53,27 +57,16 @@ class Watch:
         Raises:
             Diverged: one is far above what it was.
         """
-        self._in_a_row = 0
+        self.in_a_row = 0
         for name, loss in losses.items():
-            self._seen[name] = seen = self._seen.get(name, 0) + 1
-            mean = self._mean.get(name, loss)
+            self.seen[name] = seen = self.seen.get(name, 0) + 1
+            mean = self.mean.get(name, loss)
             mean += (loss - mean) * (1 - _MEMORY) / (1 - _MEMORY**seen)
-            self._mean[name] = mean
-            self._lowest[name] = lowest = min(self._lowest.get(name, mean), mean)
+            self.mean[name] = mean
+            self.lowest[name] = lowest = min(self.lowest.get(name, mean), mean)
             if seen >= _SOME and mean - lowest > _TOO_MUCH:
                 raise Diverged(f"the loss of {name} has risen from {lowest:.2f} to {mean:.2f}")
 
     def loss(self) -> float:
         """The sum of the running means; NaN before the first step."""
-        return sum(self._mean.values()) if self._mean else math.nan
-
-    def state(self) -> dict[str, Any]:
-        """What it knows, as JSON can hold it."""
-        state = {"seen": self._seen, "mean": self._mean, "lowest": self._lowest}
-        return {"skipped": self.skipped, **state}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.skipped = state["skipped"]
-        self._seen = dict(state["seen"])
-        self._mean, self._lowest = dict(state["mean"]), dict(state["lowest"])
+        return sum(self.mean.values()) if self.mean else math.nan

@@ -21,7 +21,7 @@ from qkv.files import named_folder
 from qkv.learn.divergence import Diverged, Watch
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
-from qkv.learn.optimizer import AdamW
+from qkv.learn.optimizer import AdamW, Schedule
 from qkv.learn.run_folder import (
     METRICS,
     MOST_STEPS,
@@ -34,7 +34,6 @@ from qkv.learn.run_folder import (
     write_checkpoint,
     write_snapshot,
 )
-from qkv.learn.schedule import Schedule
 from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
@@ -133,15 +132,15 @@ def train(
     optimizer = optimizer or AdamW(network)
     run = Run(home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted))
     run.begin(resume, {**run.settings(), **(settings or {})})
-    with asked_to_stop() as stop:
+    with asked_to_stop() as asked:
         try:
-            run.go(stop, checkpoint_steps, checkpoint_seconds, show_progress_bar)
+            run.go(asked, checkpoint_steps, checkpoint_seconds, show_progress_bar)
             run.finish()
         except Diverged as error:
             raise Diverged(run.back_to_good(error)) from None
-    if stop.signal:
+    if asked:
         told = f"stopped at step {run.step}: checkpoint and model are in {home}"
-        raise Interrupted(told, stop.signal)
+        raise Interrupted(told, asked[0])
     skipped, loss = run.watch.skipped, run.watch.loss()
     return Trained(home, run.step, run.tokens, run.seconds, loss, skipped)
 
@@ -176,7 +175,7 @@ class Run:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    watch: Watch = field(default_factory=Watch)
+    watch: Watch = field(default_factory=lambda: Watch(0, {}, {}, {}))
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -215,7 +214,7 @@ class Run:
 
     def go(
         self,
-        stop: Stop,
+        asked: Sequence[int],
         checkpoint_steps: int | None,
         checkpoint_seconds: float,
         show_progress_bar: bool | None,
@@ -228,7 +227,7 @@ class Run:
         ):
             if self.step in self.snapshots:
                 self.snapshot()
-            while self.share < 1 and not stop.signal:
+            while self.share < 1 and not asked:
                 row = self.advance()
                 with saving(METRICS, self.folder):
                     metrics.write(row)
@@ -336,7 +335,7 @@ class Run:
         about = {
             **self.about,
             **{"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
-            **{"updates": self.optimizer.count, "watch": self.watch.state()},
+            **{"updates": self.optimizer.count, "watch": asdict(self.watch)},
             "objectives": {part.objective.name: part.objective.state() for part in self.parts},
         }
         write_checkpoint(self.folder, self.step, self.arrays(), about)
@@ -367,7 +366,7 @@ class Run:
         self.optimizer.count = about["updates"]
         self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
         try:
-            self.watch.restore(about["watch"])
+            self.watch = Watch(**about["watch"])
             for part in self.parts:
                 part.objective.restore(about["objectives"][part.objective.name])
         except (LookupError, TypeError) as error:
@@ -416,24 +415,17 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
 
 
-@dataclass
-class Stop:
-    """The signal by which somebody has asked for the end, 0 for none."""
-
-    signal: int = 0
-
-
 @contextmanager
-def asked_to_stop() -> Iterator[Stop]:
-    """A signal asks for the end, which comes after the step; a second one ends it at once."""
-    stop = Stop()
+def asked_to_stop() -> Iterator[list[int]]:
+    """The signals that ask for the end, which comes after the step; a second ends it at once."""
+    asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:
-        if stop.signal and number == signal.SIGINT:
+        if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if stop.signal:
+        if asked:
             leave(number)
-        stop.signal = number
+        asked.append(number)
 
     with answering(ask, signal.SIGINT):
-        yield stop
+        yield asked

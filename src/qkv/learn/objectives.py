@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.layers.packed import places, starts_of
+from qkv.learn.corpus import Source
 from qkv.learn.network import Network
-from qkv.learn.sources import Source
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 

@@ -17,6 +17,7 @@ from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, ru
 from qkv.learn.loop import Trained, checked_limits, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
+from qkv.learn.optimizer import Schedule
 from qkv.learn.run_folder import (
     last_checkpoint,
     need_free,
@@ -24,7 +25,6 @@ from qkv.learn.run_folder import (
     saving,
     tokenizer_path,
 )
-from qkv.learn.schedule import Schedule
 from qkv.learn.tokenizer import MOST, SAMPLE, train_tokenizer
 from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
