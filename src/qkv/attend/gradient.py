@@ -86,7 +86,7 @@ def attention_grad(
     plan = call.plan
     grad_out = _checked(grad_out, "grad_out", plan.out, plan.dtype, name)
     if forward is None:
-        [(out, lse, *_)] = solve([call], lse=True)
+        [(out, lse, _)] = solve([call], lse=True)
         exact = EXACT_WIDE
     else:
         out, lse = _saved(forward, plan.out, plan, name)

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, native
 from qkv.attend.call import Call, Packed
 from qkv.ops.kernel import kernel
-from qkv.ops.layout import bits
+from qkv.ops.layout import bits, is_bfloat16
 from qkv.ops.threads import get_num_threads
 
 
@@ -73,7 +73,7 @@ def differentiate(
     unsound = np.zeros(found.slopes.shape[:-1], bool)
     slopes = None if rules.slopes is None else np.zeros(found.slopes.shape)
     sinks = None if rules.sinks is None else np.zeros(found.sinks.shape)
-    given = (most, _readable(grad_out), found.query, found.key, found.value)
+    given = (most, bits(_readable(grad_out)), found.query, found.key, found.value)
     sums = (slopes, sinks, unsound)
     if isinstance(call, Packed):
         kernel.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *given, *sums))
@@ -94,18 +94,22 @@ def is_contiguous(array: Array) -> bool:
 
 def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
     """The arguments of the kernel's functions, in their order."""
-    query, lead = _readable(call.query), call.plan.lead
-    if query.shape[:-3] != lead:
-        query = np.broadcast_to(query, (*lead, *query.shape[-3:]))
+    plan = call.plan
+    arrays = (_readable(call.query), _readable(call.key), _readable(call.value), out)
+    if is_bfloat16(plan.dtype):
+        arrays = (bits(arrays[0]), bits(arrays[1]), bits(arrays[2]), bits(out))
+    query, key, value, out = arrays
+    if plan.is_spread:
+        query = np.broadcast_to(query, (*plan.lead, *query.shape[-3:]))
     return (
         chosen,
         query,
-        _readable(call.key),
-        _readable(call.value),
-        bits(out),
+        key,
+        value,
+        out,
         lse,
-        None if call.mask is None else _readable(call.mask, contiguous=0),
-        None if call.bias is None else _readable(call.bias, contiguous=0),
+        None if call.mask is None else bits(_readable(call.mask, contiguous=0)),
+        None if call.bias is None else bits(_readable(call.bias, contiguous=0)),
         call.slopes,
         call.sinks,
         call.offset,
@@ -127,7 +131,7 @@ def _arguments_packed(
     call = packed.call
     return (
         chosen,
-        *map(_readable, packed.rows),
+        *(bits(_readable(x)) for x in packed.rows),
         bits(out),
         lse,
         packed.starts,
@@ -145,7 +149,7 @@ def _arguments_packed(
 
 
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
-    """An array as the kernel reads it, a copy where it has to be; bfloat16 comes as its bits.
+    """An array as the kernel reads it, a copy where it has to be.
 
     Elements are aligned and in this machine's byte order, and those of so many last axes contiguous
     (of masks and biases they need not be).
@@ -156,4 +160,4 @@ def _readable(array: Array, *, contiguous: int = 1) -> Array:
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)
-    return bits(array)
+    return array

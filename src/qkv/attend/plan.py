@@ -31,6 +31,7 @@ class Plan:
     rows: Shape  # (*lead, Hq, L), or (L,) where 2-D input came in
     out: Shape  # (*lead, Hq, L, dv), or (L, dv)
     groups: Shape  # (*lead, Hkv, G), with at least one leading axis
+    is_spread: bool  # whether the queries are repeated along leading dimensions
     is_native: bool  # whether the kernel computes it, where there is one
 
     def grouped(self, array: Array) -> Array:
@@ -80,6 +81,7 @@ def plan_of(
         rows=rows,
         out=(*rows, v[-1]),
         groups=(*(lead or (1,)), kv_heads, heads // max(kv_heads, 1)),
+        is_spread=q[:-3] != lead,
         is_native=takes(dtype, q[-1]),
     )
 

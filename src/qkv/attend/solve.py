@@ -16,12 +16,11 @@ from qkv.ops.threads import run_all
 
 
 class Result(NamedTuple):
-    """What a call comes to, once its `cases` have run."""
+    """What a call comes to."""
 
     out: Array  # (*lead, Hq, L, dv), of the type that was asked for, or of that of the work
     lse: Array | None  # (*lead, Hq, L, 1) where wanted; float64, whatever the type of the work
     weights: Array | None  # (*lead, Hq, L, S) where wanted
-    cases: Sequence[tuple[Any, ...]] = ()  # for `tiled.attend`; the kernel leaves none
 
 
 def answer(
@@ -31,28 +30,33 @@ def answer(
 
     The result is written to `out` where it is given, and that is the array that comes back.
     """
-    result = _begun(call, weights, lse, out)
-    if result.cases:
-        run_all(tiled.attend, result.cases)
-    found = rounded(result.out, call.plan.dtype)
+    found, sums, shown, cases = _begun(call, weights, lse, out)
+    if cases:
+        run_all(tiled.attend, cases)
+    found = rounded(found, call.plan.dtype)
     if out is not None and found is not out:
         out[...] = found
         found = out
-    extra = () if result.weights is None else (result.weights,)
-    if result.lse is None:
+    extra = () if shown is None else (shown,)
+    if sums is None:
         return found, *extra
-    return found, *extra, rounded(result.lse[..., 0], call.plan.kind)
+    return found, *extra, rounded(sums[..., 0], call.plan.kind)
 
 
 def solve(calls: Sequence[Call], *, lse: bool = False) -> list[Result]:
     """Compute checked calls: by the kernel one by one, by NumPy side by side."""
-    results = [_begun(call, False, lse, None) for call in calls]
-    run_all(tiled.attend, [case for result in results for case in result.cases])
-    return results
+    begun = [_begun(call, False, lse, None) for call in calls]
+    run_all(tiled.attend, [case for *_, cases in begun for case in cases])
+    return [Result(out, sums, shown) for out, sums, shown, _ in begun]
 
 
-def _begun(call: Call, weights: bool, lse: bool, out: Array | None) -> Result:
-    """The result by the kernel, into `out` where that will do; or the memory for NumPy's."""
+def _begun(
+    call: Call, weights: bool, lse: bool, out: Array | None
+) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
+    """The fields of a `Result`, and the cases of `tiled.attend` that it is whole after.
+
+    The kernel leaves none, and computes into `out` where that will do.
+    """
     plan, chosen = call.plan, body()  # an error here if QKV_BACKEND asks for what is not there
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
@@ -60,8 +64,8 @@ def _begun(call: Call, weights: bool, lse: bool, out: Array | None) -> Result:
         if out is None or not native.is_contiguous(out):
             out = np.empty(plan.out, plan.dtype)
         native.attend(chosen, call, out, sums, shown)
-        return Result(out, sums, shown)
+        return out, sums, shown, ()
     out = np.empty(plan.out, plan.kind)
     cut = tiled.parts(wide := grouped(call), plan.keys if weights else tiled.KEYS)
     views = [None if x is None else plan.grouped(x) for x in (out, sums, shown)]
-    return Result(out, sums, shown, [(wide, part, *views) for part in cut])
+    return out, sums, shown, [(wide, part, *views) for part in cut]

@@ -76,7 +76,7 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
         received = np.zeros((*plan.rows[:-1], 1, plan.keys))
         native.summarize(chosen, call, out, lse, indices, weights, received)
     else:
-        [(out, sums, *_)] = solve([call], lse=True)
+        [(out, sums, _)] = solve([call], lse=True)
         assert sums is not None
         lse = sums
         received = _pass_again(grouped(call), *map(plan.grouped, (lse, indices, weights)))
