@@ -66,6 +66,8 @@ def _begun(
         native.attend(chosen, call, out, sums, shown)
         return out, sums, shown, ()
     out = np.empty(plan.out, plan.kind)
+    if shown is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
+        return out, sums, None, ()
     cut = tiled.parts(wide := grouped(call), plan.keys if weights else tiled.KEYS)
     views = [None if x is None else plan.grouped(x) for x in (out, sums, shown)]
     return out, sums, shown, [(wide, part, *views) for part in cut]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import narrow
+from qkv.attend.call import Call, narrow
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
-from qkv.ops.threads import go_on
+from qkv.ops.threads import go_on, one_blas_thread
 
 QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
 KEYS = 512  # columns of a block
@@ -129,6 +129,40 @@ def key_blocks(call: Grouped, part: Part, keys: int = KEYS) -> Iterator[slice]:
     for j in range(start, stop, keys):
         go_on()
         yield slice(j, min(stop, j + keys))
+
+
+def is_one_block(call: Call) -> bool:
+    """Whether there is no rule, and all scores fit into one small block."""
+    plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
+    return (
+        plan.length <= QUERIES
+        and plan.keys <= KEYS
+        and 0 < plan.keys * math.prod(plan.rows) <= CELLS // 2
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and query.dtype == key.dtype == value.dtype == plan.kind
+        and call.left is call.right is call.softcap is None
+        and call.mask is call.bias is call.slopes is call.sinks is None
+        and call.query_lengths is call.key_lengths is None
+    )
+
+
+def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
+    """What `attend` computes, to the bit, of a call that `is_one_block`: nothing is cut for it.
+
+    False where numbers leave their range, which `attend` can deal with. `lse (..., L, 1)`.
+    """
+    with np.errstate(all="ignore"), one_blas_thread():
+        scores = _products(call.query, call.key, call.scale)
+        base = _base(scores)
+        if base is not None:
+            scores -= base
+        exps = np.exp(scores, out=scores)
+        total = _sums(exps)
+        np.matmul(exps, call.value, out=out)
+        out /= total
+        if lse is not None:
+            lse[...] = (0 if base is None else base) + np.log(total, dtype=np.float64)
+        return _all_finite(out)
 
 
 def attend(call: Grouped, part: Part, out: Array, lse: Array | None, weights: Array | None) -> None:
