@@ -45,8 +45,3 @@ def group_queries(x: Array, num_kv_heads: int) -> Array:
     """
     group = x.shape[-3] // max(num_kv_heads, 1)
     return x.reshape(*x.shape[:-3], num_kv_heads, group, *x.shape[-2:])
-
-
-def ungroup_queries(x: Array) -> Array:
-    """`(..., Hkv, G, L, n)` back to `(..., Hq, L, n)`."""
-    return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])

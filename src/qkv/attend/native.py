@@ -95,10 +95,9 @@ def is_contiguous(array: Array) -> bool:
 def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
     """The arguments of the kernel's functions, in their order."""
     plan = call.plan
-    arrays = (_readable(call.query), _readable(call.key), _readable(call.value), out)
+    query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
     if is_bfloat16(plan.dtype):
-        arrays = (bits(arrays[0]), bits(arrays[1]), bits(arrays[2]), bits(out))
-    query, key, value, out = arrays
+        query, key, value, out = (bits(x) for x in (query, key, value, out))
     if plan.is_spread:
         query = np.broadcast_to(query, (*plan.lead, *query.shape[-3:]))
     return (
