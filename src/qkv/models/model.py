@@ -23,7 +23,7 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit import edits
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     Row,
@@ -292,24 +292,13 @@ class Model:
         keep = names_to_keep(self._body.hook_names, layers, names, top_k)
         single, batch = self._texts(texts)
         heads = [layer.attn.num_heads for layer in self._body.layers]
-        edits = Edits.checked(ablate, hide, batch=batch, heads=heads, pieces=self.pieces)
-        return self._traced(batch, Recorder(keep), single, top_k=top_k, edits=edits)
-
-    def _traced(
-        self,
-        batch: Sequence[Tokenized],
-        record: Recorder,
-        single: bool,
-        *,
-        top_k: int | None = None,
-        edits: Edits = Edits(),  # noqa: B008 (frozen)
-    ) -> Trace:
-        """The trace of texts that are known to fit."""
-        self._run(batch, record=record, top_k=top_k, masks=edits.masks)
+        masks, asked = edits(ablate, hide, batch=batch, heads=heads, pieces=self.pieces)
+        record = Recorder(keep)
+        self._run(batch, record=record, top_k=top_k, masks=masks)
         settings = self._body.settings(max(map(len, batch)))
-        for layer, mask in edits.masks.items():
+        for layer, mask in masks.items():
             settings[layer]["attn_mask"] = mask
-        return self._as_trace(record.arrays, batch, single, settings, edits.asked)
+        return self._as_trace(record.arrays, batch, single, settings, asked)
 
     def _as_trace(
         self,
@@ -507,7 +496,10 @@ class Model:
 
     def _rows_traced(self, rows: Sequence[Row]) -> Any:
         """The trace of prompts and what they were continued with."""
-        return self._traced([row.whole(self.tokenizer) for row in rows], Recorder(), False)
+        batch, record = [row.whole(self.tokenizer) for row in rows], Recorder()
+        self._run(batch, record=record)
+        settings = self._body.settings(max(map(len, batch)))
+        return self._as_trace(record.arrays, batch, False, settings)
 
     def __call__(
         self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None

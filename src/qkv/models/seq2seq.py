@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Unpack, overload
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
+from qkv.layers.packed import padded, starts_of
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.inputs import Texts, checked_ids
-from qkv.models.tasks.trace import Kept, TraceOptions, names_to_keep
+from qkv.models.tasks.trace import names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 
@@ -103,24 +104,14 @@ class Seq2SeqModel(Model):
         packed = body.decode(written, shown, rows, cu_lengths)
         return output_of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
 
-    @overload
-    def trace(
-        self, texts: Texts, *, target: None = None, **options: Unpack[TraceOptions]
-    ) -> Trace: ...
-
-    @overload
-    def trace(
-        self, texts: Texts, *, target: Texts, **options: Unpack[TraceOptions]
-    ) -> Seq2SeqTrace: ...
-
-    def trace(
+    def trace(  # type: ignore[override]
         self,
         texts: Texts,
         *,
         target: Texts | None = None,
         ablate: Iterable[tuple[int, int]] = (),
         hide: str | Iterable[str] = (),
-        **kept: Unpack[Kept],
+        **kept: Any,
     ) -> Trace | Seq2SeqTrace:
         """Run texts and keep every intermediate by its name.
 
@@ -169,10 +160,9 @@ class Seq2SeqModel(Model):
         """The trace of texts, and of what the decoder is given with them."""
         decoder = self._pair.decoder
         rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
-        longest = max(map(len, written))
-        real = np.array([np.arange(longest) < len(text) for text in written])  # (B, L)
-        ids = np.zeros(real.shape, np.int64)
-        ids[real] = np.concatenate([text.ids for text in written])
+        starts = starts_of(map(len, written))
+        ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
+        real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
         inside = record.under("decoder.")
         self._pair.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
@@ -185,7 +175,7 @@ class Seq2SeqModel(Model):
         read = self._body.settings(max(map(len, batch)))
         return Seq2SeqTrace(
             self._as_trace(parts["encoder"], batch, single, read),
-            self._as_trace(parts["decoder"], written, single, decoder.settings(longest)),
+            self._as_trace(parts["decoder"], written, single, decoder.settings(ids.shape[1])),
             parts["cross"],
             settings={layer: one.options for layer, one in enumerate(self._pair.cross_attention)},
         )
@@ -203,10 +193,6 @@ class Seq2SeqModel(Model):
         )
 
     def _rows_traced(self, rows: Sequence[Row]) -> Seq2SeqTrace:
-        written = []
-        for row in rows:  # the new tokens alone; their characters are those of the new text
-            whole, count, shift = row.whole(self.tokenizer), len(row.given), len(row.prompt)
-            spans = [(max(a - shift, 0), max(b - shift, 0)) for a, b in whole.offsets[count:]]
-            new = Tokenized(whole.ids[count:], whole.tokens[count:], spans, whole.special[count:])
-            written.append(self._after_start(new, len(new) - 1))  # the last chose none
+        # all new tokens but the last, which chose none
+        written = [self._after_start(row.added(self.tokenizer), len(row.ids) - 1) for row in rows]
         return self._pair_traced([row.given for row in rows], written, False, Recorder())

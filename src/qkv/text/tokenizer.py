@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,8 @@ from qkv.text.tokenized import Tokenized, from_bytes
 if TYPE_CHECKING:
     import tokenizers
 
+
+Text = TypeVar("Text", bound=Sized)
 
 _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank as tokens have it, behind what is none
 
@@ -216,13 +218,13 @@ def check_texts(texts: Any, *, call: str) -> list[str]:
     return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts)]
 
 
-def parts_of(texts: Iterable[str], most: int) -> Iterator[list[str]]:
-    """Texts in their order, in lists of at most so many characters, or of one text.
+def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
+    """Texts in their order, in lists of at most so many characters or tokens, or of one text.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]
     """
-    part: list[str] = []
+    part: list[Text] = []
     size = 0
     for text in texts:
         if part and size + len(text) > most:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,46 +14,42 @@ from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.text.tokenizer import check_text
 
 
-@dataclass(frozen=True)
-class Edits:
-    """What a run is asked to do otherwise than the model would.
+def edits(
+    ablate: Iterable[tuple[int, int]],
+    hide: str | Iterable[str],
+    *,
+    batch: Sequence[Tokenized],
+    heads: Sequence[int],
+    pieces: Callable[[str], list[list[str]]],
+) -> tuple[dict[int, Array], dict[str, Sequence[Any]]]:
+    """Which keys each head sees, `(B, Hq or 1, 1, T)`, by the layers that need it; what was asked.
 
-    Attributes:
-        asked: "ablate", pairs of layer and head, and "hide", words, where there are any.
-        masks: for layers that have one, which keys each head sees; see `Transformer`.
+    A head that is left out sees nothing: its context is 0, and so is all it would add.
+
+    Args:
+        ablate: the heads to leave out.
+        hide: the words that nobody may look at.
+        batch: the texts.
+        heads: how many each layer has.
+        pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
+
+    Returns:
+        The masks, and "ablate", pairs of layer and head, and "hide", words, where there are any.
+
+    Raises:
+        TypeError: `ablate` holds something else than pairs, or a word is not a string.
+        ValueError: there is no such layer, head or word, or a text is left with no word.
     """
-
-    asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    masks: Mapping[int, Array] = field(default_factory=dict)
-
-    @classmethod
-    def checked(
-        cls,
-        ablate: Iterable[tuple[int, int]],
-        hide: str | Iterable[str],
-        *,
-        batch: Sequence[Tokenized],
-        heads: Sequence[int],
-        pieces: Callable[[str], list[list[str]]],
-    ) -> Self:
-        """The same of what a user gave.
-
-        Args:
-            ablate: the heads to leave out.
-            hide: the words that nobody may look at.
-            batch: the texts.
-            heads: how many each layer has.
-            pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
-
-        Raises:
-            TypeError: `ablate` holds something else than pairs, or a word is not a string.
-            ValueError: there is no such layer, head or word, or a text is left with no word.
-        """
-        ablated = _ablated_heads(ablate, heads)
-        words = [hide] if isinstance(hide, str) else list(hide)
-        asked: dict[str, Sequence[Any]] = {"ablate": ablated, "hide": words}
-        masks = _masks(ablated, _hidden_words(words, batch, pieces), heads)
-        return cls({name: value for name, value in asked.items() if value}, masks)
+    ablated = _ablated_heads(ablate, heads)
+    words = [hide] if isinstance(hide, str) else list(hide)
+    visible = _visible(words, batch, pieces)
+    masks = dict.fromkeys(range(len(heads)), visible) if words else {}
+    for layer, head in ablated:
+        shape = (len(batch), heads[layer], *visible.shape[2:])
+        masks[layer] = np.broadcast_to(masks.get(layer, visible), shape).copy()
+        masks[layer][:, head] = False
+    asked: dict[str, Sequence[Any]] = {"ablate": ablated, "hide": words}
+    return masks, {name: value for name, value in asked.items() if value}
 
 
 def _ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
@@ -70,52 +65,33 @@ def _ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> li
     return sorted(found)
 
 
-def _hidden_words(
+def _visible(
     words: Sequence[str], batch: Sequence[Tokenized], pieces: Callable[[str], list[list[str]]]
-) -> list[Array]:
-    """Which tokens of each text are hidden, `(T,)` bool: all places of each word.
+) -> Array:
+    """Which tokens of each text may be looked at, `(B, 1, 1, T)`: not these words, wherever.
 
     A word may be a special token such as "[SEP]", by its name.
     """
-    hidden = [np.zeros(len(text), bool) for text in batch]
+    visible = np.ones((len(batch), 1, 1, max(map(len, batch))), bool)
     for word in words:
         ways = pieces(check_text(word, call="trace", name="a word of hide"))
         seen = False
-        for text, flags in zip(batch, hidden, strict=True):
+        for text, row in zip(batch, visible, strict=True):
             tokens = plain_tokens(text.tokens, text.special)
             places = [i for cut in ways for found in find_pieces(tokens, cut) for i in found]
             marks = zip(text.tokens, text.special, strict=True)
             places += [i for i, (token, special) in enumerate(marks) if special and token == word]
-            flags[places] = True
+            row[..., places] = False
             seen |= bool(places)
         if not seen:
             raise ValueError(
                 f"trace: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
             )
-    for number, (text, flags) in enumerate(zip(batch, hidden, strict=True)):
-        if not (~flags & ~np.array(text.special, bool)).any():
+    for number, text in enumerate(batch):
+        if not (visible[number, 0, 0, : len(text)] & ~np.array(text.special, bool)).any():
             which = "the text" if len(batch) == 1 else f"text {number}"
             raise ValueError(f"trace: hide leaves {which} no word to look at: leave one in sight")
-    return hidden
-
-
-def _masks(
-    ablated: Sequence[tuple[int, int]], hidden: Sequence[Array], heads: Sequence[int]
-) -> dict[int, Array]:
-    """Which keys each head sees, `(B, Hq, 1, T)` or `(B, 1, 1, T)`, for layers that need it.
-
-    A head that is left out sees nothing: its context is 0, and so is all it would add.
-    """
-    longest = max(map(len, hidden))
-    visible = np.ones((len(hidden), 1, 1, longest), bool)
-    for row, flags in zip(visible, hidden, strict=True):
-        row[..., : len(flags)] = ~flags
-    found = {} if visible.all() else dict.fromkeys(range(len(heads)), visible)
-    for layer, head in ablated:
-        shape = (len(hidden), heads[layer], 1, longest)
-        found[layer] = np.broadcast_to(found.get(layer, visible), shape).copy()
-        found[layer][:, head] = False
-    return found
+    return visible
 
 
 def _from_start(number: int, count: int, what: str, whole: str) -> int:

@@ -16,7 +16,7 @@ from qkv.models.files.sentence import Sentence
 from qkv.models.tasks.truncation import Truncator, callers
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenizer import check_text, check_texts
+from qkv.text.tokenizer import check_text, check_texts, parts_of
 
 OUTPUTS = ("sentence_embedding", "token_embeddings")
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
@@ -115,13 +115,18 @@ class Encoder:
         truncator.warn()
 
     def _vectors(self, batch: Sequence[Tokenized], advance: Callable[[int], None]) -> Any:
-        """What is wanted of texts, in their order; `advance` is told how many are done."""
+        """What is wanted of texts, in their order; `advance` is told how many are done.
+
+        Those of like length are run together, of `batch_size * TOKENS` tokens at most.
+        """
         found: list[Any] = [None] * len(batch)
-        for part in _batches([len(text) for text in batch], self.batch_size):
-            rows, cu_lengths = self.run([batch[index] for index in part])
-            for index, (first, last) in zip(part, pairwise(cu_lengths), strict=True):
+        order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
+        places = iter(order)
+        for part in parts_of([batch[index] for index in order], self.batch_size * TOKENS):
+            rows, cu_lengths = self.run(part)
+            for first, last in pairwise(cu_lengths):
                 text = rows[first:last]
-                found[index] = (
+                found[next(places)] = (
                     text.copy() if self._tokens_wanted else self.sentence.pool(text, self._unread)
                 )
             advance(len(part))
@@ -178,20 +183,3 @@ def _windows(texts: Iterable[str]) -> Iterator[list[str]]:
             window, letters = [], 0
     if window:
         yield window
-
-
-def _batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Which texts are run together: some of like length, of `batch_size * TOKENS` tokens at most.
-
-    A text that is longer is run alone.
-    """
-    batch: list[int] = []
-    count = 0
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and count + lengths[index] > batch_size * TOKENS:
-            yield batch
-            batch, count = [], 0
-        batch.append(index)
-        count += lengths[index]
-    if batch:
-        yield batch

@@ -260,18 +260,23 @@ class Row:
     probabilities: list[float] = field(default_factory=list)
     finish_reason: Literal["eos", "stop", "length"] | None = None
 
+    def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
+        """The new tokens, whose text begins at this character of another."""
+        end = begin + len(self.stream.text)
+        spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spans]
+        known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]
+        special = [bool(tokenizer and tokenizer.is_special(token)) for token in self.ids]
+        spans += [(0, 0)] * (len(self.ids) - len(spans))
+        return Tokenized(np.array(self.ids), known, spans, special)
+
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
         """The tokens of the prompt and the new ones; those stand in `prompt + text`."""
-        begin, end = len(self.prompt), len(self.prompt) + len(self.stream.text)
-        spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spans]
-        spans += [(0, 0)] * (len(self.ids) - len(spans))
-        tokens = [tokenizer.token(token) if tokenizer else None for token in self.ids]
+        given, new = self.given, self.added(tokenizer, len(self.prompt))
         return Tokenized(
-            ids=np.concatenate([self.given.ids, self.ids]),
-            tokens=self.given.tokens + [t or str(i) for t, i in zip(tokens, self.ids, strict=True)],
-            offsets=self.given.offsets + spans,
-            special=self.given.special
-            + [tokenizer is not None and tokenizer.is_special(token) for token in self.ids],
+            ids=np.concatenate([given.ids, new.ids]),
+            tokens=given.tokens + new.tokens,
+            offsets=given.offsets + new.offsets,
+            special=given.special + new.special,
             text=self.prompt + self.stream.text,
         )
 

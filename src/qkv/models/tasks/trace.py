@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -14,21 +14,6 @@ from qkv.models.network.transformer import SUMMARY_HOOKS
 
 # The side of an encoder-decoder, the layer, and what it is called in there.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
-
-
-class Kept(TypedDict, total=False):
-    """What of all intermediates a trace keeps; see `Model.trace`."""
-
-    layers: int | Iterable[int] | None
-    names: str | Iterable[str] | None
-    top_k: int | None
-
-
-class TraceOptions(Kept, total=False):
-    """What a trace is asked for beside its texts; see `Model.trace`."""
-
-    ablate: Iterable[tuple[int, int]]
-    hide: str | Iterable[str]
 
 
 def names_to_keep(

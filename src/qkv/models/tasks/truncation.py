@@ -7,20 +7,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple
 
 from qkv.text import Tokenized, Tokenizer
 
 MOST = 2**20  # characters of a text that are read
 ROOM = 8  # characters for each token of the limit, of what is looked at first
-
-
-class Read(NamedTuple):
-    """The tokens of a text, or of its beginning."""
-
-    tokens: Tokenized
-    known: bool = True  # whether there are no more of them
-    whole: bool = True  # whether they are those of the whole text, as far as they go
 
 
 class Truncator:
@@ -46,21 +37,16 @@ class Truncator:
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, none of them more than the limit."""
-        enough = MOST if self.limit is None else 2 * ROOM * self.limit
-        short = [text for text in texts if len(text) <= min(enough, MOST)]
-        rest = iter(self._tokenizer.tokenize_batch(short))
-        batch = [
-            Read(next(rest)) if len(text) <= min(enough, MOST) else self._beginning(text)
-            for text in texts
-        ]
-        unread = [len(text) for text, one in zip(texts, batch, strict=True) if not one.known]
-        self._unread = max([self._unread, *unread])
-        self._longest = max([self._longest, *(len(one.tokens) for one in batch)])
-        self.total += len(batch)
-        self._torn += sum(not one.whole for one in batch)
         limit = math.inf if self.limit is None else self.limit
-        self.count += sum(len(one.tokens) > limit for one in batch)
-        return [_cut(one.tokens, limit) for one in batch]
+        enough = min(2 * ROOM * limit, MOST)
+        short = iter(
+            self._tokenizer.tokenize_batch([text for text in texts if len(text) <= enough])
+        )
+        batch = [next(short) if len(text) <= enough else self._beginning(text) for text in texts]
+        self._longest = max([self._longest, *map(len, batch)])
+        self.total += len(batch)
+        self.count += sum(len(text) > limit for text in batch)
+        return [_cut(text, limit) for text in batch]
 
     def warn(self) -> None:
         """A warning that counts what was cut, if anything was."""
@@ -74,7 +60,7 @@ class Truncator:
         if said:
             warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
 
-    def _beginning(self, text: str) -> Read:
+    def _beginning(self, text: str) -> Tokenized:
         """The tokens of a long text, so many that those up to the limit are certain.
 
         Two beginnings that end where a word does are cut into tokens: what the shorter one gives is
@@ -93,14 +79,12 @@ class Truncator:
                 body = len(short) - _tail(short)
                 enough = limit - _tail(long) <= body and len(long) > limit
                 if enough and _same(short, long, body):
-                    return Read(long, known=False)
-        if len(text) <= MOST:
-            return Read(self._tokenizer.tokenize(text))
-        return Read(
-            self._tokenizer.tokenize(text[: _word_end(text, MOST) or MOST]),
-            known=False,
-            whole=False,
-        )
+                    self._unread = max(self._unread, len(text))
+                    return long
+        if len(text) > MOST:
+            self._unread, self._torn = max(self._unread, len(text)), self._torn + 1
+            text = text[: _word_end(text, MOST) or MOST]
+        return self._tokenizer.tokenize(text)
 
 
 def callers() -> int:
