@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.layers.parameters import float_type
 from qkv.models.families import described
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.names import Names, read_weights
@@ -152,14 +154,8 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
     """The type that a user asks for, one that models can have."""
-    if dtype == "bfloat16":
-        from ml_dtypes import bfloat16
-
-        dtype = bfloat16
-    try:
-        kind: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
-        kind = np.dtype(object)
-    if kind.name not in ("bfloat16", "float32", "float64"):
-        raise ValueError(f"load: dtype is {dtype}: give float32, float64 or bfloat16")
-    return kind
+    with suppress(TypeError):
+        kind = float_type(dtype, call="load")
+        if kind != np.float16:
+            return kind
+    raise ValueError(f"load: dtype is {dtype}: give float32, float64 or bfloat16")

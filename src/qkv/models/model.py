@@ -231,7 +231,7 @@ class Model:
         """
         text = check_text(text, call="tokenize", name="text")
         truncator = Truncator(self._need_tokenizer("tokenize"), None)
-        [found] = truncator([self._prepared(text)])
+        [found] = truncator([self._sentence.prepared(text)])
         truncator.warn()
         return found
 
@@ -569,7 +569,7 @@ class Model:
         single, strings, batch = self._given(texts, "trace")
         if strings:
             truncator = Truncator(self._need_tokenizer("trace"), self.max_length)
-            batch = truncator([self._prepared(text) for text in strings])
+            batch = truncator([self._sentence.prepared(text) for text in strings])
             for number, tokens in enumerate(batch):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
@@ -596,12 +596,8 @@ class Model:
                 )
         if strings:
             tokenizer = self._need_tokenizer("generate")
-            batch = tokenizer.tokenize_batch([self._prepared(text) for text in strings])
+            batch = tokenizer.tokenize_batch([self._sentence.prepared(text) for text in strings])
         return single, strings, batch
-
-    def _prepared(self, text: str) -> str:
-        """A text as the tokenizer is to have it."""
-        return text.lower() if self._sentence.lowercase else text
 
     def pieces(self, word: str) -> list[list[str]]:
         """The ways in which a word may stand in a text, each as its tokens; "##" continues one.

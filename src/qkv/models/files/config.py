@@ -16,14 +16,14 @@ Choice = TypeVar("Choice")
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
-    *("bos_token_id",),
-    *("chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id", "finetuning_task"),
-    *("gradient_checkpointing", "hidden_dropout_prob", "id2label", "initializer_factor"),
-    *("initializer_range", "keys_to_ignore_at_inference", "label2id", "language", "mask_token_id"),
-    *("num_labels", "output_attentions", "output_hidden_states", "output_past", "pad_token_id"),
-    *("prefix", "problem_type", "return_dict", "sep_token_id", "task_specific_params"),
-    *("tie_word_embeddings", "tokenizer_class", "torch_dtype", "torchscript"),
-    *("transformers.js_config", "transformers_version", "use_bfloat16", "use_cache"),
+    *("bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id"),
+    *("finetuning_task", "gradient_checkpointing", "hidden_dropout_prob", "id2label"),
+    *("initializer_factor", "initializer_range", "keys_to_ignore_at_inference", "label2id"),
+    *("language", "mask_token_id", "num_labels", "output_attentions", "output_hidden_states"),
+    *("output_past", "pad_token_id", "prefix", "problem_type", "return_dict", "sep_token_id"),
+    *("task_specific_params", "tie_word_embeddings", "tokenizer_class", "torch_dtype"),
+    *("torchscript", "transformers.js_config", "transformers_version", "use_bfloat16"),
+    *("use_cache",),
 })  # fmt: skip
 # Keys of every family that do, at the value at which they do nothing.
 NEUTRAL: Mapping[str, Collection[Any]] = {
@@ -66,6 +66,9 @@ class Config:
         values: the JSON object.
         source: what errors call the file.
 
+    Attributes:
+        used: the keys that were read, those that are only allowed to be neutral included.
+
     >>> config = Config({"hidden_size": 12, "odd": 1}, "config.json")
     >>> config.size("hidden_size", 768), config.size("intermediate_size", 48)
     (12, 48)
@@ -74,7 +77,7 @@ class Config:
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values = values
         self.source = source
-        self._read: set[str] = set()
+        self.used: set[str] = set()
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -262,9 +265,9 @@ class Config:
                 "take files in bfloat16, or save such with transformers"
             )
         for key, allowed in NEUTRAL.items():
-            if key not in self._read:
+            if key not in self.used:
                 self.only(key, *allowed)
-        known = self._read | HARMLESS | {"model_type", *harmless}
+        known = self.used | HARMLESS | {"model_type", *harmless}
         unknown = [
             key for key, value in self.values.items() if key not in known and value is not None
         ]
@@ -297,12 +300,7 @@ class Config:
                 f"{self.source}: {given}, which qkv does not support: it knows {', '.join(known)}"
             )
 
-    @property
-    def used(self) -> frozenset[str]:
-        """The keys that were read, those that are only allowed to be neutral included."""
-        return frozenset(self._read)
-
     def _get(self, key: str, default: Any) -> Any:
         """A value as it is, noted as read."""
-        self._read.add(key)
+        self.used.add(key)
         return self.values.get(key, default)

@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.files.tensors import FLOATS, Tensors
+from qkv.models.files.tensors import FLOATS, TYPES, Tensors
 from qkv.models.network.design import AnyDesign, Shape
 from qkv.models.network.head import Head
 
@@ -235,7 +235,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 f"{tensors.source}: {name} is not a part of the {family.model_type} model that "
                 "config.json describes"
             )
-        if tensors[place].readable:
+        if tensors[place].kind in TYPES:
             heads[place] = tensors[place].read()
     double = any(tensors[stored[theirs]].kind == "F64" for theirs in known)
     kind = np.dtype(dtype or (np.float64 if double else np.float32))

@@ -88,6 +88,10 @@ class Sentence:
     default_prompt: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
 
+    def prepared(self, text: str) -> str:
+        """A text as the tokenizer is to have it."""
+        return text.lower() if self.lowercase else text
+
     def pool(self, rows: Array, unread: int = 0) -> Array:
         """One text's vectors (T, D) as one, (D,) for each mode.
 

@@ -23,7 +23,7 @@ from qkv.models.files.read import (
     shards,
 )
 
-_TYPES = {
+TYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16},
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8},
     **{"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_},
@@ -55,14 +55,9 @@ class Stored:
         alike = (self.kind, self.shape) == (other.kind, other.shape)
         return alike and np.array_equal(self.raw, other.raw)
 
-    @property
-    def readable(self) -> bool:
-        """Whether NumPy has a type for it."""
-        return self.kind in _TYPES
-
     def read(self) -> Array:
         """Its numbers, which stay in the file until they are used."""
-        dtype = np.dtype(_TYPES[self.kind]).newbyteorder("<")
+        dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
         # no copy, but on a big-endian machine and of a file whose header leaves it unaligned
         array = np.require(array, dtype.newbyteorder("="), "A")
@@ -137,9 +132,7 @@ def _header(path: Path) -> dict[str, Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            names = set(file.keys())
-        with path.open("rb") as stream:
+        with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
         # the numbers come from the file when they are used
@@ -149,17 +142,15 @@ def _header(path: Path) -> dict[str, Stored]:
             f"{path}: is truncated or not a safetensors file: {first_line(error)}: "
             "download or save it again"
         ) from error
-    for name in names:
-        shape = header[name]["shape"]
+    header.pop("__metadata__", None)
+    found = {}
+    for name, about in header.items():
+        shape = about["shape"]
         if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
             raise ModelError(f"{path}: {name} has a shape that no array has: {shape!s:.80}")
-    return {
-        name: Stored(
-            path, about["dtype"], tuple(about["shape"]), numbers[slice(*about["data_offsets"])]
-        )
-        for name, about in header.items()
-        if name in names
-    }
+        raw = numbers[slice(*about["data_offsets"])]
+        found[name] = Stored(path, about["dtype"], tuple(shape), raw)
+    return found
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

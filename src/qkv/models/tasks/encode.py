@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type, whole_number
+from qkv.arrays import Array, whole_number
 from qkv.models.files.sentence import Sentence
 from qkv.models.tasks.truncation import Truncator, callers
 from qkv.progress import progress
@@ -48,7 +48,7 @@ class Encoder:
         sentence: what its files say about texts and their vectors.
         limit: the most tokens of a text.
         dim: D, of a token's vector.
-        dtype: that of the model.
+        dtype: that of its vectors.
         run: from texts to the vectors of their tokens, end to end, and where each text begins.
         batch_size: and so on, the options of `Model.encode`.
     """
@@ -91,14 +91,7 @@ class Encoder:
         parts = self.windows(sentences, show)
         if self._tokens_wanted:
             return [rows for part in parts for rows in part]
-        width, kind = self.sentence.width(self.dim), compute_type(self.dtype)
-        if not isinstance(sentences, list | tuple | np.ndarray):
-            return np.concatenate([np.empty((0, width), kind), *parts])
-        vectors, done = np.empty((len(sentences), width), kind), 0
-        for part in parts:
-            vectors[done : done + len(part)] = part
-            done += len(part)
-        return vectors
+        return np.concatenate([np.empty((0, self.sentence.width(self.dim)), self.dtype), *parts])
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """The same, some thousand texts at a time."""
@@ -138,8 +131,7 @@ class Encoder:
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Texts behind the prompt; blanks around one are no part of it."""
-        whole = [(self._before + text).strip() for text in texts]
-        return [text.lower() for text in whole] if self.sentence.lowercase else whole
+        return [self.sentence.prepared((self._before + text).strip()) for text in texts]
 
     def _chosen_prompt(self) -> str:
         """What goes before each text."""
