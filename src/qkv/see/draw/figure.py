@@ -23,9 +23,8 @@ from qkv.see.draw.panels import (
     Lines,
     Links,
     Panel,
-    Prose,
     Rows,
-    drawn_in,
+    pictured,
 )
 
 if TYPE_CHECKING:
@@ -41,13 +40,11 @@ _GRID = "#e6e6e6"
 def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> Figure:
     """A title, lines of prose, then panels in rows beside each other."""
     need("matplotlib", "plot")
-    shown = drawn_in("picture", rows)
-    said = [*lines, *(panel.text for row in shown for panel in row if isinstance(panel, Prose))]
-    grid = [[panel for panel in row if not isinstance(panel, Prose)] for row in shown]
-    sizes = [[_size(panel) for panel in row] for row in filter(None, grid)]
+    said, grid = pictured(rows)
+    sizes = [[_size(panel) for panel in row] for row in grid]
     width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
     letters = int(width * 12)  # that a line has room for
-    prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in said)
+    prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in (*lines, *said))
     top = 0.1 + 0.17 * len(prose.splitlines())
     heights = [top, *(max(h for _, h in row) for row in sizes)]
     figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
@@ -60,7 +57,7 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
     if prose:
         _plain(parts[0].text(0.5, 1, prose, color=letter, ha="center", va="top"), 9)
     arrows = []
-    for part, row, wide in zip(parts[1:], filter(None, grid), sizes, strict=True):
+    for part, row, wide in zip(parts[1:], grid, sizes, strict=True):
         ratios = [w for w, _ in wide]
         rest = width - sum(ratios)
         places = part.subplots(

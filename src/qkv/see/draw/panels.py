@@ -367,6 +367,14 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
     return [row for row in kept if row]
 
 
+def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
+    """What a picture says in words, and the panels that it draws."""
+    shown = drawn_in("picture", rows)
+    said = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
+    drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
+    return said, [row for row in drawn if row]
+
+
 def number_format(values: Array) -> Callable[[float], str]:
     """One way to write all of these numbers, so that they line up.
 

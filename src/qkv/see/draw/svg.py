@@ -25,9 +25,8 @@ from qkv.see.draw.panels import (
     Lines,
     Links,
     Panel,
-    Prose,
     Rows,
-    drawn_in,
+    pictured,
 )
 
 _SIZE = 11  # pixels of a letter's height
@@ -45,23 +44,22 @@ class Part(NamedTuple):
 
 def draw(title: str, lines: Sequence[str], rows: Rows) -> str:
     """One SVG text on white: a title, lines of prose, then panels in rows beside each other."""
-    shown = drawn_in("picture", rows)
-    grid = [[part(panel) for panel in row if type(panel) is not Prose] for row in shown]
-    said = [*lines, *(panel.text for row in shown for panel in row if isinstance(panel, Prose))]
+    said, shown = pictured(rows)
+    grid = [[part(panel) for panel in row] for row in shown]
     wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
     prose = [(line, 14, INK, "bold") for line in _wrapped(title, width - 2 * _GAP, 14)]
     prose += [
         (line, 11, DIM, "normal")
-        for words in said
+        for words in (*lines, *said)
         for line in _wrapped(words, width - 2 * _GAP, 11)
     ]
     for line, size, color, weight in prose:
         y += size
         elements.append(text(_GAP, y, line, size=size, fill=color, weight=weight))
         y += 6
-    for row in filter(None, grid):
+    for row in grid:
         y += 14
         x = float(_GAP)
         for each in row:

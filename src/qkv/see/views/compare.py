@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -241,51 +241,31 @@ class CompareView(HeadShown):
         )
 
 
+class _Options(TypedDict, total=False):
+    """What `compare` takes, whatever it compares."""
+
+    tokens: Sequence[Iterable[str]] | None
+    model: Model | str | None
+    layer: int | None
+    head: int | None
+    pieces: bool
+    theme: str
+    stretch: bool
+
+
 @overload
 def compare(
-    text_a: str,
-    text_b: str,
-    *,
-    word: str | None = None,
-    tokens: Sequence[Iterable[str]] | None = None,
-    model: Model | str | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    pieces: bool = False,
-    theme: str = "auto",
-    stretch: bool = False,
+    text_a: str, text_b: str, *, word: str | None = None, **options: Unpack[_Options]
 ) -> CompareView: ...
 
 
 @overload
-def compare(
-    text_a: Any,
-    text_b: Any,
-    *,
-    word: str,
-    tokens: Sequence[Iterable[str]] | None = None,
-    model: Model | str | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    pieces: bool = False,
-    theme: str = "auto",
-    stretch: bool = False,
-) -> CompareView: ...
+def compare(text_a: Any, text_b: Any, *, word: str, **options: Unpack[_Options]) -> CompareView: ...
 
 
 @overload
 def compare(
-    text_a: Any,
-    text_b: Any,
-    *,
-    word: None = None,
-    tokens: Sequence[Iterable[str]] | None = None,
-    model: Model | str | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    pieces: bool = False,
-    theme: str = "auto",
-    stretch: bool = False,
+    text_a: Any, text_b: Any, *, word: None = None, **options: Unpack[_Options]
 ) -> CompareView | RunsView: ...
 
 
