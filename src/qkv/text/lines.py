@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 _BLOCK = 2**18  # bytes that are read at once
-_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Lines:
@@ -67,62 +66,44 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     >>> list(read_lines(io.BytesIO(b"the cat\rsat\r\non\n\nthe mat"), "a file", 4))
     ['the c', 'sat', 'on', '', 'the m']
     """
-    line = _Line(name, 1, most)
-    for block in _blocks(stream):
-        *ended, rest = block.split(b"\n")
-        for part in ended:
-            line.add(part, last=True)
-            yield line.text
-            line = _Line(name, line.number + 1, most)
-        line.add(rest)
-    if line.size:
-        line.add(b"", last=True)
-        yield line.text
+    number, size, text = 1, 0, ""  # of the line that is read: which, its bytes, and what is kept
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for part, ended in _parts(stream):
+        nul = part.find(b"\0")
+        if nul >= 0:
+            raise ValueError(f"{name} is not text: byte {size + nul + 1} of line {number} is NUL")
+        waiting = len(decoder.getstate()[0])
+        try:
+            more = decoder.decode(part, ended)
+        except UnicodeDecodeError as error:
+            place = f"byte {size - waiting + error.start + 1} of line {number}"
+            byte = error.object[error.start]
+            raise ValueError(f"{name} is not UTF-8: {place} is 0x{byte:02x}") from None
+        if number == 1 and size == waiting:
+            more = more.removeprefix("\ufeff")
+        size += len(part)
+        if len(text) <= most:
+            text += more
+            if len(text) > most:
+                bare = text.lstrip()
+                text = bare[:most] + bare[most:].lstrip()[:1]
+        if ended:
+            yield text
+            number, size, text = number + 1, 0, ""
 
 
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The bytes of a stream as they come, with one newline for each end of a line."""
+def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """The bytes of lines as they come, without ends, and whether a line ends behind them."""
     read = getattr(stream, "read1", stream.read)  # which does not wait for more
     returned = False  # whether the last byte was a carriage return, and its line has ended
+    begun = False  # whether there is a line that has not
     while block := read(_BLOCK):
         if returned:
             block = block.removeprefix(b"\n")
-        returned = block.endswith(b"\r") if block else False
-        yield block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-
-class _Line:
-    """A line while it is read.
-
-    Attributes:
-        number: which one it is, counted from 1.
-        size: how many bytes have been read.
-        text: what is kept of them.
-    """
-
-    def __init__(self, name: str, number: int, most: int) -> None:
-        self._name, self.number, self._most = name, number, most
-        self.size, self.text = 0, ""
-        self._decoder = _DECODER()
-
-    def add(self, part: bytes, *, last: bool = False) -> None:
-        """More of its bytes."""
-        nul = part.find(b"\0")
-        if nul >= 0:
-            place = f"byte {self.size + nul + 1} of line {self.number}"
-            raise ValueError(f"{self._name} is not text: {place} is NUL")
-        waiting = len(self._decoder.getstate()[0])
-        try:
-            text = self._decoder.decode(part, last)
-        except UnicodeDecodeError as error:
-            place = f"byte {self.size - waiting + error.start + 1} of line {self.number}"
-            byte = error.object[error.start]
-            raise ValueError(f"{self._name} is not UTF-8: {place} is 0x{byte:02x}") from None
-        if self.number == 1 and self.size == waiting:
-            text = text.removeprefix("\ufeff")
-        self.size += len(part)
-        if len(self.text) <= self._most:
-            self.text += text
-            if len(self.text) > self._most:
-                bare = self.text.lstrip()
-                self.text = bare[: self._most] + bare[self._most :].lstrip()[:1]
+        returned = block.endswith(b"\r")
+        *lines, rest = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        yield from ((line, True) for line in lines)
+        yield rest, False
+        begun = bool(rest) or (begun and not lines)
+    if begun:
+        yield b"", True
