@@ -72,22 +72,21 @@ class Learner:
 
     def _keywords(self, case: Case) -> dict[str, Any]:
         """The options of a case by the names of the function's parameters."""
-        found: dict[str, Any] = {}
-        for option, parameter in self.options.items():
-            if option == "mask":
-                if case.mask is not None:
-                    found[parameter] = case.mask.copy()
-                elif option in self.needed:
-                    queries = next(iter(case.arrays.values()))
-                    keys = case.arrays.get("key", queries)
-                    before = queries.shape[: -2 if self.per_key else -1]
-                    found[parameter] = np.full((*before, keys.shape[-2]), self.unmasked)
-            elif option == "q_offset":
-                if case.q_offset is not None or option in self.needed:
-                    found[parameter] = case.q_offset or 0
-            else:
-                found[parameter] = case.causal if option == "causal" else case.heads
-        return found
+        given = {option: getattr(case, option) for option in self.options}
+        if case.mask is not None:
+            given["mask"] = case.mask.copy()
+        elif "mask" in self.needed:
+            queries = next(iter(case.arrays.values()))
+            keys = case.arrays.get("key", queries)
+            before = queries.shape[: -2 if self.per_key else -1]
+            given["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
+        if "q_offset" in self.needed:
+            given["q_offset"] = case.q_offset or 0
+        return {
+            name: given[option]
+            for option, name in self.options.items()
+            if given[option] is not None
+        }
 
 
 def learner(function: Callable[..., Any], signature: str) -> Learner:

@@ -32,8 +32,6 @@ class SubwordTokenizer(Tokenizer):
         (['play', '##ing'], [(0, 4), (4, 7)])
     """
 
-    _skip_special = True
-
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         import tokenizers as library
 

@@ -28,18 +28,20 @@ _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank as tokens have it, beh
 
 
 class Tokenizer:
-    """The common part of `WordTokenizer` and `SubwordTokenizer`; use one of these."""
+    """The common part of `WordTokenizer` and `SubwordTokenizer`; use one of these.
 
-    _skip_special = False  # whether `decode` leaves special tokens out
+    Attributes:
+        unknown: the token that stands for an unknown word, None where there is none.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
         self._at_once = max(1, int(GROWN / factor))  # characters that may grow by this factor
-        self._unknown = _unknown(inner)
+        self.unknown = _unknown(inner)
         self._special_ids = {
             index
             for index, token in inner.get_added_tokens_decoder().items()
-            if token.special and token.content != self._unknown
+            if token.special and token.content != self.unknown
         }
         self._size = max(inner.get_vocab().values(), default=-1) + 1
 
@@ -58,11 +60,6 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Each word and its id, in the order of the ids; a copy."""
         return dict(sorted(self._inner.get_vocab().items(), key=lambda item: item[1]))
-
-    @property
-    def unknown(self) -> str | None:
-        """The token that stands for an unknown word, None where there is none."""
-        return self._unknown
 
     @cached_property
     def keeps_words_apart(self) -> bool:
@@ -155,8 +152,7 @@ class Tokenizer:
                 f"decode: no token has the id {', '.join(map(str, missing[:5]))}: "
                 f"the ids of this tokenizer run from 0 to {len(self) - 1}"
             )
-        if self._skip_special:
-            wanted = [index for index in wanted if index not in self._special_ids]
+        wanted = [index for index in wanted if index not in self._special_ids]
         with _said("decode"):
             return self._inner.decode(wanted, skip_special_tokens=False)
 

@@ -111,14 +111,13 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
         raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
     each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
     ids: dict[str, int] = {}
-    spelled: dict[str, str] = {}  # as it will be looked up -> as it was given
-    owner: dict[int, str] = {}
+    owner: dict[int, str] = {}  # the words as they were given
     for word, given in source.items():
         check_text(word, call="WordTokenizer", name=f"the vocabulary's word {word!a}")
         found = word if _MARKER.fullmatch(word) else _findable(word, cutter)
         if found in ids:
             raise ValueError(
-                f"WordTokenizer: {spelled[found]!r} and {word!r} are the same word in lower case: "
+                f"WordTokenizer: {owner[ids[found]]!r} and {word!r} are the same word in lower case: "
                 "keep one of them, or pass lowercase=False"
             )
         name = f"the id of {word!r}"
@@ -128,7 +127,7 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
                 f"WordTokenizer: {owner[index]!r} and {word!r} both have the id {index}: "
                 f"{each_once}"
             )
-        ids[found], spelled[found], owner[index] = index, word, word
+        ids[found], owner[index] = index, word
     for index, word in owner.items():
         if not 0 <= index < len(source):
             raise ValueError(f"WordTokenizer: {word!r} has the id {index}: {each_once}")
