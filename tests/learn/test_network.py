@@ -62,7 +62,7 @@ def test_gradients_add_up_and_the_tied_head_goes_to_the_table() -> None:
     ones = np.ones((23, 8), np.float32)
     net.add({"embed.weight": ones})
     with net.weighted(0.5), net.weighted(4.0):
-        net.add({"head.out_proj.weight": np.arange(184, dtype=np.float32).reshape(8, 23)}, 3.0)
+        net.add({"head.out_proj.weight": 3 * np.arange(184, dtype=np.float32).reshape(8, 23)})
     expected = 1 + 6 * np.arange(184, dtype=np.float32).reshape(8, 23).T
     np.testing.assert_array_equal(net.gradients["embed.weight"], expected)
     assert net.weight == 1

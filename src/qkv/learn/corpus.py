@@ -112,6 +112,11 @@ class Line:
 class Files:
     """UTF-8 text files that are read one after the other, never as a whole.
 
+    Attributes:
+        paths: where they are.
+        sizes: their bytes.
+        named: what errors call them.
+
     Raises:
         ValueError: there is none, or nothing in them.
         OSError: one is a folder, is not there or cannot be read.
@@ -121,9 +126,11 @@ class Files:
         self.paths = [Path(path).absolute() for path in paths]
         if not self.paths:
             raise ValueError("corpus: there is no file: name at least one")
+        several = f"what the {len(self.paths)} files hold"
+        self.named = str(self.paths[0]) if len(self.paths) == 1 else several
         self.sizes = [_size(path) for path in self.paths]
         if not sum(self.sizes):
-            raise ValueError(f"corpus: {_named(self.paths)} is empty: give a text")
+            raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
         """The lines from a place on, about `size` bytes of them, and where the next begins.
@@ -208,7 +215,7 @@ def need_two_words(files: Files) -> None:
         if len(found) > 1 or max(map(len, found), default=0) > _LONGEST_WORD:
             return
     what = f"but the word {next(iter(found))!r:.40}" if found else "but blanks"
-    raise ValueError(f"corpus: {_named(files.paths)} holds nothing {what}: give more text")
+    raise ValueError(f"corpus: {files.named} holds nothing {what}: give more text")
 
 
 Cut = Callable[[Sequence[Line]], list[Array]]  # lines that follow each other -> sequences of ids
@@ -230,9 +237,7 @@ class Corpus:
     def __init__(self, files: Files, cut: Cut, *, seed: int = 0, block: int = BLOCK) -> None:
         self._files, self._cut, self._seed, self._block = files, cut, seed, block
         self._begin, self._number, self._epoch, self._next = Place(), 0, 0, 0
-        self._sequences: list[Array] | None = None
-        self._end = Place()
-        self._kept: tuple[Place, list[Array], Place] | None = None
+        self._sequences = self._from_here()
 
     def take(self) -> Array:
         """The next sequence.
@@ -240,30 +245,28 @@ class Corpus:
         Raises:
             ValueError: there is none in all of the files, or they are not text.
         """
-        first = self._epoch
-        while self._sequences is None or self._next >= len(self._sequences):
-            if self._sequences is not None:
-                self._go_on()
-            if self._epoch > first + 1:
-                raise ValueError(f"corpus: {_named(self._files.paths)} gives no token at all")
-            self._sequences = self._read()
-        self._next += 1
-        return self._sequences[self._next - 1]
+        return next(self._sequences)
 
-    def _go_on(self) -> None:
-        """Go on to the next block, or to the first one of a new round."""
-        self._begin, self._number, self._next = self._end, self._number + 1, 0
-        if self._begin.file >= len(self._files.paths):
-            self._begin, self._number, self._epoch = Place(), 0, self._epoch + 1
+    def _from_here(self) -> Iterator[Array]:
+        """The sequences of the present block from the present one on, and of all blocks after it.
 
-    def _read(self) -> list[Array]:
-        """The sequences of the present block, in the order of the present round."""
-        if self._kept is None or self._kept[0] != self._begin:  # else there is but one block
-            lines, end = self._files.block(self._begin, self._block)
-            self._kept = self._begin, self._cut(lines), end
-        _, found, self._end = self._kept
-        rng = np.random.default_rng([self._seed, self._epoch, self._number])
-        return [found[k] for k in rng.permutation(len(found))]
+        What is present is noted before each is given.
+        """
+        kept, count = None, 1  # what is known of a block, and the sequences of a round
+        while True:
+            if kept != self._begin:  # else there is but one block
+                lines, end = self._files.block(self._begin, self._block)
+                kept, found = self._begin, self._cut(lines)
+            count += len(found)
+            rng = np.random.default_rng([self._seed, self._epoch, self._number])
+            for one in rng.permutation(len(found))[self._next :]:
+                self._next += 1
+                yield found[one]
+            self._begin, self._number, self._next = end, self._number + 1, 0
+            if end.file >= len(self._files.paths):
+                if not count:
+                    raise ValueError(f"corpus: {self._files.named} gives no token at all")
+                self._begin, self._number, self._epoch, count = Place(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
         """The block it is in, and where in there."""
@@ -284,12 +287,12 @@ class Corpus:
         """
         if state["sizes"] != self._files.sizes:
             raise ValueError(
-                f"corpus: {_named(self._files.paths)} has {sum(self._files.sizes)} bytes and had "
+                f"corpus: {self._files.named} has {sum(self._files.sizes)} bytes and had "
                 f"{sum(state['sizes'])} when the checkpoint was written: give the same text"
             )
         self._begin, self._number = Place(**state["begin"]), state["number"]
         self._epoch, self._next, self._block = state["epoch"], state["next"], state["block"]
-        self._sequences = self._kept = None
+        self._sequences = self._from_here()
 
 
 def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
@@ -370,8 +373,3 @@ def _size(path: Path) -> int:
         raise ValueError(f"corpus: {path} is not a file that can be read again: save it first")
     with path.open("rb"):  # so that a PermissionError comes before any work
         return about.st_size
-
-
-def _named(paths: Sequence[Path]) -> str:
-    """What errors call the files."""
-    return str(paths[0]) if len(paths) == 1 else f"what the {len(paths)} files hold"

@@ -64,12 +64,12 @@ class Network:
     def __repr__(self) -> str:
         return f"<Network of {self.source!r}, {self.flat.size} numbers>"
 
-    def add(self, gradients: Mapping[str, Array], weight: float = 1.0) -> None:
+    def add(self, gradients: Mapping[str, Array]) -> None:
         """Add gradients, by the names of the parameters, to the whole one.
 
         That of a projection that is the token table goes to the table.
         """
-        weight *= self.weight
+        weight = self.weight
         for name, gradient in gradients.items():
             place, found = name, gradient
             if name == _OUTPUT and name not in self.gradients:

@@ -236,34 +236,30 @@ def _tokenizer(
 ) -> tuple[SubwordTokenizer, str]:
     """The tokenizer, and where it comes from."""
     if resume:
-        return _kept_tokenizer(home), "as it was"
+        path, found = tokenizer_path(home), last_checkpoint(home)
+        tokenizer = SubwordTokenizer.from_file(path)
+        if found is not None and found.about["settings"].get("tokenizer") != _checksum(path):
+            told = f"its checksum is not that of {found.path.name}"
+            raise ValueError(f"train: {path} is damaged: {told}")
+        return tokenizer, "as it was"
     if run.tokenizer is not None:
         path = Path(run.tokenizer)
         path = path / TOKENIZER if path.is_dir() else path
         return SubwordTokenizer.from_file(path), f"from {path}"
     kind: Literal["wordpiece", "bytes"] = "wordpiece" if run.objective == "masked" else "bytes"
-    found = train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary)
-    return found, "trained on it"
-
-
-def _kept_tokenizer(home: Path) -> SubwordTokenizer:
-    """The tokenizer of the run in a folder, which must be the one that it began with."""
-    path, found = tokenizer_path(home), last_checkpoint(home)
-    tokenizer = SubwordTokenizer.from_file(path)
-    if found is not None and found.about["settings"].get("tokenizer") != _checksum(path):
-        raise ValueError(f"train: {path} is damaged: its checksum is not that of {found.path.name}")
-    return tokenizer
+    return train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary), "trained on it"
 
 
 def _checksum(path: Path) -> str:
+    """The SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
     """What is learned, with the corpus cut as that needs."""
-    count = run.tokens_per_step
-    if run.objective == "causal":
-        corpus = Corpus(files, running(tokenizer, run.length), seed=run.seed)
+    causal = run.objective == "causal"
+    cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
+    corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step
+    if causal:
         return Causal(corpus, tokens_per_step=count)
-    corpus = Corpus(files, paragraphs(tokenizer, run.length), seed=run.seed)
     return Masked(corpus, tokenizer, tokens_per_step=count)
