@@ -117,8 +117,8 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
         found = word if _MARKER.fullmatch(word) else _findable(word, cutter)
         if found in ids:
             raise ValueError(
-                f"WordTokenizer: {owner[ids[found]]!r} and {word!r} are the same word in lower case: "
-                "keep one of them, or pass lowercase=False"
+                f"WordTokenizer: {owner[ids[found]]!r} and {word!r} are the same word in lower "
+                "case: keep one of them, or pass lowercase=False"
             )
         name = f"the id of {word!r}"
         index = whole_number(given, call="WordTokenizer", name=name, least=-sys.maxsize)
