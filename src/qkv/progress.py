@@ -56,9 +56,7 @@ def progress(
 
 
 @contextmanager
-def training_progress(
-    show: bool | None = None,
-) -> Iterator[Callable[[float, str], None]]:
+def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
     """Give a function that is told the share of the run that is over, and what to say of it.
 
     Args:

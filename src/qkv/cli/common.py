@@ -39,15 +39,6 @@ _REQUESTS = (
 )
 
 
-class Failure(click.ClickException):
-    """An error of a verb: where it was, and the exit code that it deserves."""
-
-    def __init__(self, error: Exception, path: str, debug: bool) -> None:
-        super().__init__(_in_words(error).removeprefix(f"{path.split()[-1]}: "))
-        self.error, self.path, self.debug = error, path, debug
-        self.code = BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED
-
-
 class Program(click.Group):
     """The group of all verbs: errors and warnings are one line on standard error."""
 
@@ -57,25 +48,19 @@ class Program(click.Group):
         if not standalone_mode:
             return super().main(*args, **extra)
         _fill_closed_streams()
-        code = 0
         try:
             with answering(leave):  # half a file is taken away
-                super().main(*args, **extra)
+                code = super().main(*args, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
             complain(path, f"{error.format_message()} ({path} --help explains)")
             code = BAD_REQUEST
-        except Failure as failure:
-            if failure.debug:
-                traceback.print_exception(failure.error)
-            complain(failure.path, failure.message)
-            code = failure.code
         except (KeyboardInterrupt, click.Abort):
             code = 128 + signal.SIGINT
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; what it raises becomes a `Failure` that knows where it was."""
+        """Run the verb; what it raises is told, and becomes an exit code."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")
@@ -91,7 +76,11 @@ class Program(click.Group):
             except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
             except Exception as error:
-                raise Failure(error, _path(ctx), ctx.meta.get(_DEBUG, False)) from error
+                if ctx.meta.get(_DEBUG):
+                    traceback.print_exception(error)
+                path = _path(ctx)
+                complain(path, _in_words(error).removeprefix(f"{path.split()[-1]}: "))
+                ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

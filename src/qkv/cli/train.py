@@ -38,14 +38,7 @@ from qkv.cli.common import debug_option, json_option, print_json, say
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
 @json_option
 @debug_option
-def train(
-    corpus: tuple[str, ...],
-    objective: str | None,
-    output: str,
-    resume: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     """A model of your own from text files: CORPUS is one or more of them, UTF-8.
 
     DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
@@ -54,16 +47,12 @@ def train(
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 
-    given = {name: value for name, value in options.items() if value is not None}
-    if objective is not None:
-        given["objective"] = objective
-    if corpus:
-        given["corpus"] = corpus
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     if resume:
         run = TextRun.of(output, given)
-    elif not corpus:
+    elif "corpus" not in given:
         raise click.UsageError("name the text files to learn from")
-    elif objective is None:
+    elif "objective" not in given:
         raise click.UsageError("choose --objective causal, or --objective masked")
     else:
         run = TextRun(**given)
