@@ -186,12 +186,13 @@ def test_files_that_contributing_names_exist() -> None:
 @pytest.mark.parametrize(
     ("path", "names"),
     {
+        "src/qkv/arrays.py": ("float_type",),
         "src/qkv/attend/visibility.py": ("Visibility", "block", "key_range", "check_window"),
         "src/qkv/attend/call.py": ("Call", "check_call", "needed"),
         "src/qkv/attend/varlen.py": ("ranged",),
         "src/qkv/attend/options.py": ("OPTIONS", "PACKED"),
         "src/qkv/layers/parameters.py": (
-            *("float_type", "checked", "need_shape", "first_parameters"),
+            *("checked", "need_shape", "first_parameters"),
             *("parameter", "vectors_of", "result_type", "working", "project"),
         ),
         "src/qkv/layers/layer.py": ("Layer", "Feed"),

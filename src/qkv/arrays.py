@@ -112,6 +112,24 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in FLOAT_NAMES
 
 
+def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
+    """`dtype` as one of the float types that we know, "bfloat16" by its name too.
+
+    >>> float_type("bfloat16", call="load")
+    dtype(bfloat16)
+    """
+    if dtype == "bfloat16":
+        import ml_dtypes  # noqa: F401 (from then on NumPy knows the name)
+    try:
+        kind = native(np.dtype(dtype))
+    except TypeError:
+        kind = None
+    if kind is None or not is_float(kind):
+        shown = repr(dtype) if kind is None else kind
+        raise TypeError(f"{call}: dtype is {shown}: choose {', '.join(FLOAT_NAMES)}")
+    return kind
+
+
 @functools.cache
 def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type that work on `dtype` is done in: float32 for half precision, otherwise its own.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, float_type
 from qkv.attend import attention, trace_attention
 from qkv.ops.kernel import backend, body, kernel
 from qkv.ops.threads import get_num_threads, run_all
@@ -262,11 +262,7 @@ def random_inputs(
 ) -> tuple[Array, Array, Array]:
     """Query, key and value of these shapes, standard normal, the same each time."""
     rng = np.random.default_rng(seed)
-    kind: Any = dtype
-    if dtype == "bfloat16":
-        from ml_dtypes import bfloat16
-
-        kind = bfloat16
+    kind = float_type(dtype, call="random_inputs")
     first, *others = (rng.standard_normal(shape, np.float32) for shape in (query, key, key))
     q, k, v = (x.astype(kind, copy=False) for x in (first, *others))
     return q, k, v

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from qkv.arrays import Array, is_float, whole_number
+from qkv.arrays import Array, float_type, whole_number
 from qkv.embed.checks import fixed_table, take_rows
 
 
@@ -62,9 +62,7 @@ class TokenEmbedding:
         dtype: DTypeLike | None = None,
     ) -> None:
         call = "TokenEmbedding"
-        kind = None if dtype is None else np.dtype(dtype)
-        if kind is not None and not is_float(kind):
-            raise TypeError(f"{call}: dtype is {kind}: give float16, bfloat16, float32 or float64")
+        kind = None if dtype is None else float_type(dtype, call=call)
         if dim is not None:
             dim = whole_number(dim, call=call, name="dim", least=1)
         if weight is not None and seed is not None:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, float_type, whole_number
 from qkv.layers.gradient import Gradient, project_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.parameters import (
     checked,
     first_parameters,
-    float_type,
     is_wide,
     need_shape,
     parameter,

@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, compute_type, whole_number
+from qkv.arrays import Array, compute_type, float_type, whole_number
 from qkv.layers.gradient import Gradient, upstream
 from qkv.layers.layer import Layer
-from qkv.layers.parameters import (
-    checked,
-    float_type,
-    need_shape,
-    quiet,
-    result_type,
-    working,
-)
+from qkv.layers.parameters import checked, need_shape, quiet, result_type, working
 from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 

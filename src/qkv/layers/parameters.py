@@ -7,28 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import FLOAT_NAMES, Array, as_array, compute_type, is_float, native
+from qkv.arrays import Array, as_array, compute_type, is_float, native
 from qkv.ops.layout import narrowed, stays_bfloat16
 from qkv.ops.linear import linear
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
 quiet = np.errstate(all="ignore")
-
-
-def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
-    """`dtype` as one of the float types that a layer may have."""
-    if dtype == "bfloat16":
-        from ml_dtypes import bfloat16
-
-        dtype = bfloat16
-    try:
-        kind = native(np.dtype(dtype))
-    except TypeError:
-        kind = None
-    if kind is None or not is_float(kind):
-        shown = repr(dtype) if kind is None else kind
-        raise TypeError(f"{call}: dtype is {shown}: choose {', '.join(FLOAT_NAMES)}")
-    return kind
 
 
 def first_parameters(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.layers.parameters import float_type
+from qkv.arrays import float_type
 from qkv.models.families import described
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.names import Names, read_weights

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, shown, whole_number
+from qkv.arrays import Array, as_array, check_out, float_type, shown, whole_number
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
@@ -26,14 +26,7 @@ from qkv.layers.attention.weights import SHORT, Weights
 from qkv.layers.gradient import Gradient, need_single
 from qkv.layers.options import check_options
 from qkv.layers.packed import keep
-from qkv.layers.parameters import (
-    checked,
-    first_parameters,
-    float_type,
-    quiet,
-    result_type,
-    word_vectors,
-)
+from qkv.layers.parameters import checked, first_parameters, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
 
 Layout = Literal["in_out", "out_in"]
