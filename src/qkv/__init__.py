@@ -24,13 +24,7 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.integrations.record import record
-    from qkv.see.views.compare import compare
-    from qkv.see.views.head_view import head_view
-    from qkv.see.views.image_view import image_view
-    from qkv.see.views.replay import replay
-    from qkv.see.views.shift import plot_shift
-    from qkv.see.views.show import show
-    from qkv.see.views.walk import walk
+    from qkv.see import compare, head_view, image_view, plot_shift, replay, show, walk
 
 __version__ = "0.1.0"
 

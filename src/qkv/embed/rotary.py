@@ -94,7 +94,8 @@ def rotation_at(
     """
     dims = _rotated_size(dims, shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
-    angle = _places(positions, shape[:-1])[..., None] * _speeds(speeds, base, dims)
+    each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
+    angle = _places(positions, shape[:-1])[..., None] * each
     work = compute_type(dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
     cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
@@ -148,11 +149,18 @@ def _rotated_size(dims: int | None, size: int) -> int:
     return dims
 
 
-def _speeds(given: ArrayLike | None, base: float, dims: int) -> Array:
-    """The angle of each pair from one position to the next, float64."""
-    if given is None:
-        speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
-        return speeds
+def rotary_speeds(base: float, dims: int) -> Array:
+    """The angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
+
+    Source:
+        Su et al. 2021, RoFormer, section 3.2.2.
+    """
+    speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
+    return speeds
+
+
+def _checked_speeds(given: ArrayLike, dims: int) -> Array:
+    """Speeds that a user gave, float64."""
     speeds = as_array(given, call="apply_rotary", name="speeds").astype(np.float64)
     if speeds.shape != (dims // 2,) or not np.isfinite(speeds).all():
         raise ValueError(

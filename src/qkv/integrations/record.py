@@ -202,7 +202,7 @@ class Recording(Trace):
                 what = "a second attention of its layer"
             if what:
                 others[number] = what
-        super().__init__(arrays, single=texts == 1, others=others)
+        self._arrays, self._others = arrays, others
         self._layers.clear()
         self._latest.clear()
         self._name([[str(i) for i in range(p.stop - p.start)] for p in self._places])
@@ -241,11 +241,8 @@ class Recording(Trace):
     def _name(self, texts: list[list[str]]) -> None:
         from qkv.see.analysis.words import is_special
 
-        self._tokens = texts
-        self._ids: list[list[int]] = [[] for _ in texts]
-        self._texts = [""] * len(texts)
-        self._offsets = [[(0, 0)] * len(text) for text in texts]
-        self._special = [[is_special(token) for token in text] for text in texts]
+        special = [[is_special(token) for token in text] for text in texts]
+        super().__init__(self._arrays, tokens=texts, special=special, others=self._others)
 
 
 @contextmanager

@@ -98,10 +98,7 @@ class Seq2SeqTrace:
 
     def names(self) -> list[str]:
         """The names of all arrays."""
-        own = {
-            "encoder": self.encoder.names(),
-            "decoder": [*self.decoder.names(), *self._cross],
-        }
+        own = {"encoder": self.encoder.names(), "decoder": [*self.decoder.names(), *self._cross]}
         return [f"{side}.{name.removeprefix('blocks.')}" for side in SIDES for name in own[side]]
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
 from qkv.layers.attention import Scaling
 from qkv.models.files.config import Config
@@ -108,16 +109,6 @@ def read_rotaries(
     }
 
 
-def plain(base: float, dims: int) -> Array:
-    """The angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
-
-    Source:
-        Su et al. 2021, RoFormer, section 3.2.2.
-    """
-    speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
-    return speeds
-
-
 @dataclass(frozen=True)
 class Linear:
     """All speeds divided by one factor, as if positions lay closer together.
@@ -131,7 +122,7 @@ class Linear:
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
-        return plain(base, dims) / self.factor, 1.0
+        return rotary_speeds(base, dims) / self.factor, 1.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +149,7 @@ class Dynamic:
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
         stretch = self.factor * max(length, self.limit) / self.limit - (self.factor - 1)
-        return plain(base * stretch ** (dims / (dims - 2)), dims), 1.0
+        return rotary_speeds(base * stretch ** (dims / (dims - 2)), dims), 1.0
 
 
 @dataclass(frozen=True)
@@ -193,7 +184,7 @@ class Yarn:
         if first == last:
             last += 0.001  # a step, where there is no room for a ramp
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
-        fast = plain(base, dims)
+        fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale
 
 
@@ -217,7 +208,7 @@ class LongRope:
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
         factors = self.long if length > self.limit else self.short
-        return plain(base, dims) / np.array(factors), self.scale
+        return rotary_speeds(base, dims) / np.array(factors), self.scale
 
 
 @dataclass(frozen=True)
@@ -239,7 +230,7 @@ class Llama3:
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
-        fast = plain(base, dims)
+        fast = rotary_speeds(base, dims)
         turns = self.limit * fast / (2 * np.pi)
         share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
         return fast * share + fast / self.factor * (1 - share), 1.0
@@ -259,7 +250,8 @@ class Proportional:
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Those of each pair, and what queries and keys are multiplied by."""
         rotated = int(self.part * dims // 2)
-        return np.where(np.arange(dims // 2) < rotated, plain(base, dims), 0) / self.factor, 1.0
+        fast = rotary_speeds(base, dims)
+        return np.where(np.arange(dims // 2) < rotated, fast, 0) / self.factor, 1.0
 
 
 @dataclass(frozen=True)
@@ -309,7 +301,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
     """Whether the speeds are numbers."""
     with np.errstate(all="ignore"):
         if rotary.scaling is None:
-            return bool(np.isfinite(plain(rotary.base, dims)).all())
+            return bool(np.isfinite(rotary_speeds(rotary.base, dims)).all())
         speeds, scale = rotary.scaling.speeds(rotary.base, dims, length)
     return bool(np.isfinite(speeds).all()) and 0 < scale < math.inf
 
