@@ -22,6 +22,7 @@ from qkv.layers.parameters import (
     project,
     quiet,
     result_type,
+    shapes_of,
     working,
 )
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
@@ -205,7 +206,7 @@ def _check_sizes(parameters: Mapping[str, Array], *, call: str) -> None:
     dim, hidden = up.shape
     shapes: dict[str, tuple[int, ...]] = {}
     for name, size in mlp_sizes(dim, hidden, gated=True).items():
-        shapes |= {f"{name}.weight": size, f"{name}.bias": size[1:]}
+        shapes |= shapes_of(name, *size, bias=True)
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(

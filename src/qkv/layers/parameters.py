@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,13 @@ def first_parameters(
         if bias:
             parameters[f"{name}.bias"] = np.zeros(columns, dtype)
     return parameters
+
+
+def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of the weight of a linear layer or a norm, and of its bias if it has one."""
+    yield f"{name}.weight", weight
+    if bias:
+        yield f"{name}.bias", weight[-1:]
 
 
 def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:

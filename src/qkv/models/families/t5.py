@@ -74,6 +74,7 @@ def either(
             encoder,
             layers=(causal,) * written,
             buckets=Buckets(buckets, furthest, both_ways=False),
+            cross=True,
             head=None,
         ),
         start=config.whole("decoder_start_token_id", 0),

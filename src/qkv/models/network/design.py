@@ -11,6 +11,7 @@ from qkv.embed import alibi_slopes
 from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.experts import expert_shapes
 from qkv.layers.mlp import mlp_sizes
+from qkv.layers.parameters import shapes_of
 from qkv.models.network.decoder import (
     DECODER_HOOKS,
     CrossAttention,
@@ -109,6 +110,8 @@ class Design:
         mlp_bias: the same of the MLP.
         experts: what the MLPs are where there are several in each block; None for one.
         buckets: biases by the distance of two tokens, shared by all layers.
+        cross: whether each layer also attends to another text, between its attention and its MLP,
+            with as many heads and a norm of its own.
         head: from the last vectors to logits.
     """
 
@@ -137,6 +140,7 @@ class Design:
     mlp_bias: bool = True
     experts: Mixture | None = None
     buckets: Buckets | None = None
+    cross: bool = False
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
@@ -179,16 +183,19 @@ class Design:
             else self.buckets.with_table(parameters["relative_bias.weight"]),
             final_norm=self.norm(parameters, "final_norm"),
             head=None if self.head is None else self.head.build(parameters, norm=self.norm),
-            hooks=[hook for hook in BLOCK_HOOKS if self.hidden or hook != "hook_mlp_out"],
+            hooks=DECODER_HOOKS
+            if self.cross
+            else [hook for hook in BLOCK_HOOKS if self.hidden or hook != "hook_mlp_out"],
         )
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
         """Those of one layer, by the names that they have in it."""
         dim, size = self.dim, layer.head_size
-        yield from _linear("attn.q_proj", dim, layer.num_heads * size, self.qkv_bias)
-        for name in ("attn.k_proj", "attn.v_proj"):
-            yield from _linear(name, dim, layer.num_kv_heads * size, self.qkv_bias)
-        yield from _linear("attn.out_proj", layer.num_heads * size, dim, self.out_bias)
+        wide, narrow = layer.num_heads * size, layer.num_kv_heads * size
+        for attn in ("attn", "cross_attn") if self.cross else ("attn",):
+            for name, columns in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
+                yield from shapes_of(f"{attn}.{name}", dim, columns, bias=self.qkv_bias)
+            yield from shapes_of(f"{attn}.out_proj", wide, dim, bias=self.out_bias)
         if layer.qk_norm:
             yield from self._norm_shapes("attn.q_norm", size)
             yield from self._norm_shapes("attn.k_norm", size)
@@ -196,6 +203,8 @@ class Design:
             yield "attn.sinks", (layer.num_heads,)
         if number > 0 or self.first_norm:
             yield from self._norm_shapes("norm1", dim)
+        if self.cross:
+            yield from self._norm_shapes("norm_cross", dim)
         if self.hidden:
             yield from self._mlp_shapes()
             yield from self._norm_shapes("norm2", dim)
@@ -208,37 +217,40 @@ class Design:
         dim, hidden = self.dim, self.hidden
         if self.experts is None:
             for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
-                yield from _linear(f"mlp.{name}", *size, self.mlp_bias)
+                yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
             return
         for name, shape in expert_shapes(dim, hidden, self.experts.count).items():
             yield f"mlp.{name}", shape
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         """The weight of a norm, and its bias if norms have one."""
-        yield f"{name}.weight", (size,)
-        if self.norm_bias and not self.rms:
-            yield f"{name}.bias", (size,)
+        yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
         """One layer, of the parameters under its number."""
         own = under(parameters, f"blocks.{number}.")
-        projections = ("q_proj.", "k_proj.", "v_proj.", "out_proj.")
         attn = MultiHeadAttention.from_parameters(
-            {n: a for n, a in under(own, "attn.").items() if n.startswith(projections)},
+            {n: a for n, a in under(own, "attn.").items() if "_proj." in n},
             num_heads=layer.num_heads,
             rotary=layer.rotary,
             q_norm=self.norm(own, "attn.q_norm"),
             k_norm=self.norm(own, "attn.k_norm"),
         )
-        return Block(
+        norms = ("norm1", "norm2", "out_norm1", "out_norm2")
+        block = Block(
             attn,
-            self.norm(own, "norm1"),
-            self._mlp(under(own, "mlp.")) if self.hidden else None,
-            self.norm(own, "norm2"),
+            mlp=self._mlp(under(own, "mlp.")) if self.hidden else None,
             post_norm=self.norms == "after",
-            out_norm1=self.norm(own, "out_norm1"),
-            out_norm2=self.norm(own, "out_norm2"),
+            **{name: self.norm(own, name) for name in norms},
         )
+        norm_cross = self.norm(own, "norm_cross")
+        if norm_cross is None:
+            return block
+        cross_attn = MultiHeadAttention.from_parameters(
+            under(own, "cross_attn."), num_heads=layer.num_heads
+        )
+        options = {name: value for name, value in layer.options.items() if name == "scale"}
+        return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
     def _mlp(self, parameters: Mapping[str, Array]) -> MLP | Experts:
         """The MLP, or the experts in its place."""
@@ -277,22 +289,13 @@ def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     }
 
 
-def _linear(name: str, size: int, out: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    """The weight of a linear layer, and its bias if it has one."""
-    yield f"{name}.weight", (size, out)
-    if bias:
-        yield f"{name}.bias", (out,)
-
-
 @dataclass(frozen=True)
 class Seq2SeqDesign:
     """An encoder, a decoder that looks at it in each layer, and one token table for both.
 
     Attributes:
         encoder: the sizes and options of the one; its head is not used.
-        decoder: those of the other, whose norms stand before each part and leave the mean where
-            it is. Its attention to the encoder has the same heads, no biases, and a norm of its
-            own.
+        decoder: those of the other, which has `cross`.
         start: the id of the token that the decoder begins with.
         head: from the decoder's last vectors to logits.
     """
@@ -315,36 +318,16 @@ class Seq2SeqDesign:
                     yield f"{side}.{name}", shape
                 elif side == "encoder":
                     yield name, shape
-        dim = self.decoder.dim
-        for number, layer in enumerate(self.decoder.layers):
-            here, wide = f"decoder.blocks.{number}.", layer.num_heads * layer.head_size
-            for name in ("q_proj", "k_proj", "v_proj"):
-                yield f"{here}cross_attn.{name}.weight", (dim, wide)
-            yield f"{here}cross_attn.out_proj.weight", (wide, dim)
-            yield f"{here}norm_cross.weight", (dim,)
         if self.head is not None:
-            yield from self.head.shapes(dim)
+            yield from self.head.shapes(self.decoder.dim)
 
     def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
         """Both with these parameters, used where they stand."""
         table = {"embed.weight": parameters["embed.weight"]}
         encoder, decoder = (
-            design.build(
-                {n: a for n, a in under(parameters, f"{side}.").items() if "cross" not in n} | table
-            )
+            design.build(under(parameters, f"{side}.") | table)
             for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
         )
-        for number, layer in enumerate(self.decoder.layers):
-            own = under(parameters, f"decoder.blocks.{number}.")
-            cross = CrossAttention(
-                MultiHeadAttention.from_parameters(
-                    under(own, "cross_attn."), num_heads=layer.num_heads
-                ),
-                {name: value for name, value in layer.options.items() if name == "scale"},
-            )
-            norm = RMSNorm.from_parameters(under(own, "norm_cross."), eps=self.decoder.eps)
-            decoder.layers[number] = DecoderBlock(decoder.layers[number], cross, norm)
-        decoder.hooks = DECODER_HOOKS
         if self.head is not None:
             decoder.head = self.head.build(parameters, norm=self.decoder.norm)
         return EncoderDecoder(encoder, decoder, self.start)

@@ -12,6 +12,7 @@ from qkv.arrays import Array
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, need_single, project_back
 from qkv.layers.norm import NormSaved
+from qkv.layers.parameters import shapes_of
 from qkv.models.network.pooling import POOLING
 from qkv.ops.activation import activate_in_numpy, activation_grad
 from qkv.ops.layout import narrowed
@@ -54,13 +55,9 @@ class Head:
     def shapes(self, dim: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each parameter and its shape."""
         if self.dense:
-            yield "head.dense_proj.weight", (dim, dim)
-            if self.dense_bias:
-                yield "head.dense_proj.bias", (dim,)
+            yield from shapes_of("head.dense_proj", dim, dim, bias=self.dense_bias)
         if self.norm:
-            yield "head.norm.weight", (dim,)
-            if self.norm_bias:
-                yield "head.norm.bias", (dim,)
+            yield from shapes_of("head.norm", dim, bias=self.norm_bias)
         if not self.tied:
             yield "head.out_proj.weight", (dim, self.outputs)
         if self.bias:
