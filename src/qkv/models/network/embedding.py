@@ -63,7 +63,7 @@ class Embedding:
 
         They are float32 where the table is in half precision.
         """
-        x = self.table[ids]
+        x, rows = self._rows(ids)
         keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
@@ -80,7 +80,7 @@ class Embedding:
         if self.norm is not None:
             x, norm = self.norm.run(x)
         keep(record, "hook_full_embed", x, cu_lengths)
-        return x, EmbeddingSaved(ids, places, norm)
+        return x, EmbeddingSaved(rows, places, norm)
 
     def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
         """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
@@ -99,10 +99,18 @@ class Embedding:
         if self.token_types is not None:
             kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
             kinds[0] = rows.sum(0)
-        table = rows_back(rows, saved.rows.ravel(), self.table.shape)
+        return found | self._rows_back(rows, saved.rows)
+
+    def _rows(self, ids: Array) -> tuple[Array, Array]:
+        """The row (..., D) of each token or patch, and what `_rows_back` needs."""
+        return self.table[ids], ids
+
+    def _rows_back(self, grad: Array, ids: Array) -> dict[str, Array]:
+        """From the gradient (n, D) of those rows to that of what they were made of."""
+        table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
             table *= table.dtype.type(self.scale)
-        return found | {"embed.weight": table}
+        return {"embed.weight": table}
 
     def places(self, ids: Array, mask: Array) -> Array:
         """Where each visible token of ids (B, T) stands, (total,).
@@ -135,33 +143,21 @@ class PatchEmbedding(Embedding):
         self.patch = weight.shape[-2:]
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
 
-    def __call__(
-        self,
-        ids: Array,
-        places: Array,
-        cu_lengths: Array | None = None,
-        record: Recorder | None = None,
-    ) -> tuple[Array, EmbeddingSaved]:
-        """Vectors (B * (N + 1), D) of images (B, C, H, W), and what `backward` needs."""
-        patches = unfolded(ids, self.patch)  # (B, N, C * h * w)
+    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+        """The backward pass, to the first token, the weight of the patches and the places."""
+        found = super().backward(grad, saved)
+        return found | {"pos_embed.weight": found["pos_embed.weight"][None]}
+
+    def _rows(self, images: Array) -> tuple[Array, Array]:
+        """The rows (B * (N + 1), D) of images (B, C, H, W), and their patches."""
+        patches = unfolded(images, self.patch)  # (B, N, C * h * w)
         patches = patches.astype(compute_type(self.table.dtype))
         rows = linear(patches, self.weight, self.bias)
         first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
         x = np.concatenate([first.astype(rows.dtype), rows], axis=1)  # (B, N + 1, D)
-        x = x.reshape(-1, x.shape[-1])
-        keep(record, "hook_embed", x, cu_lengths)
-        assert self.positions is not None
-        where = self.positions[places]
-        keep(record, "hook_pos_embed", where, cu_lengths)
-        x = x + where
-        keep(record, "hook_full_embed", x, cu_lengths)
-        return x, EmbeddingSaved(patches, places)
+        return x.reshape(-1, x.shape[-1]), patches
 
-    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
-        """The backward pass, to the first token, the weight of the patches and the places."""
-        assert self.positions is not None
-        patches = saved.rows
-        where = rows_back(grad, saved.places, self.positions.shape)
+    def _rows_back(self, grad: Array, patches: Array) -> dict[str, Array]:
         rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
         _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
         assert bias is not None
@@ -170,7 +166,6 @@ class PatchEmbedding(Embedding):
             "embed.weight": rows[:, 0].sum(0)[None, None],
             "patch_embed.weight": weight.T.reshape(-1, channels, *self.patch),
             "patch_embed.bias": bias,
-            "pos_embed.weight": where[None],
         }
 
 
