@@ -37,7 +37,7 @@ class Network:
 
     def __init__(self, model: Model, *, dtype: Any = None) -> None:
         design = model.design
-        if not isinstance(design, Design):
+        if type(design) is not Design:
             raise TypeError(f"Network: {model.name} is not a single stack of blocks")
         self.source = model
         self.design = design

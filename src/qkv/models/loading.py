@@ -112,7 +112,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     """A design without its head where the files hold nothing of one, as those of embedders may."""
-    if not isinstance(design, Design) or design.head is None:
+    if type(design) is not Design or design.head is None:
         return design
     missing = [names.place(name)[0] for name, _ in design.head.shapes(design.dim)]
     there = {place.removeprefix(names.family.prefix) for place in tensors}

@@ -56,7 +56,7 @@ def fresh_model(
     <Model fresh: gpt2, 2 layers, 4 heads, vectors of 16>
     """
     design, names = described(config, "fresh_model")
-    if not isinstance(design, Design):
+    if type(design) is not Design:
         kind = names.family.model_type
         raise ModelError(f"fresh_model: {kind} is not a single stack of blocks")
     parameters = first_weights(design, seed, np.dtype(dtype))

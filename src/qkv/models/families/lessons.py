@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from qkv.layers.gradient import Gradient
 from qkv.layers.packed import keep
 from qkv.models.files.config import Config
 from qkv.models.files.names import PROJECTIONS, Family, projections
-from qkv.models.network.design import Attention, Design, Shape
+from qkv.models.network.design import Attention, Design
 from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
 
@@ -53,33 +53,26 @@ class AttentionOnly(Block):
         return replace(back, parameters=named)
 
 
-@dataclass(frozen=True)
-class Lesson:
+@dataclass(frozen=True, kw_only=True)
+class Lesson(Design):
     """The design of such a model: one of attention alone, whose layers add nothing to their input.
 
     Attributes:
-        inner: the sizes and options.
-        positions: whether there are sinusoidal positions.
-        max_length: the most tokens of a text.
+        sinusoidal: whether there are sinusoidal positions.
     """
 
-    inner: Design
-    positions: bool
-    max_length: int = MAX_LENGTH
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter and its shape."""
-        return self.inner.shapes()
+    sinusoidal: bool
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters."""
-        body = self.inner.build(parameters)
+        body = super().build(parameters)
         body.layers = [AttentionOnly(layer.attn) for layer in body.layers]
         body.hooks = _HOOKS
-        if self.positions:
+        if self.sinusoidal:
             table = parameters["embed.weight"]
-            places = sinusoidal_positions(MAX_LENGTH, self.inner.dim).astype(table.dtype)
-            body.embedding.positions = places
+            body.embedding.positions = sinusoidal_positions(MAX_LENGTH, self.dim).astype(
+                table.dtype
+            )
         return body
 
 
@@ -89,19 +82,18 @@ def design(config: Config) -> Lesson:
     heads = config.heads(dim, 2)
     options = {"is_causal": True} if config.flag("causal", False) else {}
     return Lesson(
-        Design(
-            vocabulary=config.size("vocab_size", 1),
-            dim=dim,
-            hidden=0,
-            activation="relu",  # there is no MLP that has one
-            eps=1e-5,
-            layers=(Attention(heads, heads, dim // heads, options=options),),
-            first_norm=False,
-            final_norm=False,
-            qkv_bias=False,
-            out_bias=False,
-        ),
-        positions=config.flag("positions", True),
+        vocabulary=config.size("vocab_size", 1),
+        dim=dim,
+        hidden=0,
+        activation="relu",  # there is no MLP that has one
+        eps=1e-5,
+        layers=(Attention(heads, heads, dim // heads, options=options),),
+        max_length=MAX_LENGTH,
+        first_norm=False,
+        final_norm=False,
+        qkv_bias=False,
+        out_bias=False,
+        sinusoidal=config.flag("positions", True),
     )
 
 

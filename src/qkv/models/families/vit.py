@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, projections
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, Design, VisionDesign
+from qkv.models.network.design import Attention, VisionDesign
 from qkv.models.network.head import Head
 
 
@@ -23,16 +23,14 @@ def design(config: Config) -> VisionDesign:
         )
     is_classifier = config.head() == "ImageClassification"
     return VisionDesign(
-        Design(
-            vocabulary=1,
-            dim=dim,
-            hidden=config.size("intermediate_size", 3072),
-            activation=config.activation("hidden_act", "gelu"),
-            eps=config.positive("layer_norm_eps", 1e-12),
-            layers=(Attention(heads, heads, size),) * config.layers("num_hidden_layers", 12),
-            qkv_bias=config.flag("qkv_bias", True),
-            head=Head(config.labels(), bias=True, pool="cls") if is_classifier else None,
-        ),
+        vocabulary=1,
+        dim=dim,
+        hidden=config.size("intermediate_size", 3072),
+        activation=config.activation("hidden_act", "gelu"),
+        eps=config.positive("layer_norm_eps", 1e-12),
+        layers=(Attention(heads, heads, size),) * config.layers("num_hidden_layers", 12),
+        qkv_bias=config.flag("qkv_bias", True),
+        head=Head(config.labels(), bias=True, pool="cls") if is_classifier else None,
         channels=config.size("num_channels", 3),
         image=image,
         patch=patch,

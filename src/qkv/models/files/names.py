@@ -14,7 +14,6 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.files.tensors import FLOATS, TYPES, Tensors
 from qkv.models.network.design import AnyDesign, Shape
-from qkv.models.network.head import Head
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
@@ -251,7 +250,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
     """The token table -> the output matrix, by the names in files, where they are to be one."""
-    head: Head | None = getattr(design, "head", None)  # what images and lessons go without
+    head = design.head
     if head is None or not (head.tied or _OUTPUT in names.family.optional):
         return {}
     return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
@@ -333,19 +333,16 @@ class Seq2SeqDesign:
         return EncoderDecoder(encoder, decoder, self.start)
 
 
-@dataclass(frozen=True)
-class VisionDesign:
-    """Images, cut into patches, through blocks to vectors.
+@dataclass(frozen=True, kw_only=True)
+class VisionDesign(Design):
+    """Images, cut into patches, through blocks to vectors; the one token stands before the patches.
 
     Attributes:
-        inner: the sizes and options of what follows the patches. Its vocabulary is one token, which
-            stands before them.
         channels: C.
         image: the height and width of an image.
         patch: those of a patch; what is left of the image at the lower and right edge is not seen.
     """
 
-    inner: Design
     channels: int
     image: tuple[int, int]
     patch: tuple[int, int]
@@ -355,24 +352,19 @@ class VisionDesign:
         """How many patches there are below each other, and side by side."""
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
-    @property
-    def max_length(self) -> None:
-        """There is no limit but the size of the image."""
-        return None
-
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter by our name and its shape; lazily, since a config can name any size."""
         rows, columns = self.grid
-        yield "embed.weight", (1, 1, self.inner.dim)
-        yield "patch_embed.weight", (self.inner.dim, self.channels, *self.patch)
-        yield "patch_embed.bias", (self.inner.dim,)
-        yield "pos_embed.weight", (1, rows * columns + 1, self.inner.dim)
-        yield from (part for part in self.inner.shapes() if part[0] != "embed.weight")
+        yield "embed.weight", (1, 1, self.dim)
+        yield "patch_embed.weight", (self.dim, self.channels, *self.patch)
+        yield "patch_embed.bias", (self.dim,)
+        yield "pos_embed.weight", (1, rows * columns + 1, self.dim)
+        yield from (part for part in super().shapes() if part[0] != "embed.weight")
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters, used where they stand."""
         first = parameters["embed.weight"][0]
-        body = self.inner.build({**parameters, "embed.weight": first})
+        body = super().build({**parameters, "embed.weight": first})
         body.embedding = PatchEmbedding(
             first,
             parameters["patch_embed.weight"],
@@ -382,15 +374,4 @@ class VisionDesign:
         return body
 
 
-class AnyDesign(Protocol):
-    """A model before it has parameters: the sizes that its config gives."""
-
-    @property
-    def max_length(self) -> int | None:
-        """The most tokens of a text."""
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name, with its shape; lazily, since a config can name any size."""
-
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
-        """The model with these parameters."""
+AnyDesign = Design | Seq2SeqDesign
