@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,8 +22,7 @@ from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, w
 from qkv.trace import Recorder, Trace
 
 
-@dataclass(frozen=True)
-class BlockSaved:
+class BlockSaved(NamedTuple):
     """What the backward pass of a block needs."""
 
     parts: dict[str, Any]  # by their names, what the backward pass of each needs

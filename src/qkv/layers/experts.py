@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,8 +28,7 @@ from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 
 
-@dataclass(frozen=True)
-class ExpertsSaved:
+class ExpertsSaved(NamedTuple):
     """What the backward pass of experts needs."""
 
     rows: Array  # (rows, D)
@@ -135,8 +133,8 @@ class Experts(Feed):
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
         """
-        rows, chosen, weights = saved.rows, saved.chosen, saved.weights
-        grad = upstream(grad, saved.shape, rows.dtype, call=type(self).__name__)
+        rows, chosen, weights, shape = saved
+        grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
         grad = grad.reshape(-1, self.dim)
         found = {
             name: np.zeros(array.shape, grad.dtype)
@@ -158,7 +156,7 @@ class Experts(Feed):
         scores = np.zeros((len(rows), self.count), rows.dtype)
         np.put_along_axis(scores, chosen, change, -1)
         grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
-        return Gradient(grad_rows.reshape(saved.shape), found)
+        return Gradient(grad_rows.reshape(shape), found)
 
     def _route(self, rows: Array) -> tuple[Array, Array]:
         """For each row the experts it goes through and what they count, both (rows, top_k)."""

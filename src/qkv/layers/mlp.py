@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,8 +28,7 @@ from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
 from qkv.trace import Recorder, Trace
 
 
-@dataclass(frozen=True)
-class MLPSaved:
+class MLPSaved(NamedTuple):
     """What the backward pass of an MLP needs."""
 
     x: Array  # (..., T, D)
@@ -166,15 +164,15 @@ class MLP(Feed):
         (4, 16)
         """
         found: dict[str, Array] = {}
-        x = saved.x
+        x, pre, hidden, gate, up = saved
         grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
-        change = project_back(saved.hidden, self.parameters, "down_proj", grad, found)
+        change = project_back(hidden, self.parameters, "down_proj", grad, found)
         first, grad_x = "up_proj", None
-        if saved.gate is not None and saved.up is not None:
+        if gate is not None and up is not None:
             first = "gate_proj"
-            grad_x = project_back(x, self.parameters, "up_proj", change * saved.gate, found)
-            change = change * saved.up
-        change = activation_grad(saved.pre, change, self.activation)
+            grad_x = project_back(x, self.parameters, "up_proj", change * gate, found)
+            change = change * up
+        change = activation_grad(pre, change, self.activation)
         more = project_back(x, self.parameters, first, change, found)
         return Gradient(more if grad_x is None else more + grad_x, found)
 

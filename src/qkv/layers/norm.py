@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,8 +17,7 @@ from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 
 
-@dataclass(frozen=True)
-class NormSaved:
+class NormSaved(NamedTuple):
     """What the backward pass of a norm needs."""
 
     x: Array  # (..., D)

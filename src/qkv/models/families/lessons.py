@@ -70,9 +70,8 @@ class Lesson(Design):
         body.hooks = _HOOKS
         if self.sinusoidal:
             table = parameters["embed.weight"]
-            body.embedding.positions = sinusoidal_positions(MAX_LENGTH, self.dim).astype(
-                table.dtype
-            )
+            places = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
+            body.embedding.positions = places
         return body
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 
 
-@dataclass(frozen=True)
-class EmbeddingSaved:
+class EmbeddingSaved(NamedTuple):
     """What the backward pass of an embedding needs."""
 
     rows: Array  # what its vectors were made of: ids (...), or patches of images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -73,8 +73,7 @@ class Head:
         return BuiltHead(self, own, norm(parameters, "head.norm"))
 
 
-@dataclass(frozen=True)
-class HeadSaved:
+class HeadSaved(NamedTuple):
     """What the backward pass of a head needs."""
 
     cu: Array

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ BLOCK_HOOKS = (
 )
 
 
-@dataclass(frozen=True)
-class TransformerSaved:
+class TransformerSaved(NamedTuple):
     """What the backward pass of a transformer needs."""
 
     embedding: EmbeddingSaved
@@ -91,7 +89,9 @@ class Transformer:
     @property
     def hook_names(self) -> list[str]:
         """Every name that a trace may hold, the summaries of `top_k` included."""
-        return hook_names(len(self.layers), (*self.hooks, *SUMMARY_HOOKS))
+        hooks = (*self.hooks, *SUMMARY_HOOKS)
+        blocks = [f"blocks.{number}.{hook}" for number in range(len(self.layers)) for hook in hooks]
+        return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
 
     def settings(self, longest: int) -> dict[int, dict[str, Any]]:
         """The options each layer runs with on texts of up to `longest` tokens, for a trace."""
@@ -304,12 +304,6 @@ class Transformer:
         x, saved = self.final_norm.run(x)
         keep(record, LAST_HOOKS[0], x, cu_lengths)
         return x, saved
-
-
-def hook_names(layers: int, hooks: Sequence[str]) -> list[str]:
-    """What so many layers may leave in a trace, each these, with what is before and behind."""
-    blocks = [f"blocks.{number}.{hook}" for number in range(layers) for hook in hooks]
-    return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
