@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -63,22 +61,15 @@ def apply_rotary(
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
     cos, sin = rotation_at(
-        positions,
-        array.shape,
-        array.dtype,
-        base=base,
-        interleaved=interleaved,
-        dims=dims,
-        speeds=speeds,
+        array, positions, base=base, interleaved=interleaved, dims=dims, speeds=speeds
     )
     with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 
 def rotation_at(
+    x: Array,
     positions: ArrayLike,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
     *,
     base: float,
     interleaved: bool,
@@ -86,17 +77,17 @@ def rotation_at(
     speeds: ArrayLike | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
-    """What `rotate_pairs` multiplies arrays of `shape` and `dtype` by; arguments are checked.
+    """What `rotate_pairs` multiplies `x (..., L, d)` by, or its like; arguments are checked.
 
     Returns:
         Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
         each number that is rotated; the sine of the first of a pair is negative.
     """
-    dims = _rotated_size(dims, shape[-1])
+    dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
     each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
-    angle = _places(positions, shape[:-1])[..., None] * each
-    work = compute_type(dtype)
+    angle = _places(positions, x.shape[:-1])[..., None] * each
+    work = compute_type(x.dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
     cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
     first, second = _pairs(dims, interleaved)

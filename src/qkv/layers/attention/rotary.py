@@ -60,9 +60,8 @@ class Rotary:
         if self.scaling is not None:
             speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
         return rotation_at(
+            x,
             positions,
-            x.shape,
-            x.dtype,
             base=self.base,
             interleaved=self.interleaved,
             dims=self.dims,
