@@ -18,13 +18,7 @@ from qkv.learn.loop import Trained, checked_limits, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective
 from qkv.learn.optimizer import Schedule
-from qkv.learn.run_folder import (
-    last_checkpoint,
-    need_free,
-    need_same,
-    saving,
-    tokenizer_path,
-)
+from qkv.learn.run_folder import last_checkpoint, need_free, need_same, saving, tokenizer_path
 from qkv.learn.tokenizer import MOST, SAMPLE, train_tokenizer
 from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model

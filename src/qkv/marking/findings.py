@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.compare import (
-    TOLERANCE,
-    answer,
-    close,
-    differ,
-    first_wrong,
-    is_right,
-)
+from qkv.marking.compare import TOLERANCE, answer, close, differ, first_wrong, is_right
 from qkv.marking.inputs import Case
 from qkv.marking.learner import Outcome
 from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Kind, Mistake

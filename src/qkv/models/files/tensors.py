@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files.read import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    ModelError,
-    first_line,
-    read_json,
-    shards,
-)
+from qkv.models.files.read import CONFIG, INDEX, WEIGHTS, ModelError, first_line, read_json, shards
 
 TYPES = {
     **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16},

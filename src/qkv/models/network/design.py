@@ -12,12 +12,7 @@ from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNo
 from qkv.layers.experts import expert_shapes
 from qkv.layers.mlp import mlp_sizes
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.decoder import (
-    DECODER_HOOKS,
-    CrossAttention,
-    DecoderBlock,
-    EncoderDecoder,
-)
+from qkv.models.network.decoder import DECODER_HOOKS, CrossAttention, DecoderBlock, EncoderDecoder
 from qkv.models.network.embedding import Embedding, PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets

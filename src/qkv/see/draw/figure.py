@@ -15,17 +15,7 @@ from qkv.extras import need
 from qkv.files import replacing
 from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, LINE, THEMES, ink, shade
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import (
-    Arrows,
-    Bars,
-    HeatMap,
-    Image,
-    Lines,
-    Links,
-    Panel,
-    Rows,
-    pictured,
-)
+from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image, Lines, Links, Panel, Rows, pictured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

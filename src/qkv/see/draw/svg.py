@@ -17,17 +17,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.draw.colours import AFTER, BEFORE, DIM, FAINT, INK, LINE, THEMES, ink, shade
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import (
-    Arrows,
-    Bars,
-    HeatMap,
-    Image,
-    Lines,
-    Links,
-    Panel,
-    Rows,
-    pictured,
-)
+from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image, Lines, Links, Panel, Rows, pictured
 
 _SIZE = 11  # pixels of a letter's height
 _GAP = 24

@@ -14,13 +14,7 @@ from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import places_in, traced
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
-from qkv.see.views.head_panels import (
-    OneText,
-    arrows_of,
-    heading_of,
-    link_to_dict,
-    movement_table,
-)
+from qkv.see.views.head_panels import OneText, arrows_of, heading_of, link_to_dict, movement_table
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
