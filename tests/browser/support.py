@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Locator, Page
 
-from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
@@ -26,8 +26,7 @@ def made(
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return Heads(
-        tokens,
-        [token in ("[CLS]", "[SEP]") for token in tokens],
+        Axis(tokens, [token in ("[CLS]", "[SEP]") for token in tokens]),
         list(range(layers)),
         list(weights.astype(np.float32)),
         scores=dict(enumerate(scores)),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.see.analysis.heads import Heads, Summary
+from qkv.see.analysis.heads import Axis, Heads, Summary
 
 from .conftest import Visit
 from .support import keys, page_of, press, read, readout, sentence, tight, token
@@ -27,8 +27,7 @@ def text() -> Heads:
     for head in range(HEADS):
         np.add.at(received[head], indices[head].ravel(), weights[head].ravel())
     return Heads(
-        [f"w{i}" for i in range(SIZE)],
-        [False] * SIZE,
+        Axis([f"w{i}" for i in range(SIZE)], [False] * SIZE),
         [0],
         summary=[Summary(indices, weights.astype(np.float32), received)],
     )

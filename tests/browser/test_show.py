@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 import qkv
+from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.draw.colours import shade
 
 from .conftest import Visit
@@ -104,7 +105,7 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit, scheme: str) 
     page = visit(page_of(text, query=0), width=700, scheme=scheme)
     weights = text.weights[0][0]
     seen = swept(page, 24)
-    for (i, query), (j, key) in product(enumerate(text.tokens), repeat=2):
+    for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
         if i == j == 0:
             continue  # this one is read at rest
         x, y, now = seen[f"{query} → {key}"]
@@ -361,8 +362,12 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     random = np.random.default_rng(1)
     source, target = ["ein", "kurzer", "Satz"], ["a", "short", "sentence", "."]
     weights = random.dirichlet(np.ones(3), size=(1, 2, 4))
-    cross = qkv.see.analysis.heads.Heads(
-        target, [False] * 4, [0], list(weights), keys=source, name="Cross"
+    cross = Heads(
+        Axis(target, [False] * 4),
+        [0],
+        list(weights),
+        other_keys=Axis(source, [False] * 3),
+        name="Cross",
     )
     page = visit(page_of(made(source, 1, 2, name="Encoder"), cross))
     assert page.get_by_label("Attention").locator("option").all_inner_texts() == [

@@ -10,7 +10,7 @@ import pytest
 from qkv.models import Model, load
 from qkv.see import CompareView, View, compare, head_view, plot_shift, show, walk
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.heads import Axis, Heads, heads_of
 from qkv.see.analysis.measures import summarize
 from qkv.trace import Trace
 
@@ -29,16 +29,16 @@ def weights(layers: int = 2, heads: int = 3) -> np.ndarray:
 def test_pieces_receive_together_and_look_on_average() -> None:
     given = weights()
     merged = by_word(heads_of(made_trace(TOKENS, given)))
-    assert merged.tokens == ["[CLS]", "unbelievable", "dogs", "."]
-    assert merged.special == [True, False, False, False]
+    assert merged.queries.tokens == ["[CLS]", "unbelievable", "dogs", "."]
+    assert merged.queries.special == [True, False, False, False]
     for layer in range(2):
         expected = [
             [[head[np.ix_(a, b)].sum(axis=1).mean() for b in SPANS] for a in SPANS]
             for head in given[layer]
         ]
         np.testing.assert_allclose(merged.weights[layer], expected, atol=1e-12)
-    assert [merged.place(row) for row in range(4)] == [0, 1, 4, 5]
-    assert merged.rows_of([2, 3, 5]) == [1, 3]
+    assert [merged.queries.place(row) for row in range(4)] == [0, 1, 4, 5]
+    assert merged.queries.rows_of([2, 3, 5]) == [1, 3]
 
 
 def test_a_cell_of_words_is_hidden_where_all_of_its_pieces_are() -> None:
@@ -65,7 +65,7 @@ def test_a_summary_of_all_weights_is_merged_as_the_weights_are() -> None:
 
 
 def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
-    kept = Heads(TOKENS, [False] * 6, [0], summary=[summarize(weights()[0], 2)])
+    kept = Heads(Axis(TOKENS, [False] * 6), [0], summary=[summarize(weights()[0], 2)])
     merged = by_word(kept).summary[0]
     assert merged.indices.shape == (3, 4, 2)
     np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)  # two became one
@@ -74,7 +74,7 @@ def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
 def test_keys_that_are_other_tokens_are_merged_by_themselves() -> None:
     given = np.random.default_rng(2).dirichlet(np.ones(6), (1, 2, 2))
     view = head_view(cross_attention=given, decoder_tokens=["▁le", "▁chien"], encoder_tokens=TOKENS)
-    assert view.shown.key_names == ["[CLS]", "unbelievable", "dogs", "."]
+    assert view.shown.keys.names == ["[CLS]", "unbelievable", "dogs", "."]
     np.testing.assert_allclose(view.shown.weights[0][:, :, 1], given[0][:, :, 1:4].sum(axis=-1))
     assert payload_in(view.data)["start"]["merge"] is True
 

@@ -46,7 +46,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
     heads = heads_from(given, TOKENS, call="show")
     np.testing.assert_allclose(np.array(heads.weights), WEIGHTS, rtol=1e-6)
     assert (heads.layers, heads.count, heads.cells) == ([0, 1], 3, 96)
-    assert heads.special == [True, False, False, False]
+    assert heads.queries.special == [True, False, False, False]
 
 
 def test_layers_can_be_picked() -> None:
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused(given: Any, tokens: Any, error: type, said
 
 def test_keys_may_be_other_tokens() -> None:
     heads = heads_from([WEIGHTS[0, :, :, :2]], TOKENS, ["x", "</s>"], call="head_view")
-    assert (heads.all_keys, heads.all_key_special) == (["x", "</s>"], [False, True])
+    assert (heads.keys.tokens, heads.keys.special) == (["x", "</s>"], [False, True])
     weights, queries, keys = heads.best_links(0)
     # neither <s> nor the full stop asks, and </s> is not looked at
     expected = WEIGHTS[0, :, 1:3, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import Model, random_model
-from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.heads import Axis, Heads, heads_of
 from qkv.see.analysis.measures import summarize
 from qkv.trace import Trace
 
@@ -60,39 +60,40 @@ def test_norms_need_the_model_that_the_trace_was_made_with(lesson: Model) -> Non
 
 
 def test_a_summary_has_the_links_of_the_whole() -> None:
-    whole = Heads(TOKENS, [True, False, False, False], [0], [WEIGHTS[0]])
-    kept = Heads(TOKENS, whole.special, [0], summary=[summarize(WEIGHTS[0], 4)])
+    axis = Axis(TOKENS, [True, False, False, False])
+    whole = Heads(axis, [0], [WEIGHTS[0]])
+    kept = Heads(axis, [0], summary=[summarize(WEIGHTS[0], 4)])
     for found, expected in zip(kept.best_links(0), whole.best_links(0), strict=True):
         np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(kept.row(0, 2, 1), WEIGHTS[0, 2, 1])
-    np.testing.assert_array_equal(kept.excerpt(0, 1, 9).values, WEIGHTS[0, 1])
+    np.testing.assert_array_equal(kept.excerpt(0, 1, 9)[2], WEIGHTS[0, 1])
     own = Heads(
-        ["a", "b"], [False] * 2, [0], summary=[summarize(np.array([[[1, 0], [0.9, 0.1]]]), 2)]
+        Axis(["a", "b"], [False] * 2), [0], summary=[summarize(np.array([[[1, 0], [0.9, 0.1]]]), 2)]
     )
     assert [part.tolist() for part in own.best_links(0)] == [[0.9], [1], [0]]  # not a on a
-    some = Heads(TOKENS, whole.special, [0], summary=[summarize(WEIGHTS[0], 1)])
+    some = Heads(axis, [0], summary=[summarize(WEIGHTS[0], 1)])
     top = WEIGHTS[0, 2, 1].argmax()
     np.testing.assert_array_equal(
         some.row(0, 2, 1), np.where(np.arange(4) == top, WEIGHTS[0, 2, 1], 0)
     )
 
 
-def test_an_excerpt_has_the_rows_and_columns_of_the_largest_links() -> None:
+def test_an_excerpt_has_the_queries_and_keys_of_the_largest_links() -> None:
     tokens = [f"w{i}" for i in range(6)]
     weights = np.zeros((1, 6, 6))
     weights[0, 1, 4], weights[0, 3, 0], weights[0, 5, 5] = 0.9, 0.8, 1.0  # the last on itself
-    excerpt = Heads(tokens, [False] * 6, [0], [weights]).excerpt(0, 0, 2)
-    assert (excerpt.rows, excerpt.columns, excerpt.places) == (["w1", "w3"], ["w0", "w4"], [1, 3])
-    assert excerpt.values.tolist() == [[0.0, 0.9], [0.8, 0.0]]
+    heads = Heads(Axis(tokens, [False] * 6), [0], summary=[summarize(weights, 6)])
+    queries, keys, values = heads.excerpt(0, 0, 2)
+    assert (queries, keys) == ([1, 3], [0, 4])
+    np.testing.assert_array_equal(values, [[np.nan, 0.9], [0.8, np.nan]])
 
 
 def test_a_long_excerpt_marks_what_was_not_kept() -> None:
     tokens = [f"w{i}" for i in range(4)]
     weights = np.array([[[0, 0.6, 0.4, 0], [0.7, 0, 0.3, 0], [0.9, 0.1, 0, 0], [1.0, 0, 0, 0]]])
-    heads = Heads(tokens, [False] * 4, [0], summary=[summarize(weights, 1)])
-    excerpt = heads.excerpt(0, 0, 4)
-    assert excerpt.columns == ["w0", "w1"]
+    heads = Heads(Axis(tokens, [False] * 4), [0], summary=[summarize(weights, 1)])
+    _, keys, values = heads.excerpt(0, 0, 4)
+    assert keys == [0, 1]
     np.testing.assert_array_equal(
-        excerpt.values, [[np.nan, 0.6], [0.7, np.nan], [0.9, np.nan], [1.0, np.nan]]
+        values, [[np.nan, 0.6], [0.7, np.nan], [0.9, np.nan], [1.0, np.nan]]
     )
-    assert excerpt.missing == "not among the weights that were kept"

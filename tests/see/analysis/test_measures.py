@@ -5,7 +5,7 @@ import pytest
 
 from qkv.models import Model
 from qkv.see.analysis import heads, measures
-from qkv.see.analysis.heads import Heads, Summary, heads_of
+from qkv.see.analysis.heads import Axis, Heads, Summary, heads_of
 
 from ..support import BANK
 
@@ -40,7 +40,7 @@ def test_mean_distance_is_in_tokens() -> None:
 
 
 def test_all_measures_of_a_text() -> None:
-    heads = Heads(["[CLS]", "a", "[SEP]"], [True, False, True], [3], [TWO])
+    heads = Heads(Axis(["[CLS]", "a", "[SEP]"], [True, False, True]), [3], [TWO])
     found = measures.measures_of(heads)
     assert found["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]  # [SEP], not [CLS]
     assert found["first"].tolist() == [pytest.approx([1.7 / 3, 0.25])]
@@ -49,25 +49,27 @@ def test_all_measures_of_a_text() -> None:
 
 
 def test_what_cannot_be_measured_is_none() -> None:
-    plain = measures.measures_of(Heads(["a", "b", "c"], [False] * 3, [0], [TWO]))
+    abc = Axis(["a", "b", "c"], [False] * 3)
+    plain = measures.measures_of(Heads(abc, [0], [TWO]))
     assert plain["separators"] is None
     assert plain["previous"] is not None
     cross = measures.measures_of(
-        Heads(["a", "b", "c"], [False] * 3, [0], [TWO], keys=["x", "y", "</s>"],
-              key_special=[False, False, True])
-    )  # fmt: skip
+        Heads(abc, [0], [TWO], other_keys=Axis(["x", "y", "</s>"], [False, False, True]))
+    )
     assert {name for name, values in cross.items() if values is None} == {
         "previous", "next", "distance",
     }  # fmt: skip
     assert cross["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]
-    one = measures.measures_of(Heads(["a"], [False], [0], [np.ones((1, 1, 1))]))
+    one = measures.measures_of(Heads(Axis(["a"], [False]), [0], [np.ones((1, 1, 1))]))
     assert one["previous"] is None
     assert one["distance"].tolist() == [[0.0]]
 
 
 def test_of_a_summary_what_was_received_is_known() -> None:
     kept = Summary(np.zeros((1, 4, 1), int), np.ones((1, 4, 1)), np.array([[2.0, 1.0, 1.0]]))
-    heads = Heads(["[CLS]", "a", "[SEP]", "b"], [True, False, True, False], [0], summary=[kept])
+    heads = Heads(
+        Axis(["[CLS]", "a", "[SEP]", "b"], [True, False, True, False]), [0], summary=[kept]
+    )
     found = measures.measures_of(heads)
     assert found["first"].tolist() == [[0.5]]
     assert found["separators"].tolist() == [[0.25]]

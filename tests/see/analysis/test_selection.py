@@ -149,7 +149,7 @@ def test_out_of_range_names_the_range(layer: int | None, head: int | None, said:
 def test_only_some_layers_were_traced() -> None:
     full = dogs(3, 2, L2H1_1_2=0.5)
     arrays = {f"blocks.{n}.attn.hook_pattern": full.weights[n][None] for n in (0, 2)}
-    heads = heads_of(Trace(arrays, tokens=[DOGS], special=[full.special]))
+    heads = heads_of(Trace(arrays, tokens=[DOGS], special=[full.queries.special]))
     assert selection.choose_head(heads)[0].layer == 2
     with pytest.raises(IndexError, match="the layers are 0, 2"):
         selection.choose_head(heads, 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qkv.see.analysis.heads import Heads, Summary
+from qkv.see.analysis.heads import Axis, Heads, Summary
 from qkv.see.analysis.measures import merge_words
 from qkv.see.analysis.words import Span, spans_of
 
@@ -17,41 +17,37 @@ def by_word(heads: Heads) -> Heads:
 
     What the pieces of a word receive is summed, what they look at is averaged.
 
-    >>> heads = Heads(["a", "##b", "c"], [False] * 3, [0], [np.full((1, 3, 3), 1 / 3)])
+    >>> axis = Axis(["a", "##b", "c"], [False] * 3)
+    >>> heads = Heads(axis, [0], [np.full((1, 3, 3), 1 / 3)])
     >>> merged = by_word(heads)
-    >>> merged.tokens, merged.weights[0].round(2).tolist(), merged.place(1)
+    >>> merged.queries.tokens, merged.weights[0].round(2).tolist(), merged.queries.place(1)
     (['ab', 'c'], [[[0.67, 0.33], [0.67, 0.33]]], 2)
     """
-    rows = spans_of(heads.tokens, heads.special)
-    columns = spans_of(heads.all_keys, heads.all_key_special)
-    if len(rows) == len(heads.tokens) and len(columns) == len(heads.all_keys):
+    rows, columns = (spans_of(axis.tokens, axis.special) for axis in (heads.queries, heads.keys))
+    if len(rows) == len(heads.queries.tokens) and len(columns) == len(heads.keys.tokens):
         return heads
-    firsts, key_firsts = ([first for first, _, _ in spans] for spans in (rows, columns))
+    split = heads.split
     return replace(
         heads,
-        tokens=[name for _, _, name in rows],
-        special=[heads.special[first] for first in firsts],
-        keys=None if heads.keys is None else [name for _, _, name in columns],
-        key_special=None
-        if heads.key_special is None
-        else [heads.key_special[first] for first in key_firsts],
+        queries=_merged(heads.queries, rows),
+        other_keys=None if heads.other_keys is None else _merged(heads.other_keys, columns),
         weights=[merge_words(layer, rows, columns) for layer in heads.weights],
         summary=[_merged_summary(part, rows, columns) for part in heads.summary],
         scale={},
         norms=[],
-        split=None if heads.split is None else int(np.searchsorted(firsts, heads.split)),
-        shown=_shown(heads.shown, rows),
-        shown_keys=_shown(heads.shown_keys, columns),
-        spans=rows,
-        key_spans=columns,
+        split=None if split is None else int(np.searchsorted([span[0] for span in rows], split)),
     )
 
 
-def _shown(names: Sequence[str] | None, spans: Sequence[Span]) -> list[str] | None:
-    """What words are called where their tokens have names of their own."""
-    if names is None:
-        return None
-    return [names[first] if end - first == 1 else word for first, end, word in spans]
+def _merged(axis: Axis, spans: list[Span]) -> Axis:
+    """Words in place of tokens; a token that is a word is called as it was."""
+    names = axis.shown
+    return Axis(
+        [word for _, _, word in spans],
+        [axis.special[first] for first, _, _ in spans],
+        names and [names[first] if end - first == 1 else word for first, end, word in spans],
+        spans,
+    )
 
 
 def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]) -> Summary:

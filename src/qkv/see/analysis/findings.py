@@ -107,7 +107,9 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
 
     Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
     """
-    weights, keys = heads.links(layer, head)  # (L, S), or (L, k) where only those are kept
+    weights, keys = (
+        part[head] for part in heads.links(layer)
+    )  # (L, S), or (L, k) where only those are kept
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     places = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [
@@ -233,7 +235,7 @@ def words_before_and_after(
     ends = static_and_last(trace)
     if ends is None:
         return None
-    of, spans = (trace, None) if shown is None else (shown, shown.spans)
+    of, spans = (trace, None) if shown is None else (shown.queries, shown.queries.spans)
     kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
     before, after = (mean_vectors(state[0], spans)[kept] for state in ends)
     if not (np.isfinite(before).all() and np.isfinite(after).all()):

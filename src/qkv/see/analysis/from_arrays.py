@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.analysis.words import is_special
 
 # What may stand around a weight of 1 after a softmax in a half.
@@ -44,22 +44,14 @@ def heads_from(
         what = f"no layer {wrong[0]}" if wrong else "no layer left"
         raise ValueError(f"{call}: there is {what}: {name} holds 0 to {len(arrays) - 1}")
     size, width = arrays[0].shape[1:]
-    queries = _names(tokens, size, call, name, "queries")
-    others = None if keys is None else _names(keys, width, call, name, "keys")
+    queries = _axis(tokens, size, call, name, "queries")
+    others = None if keys is None else _axis(keys, width, call, name, "keys")
     if others is None and size != width:
         raise ValueError(
             f"{call}: {name} has {size} queries and {width} keys: tokens of its own for the keys "
             "are taken by head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
-    return Heads(
-        queries,
-        [is_special(token) for token in queries],
-        kept,
-        [arrays[number] for number in kept],
-        keys=others,
-        key_special=None if others is None else [is_special(token) for token in others],
-        name=title,
-    )
+    return Heads(queries, kept, [arrays[number] for number in kept], other_keys=others, name=title)
 
 
 def _layers(attention: Any, call: str, name: str) -> list[Array]:
@@ -125,7 +117,7 @@ def _read(x: Any, call: str, name: str) -> Array:
     return array
 
 
-def _names(tokens: Iterable[str], size: int, call: str, name: str, which: str) -> list[str]:
+def _axis(tokens: Iterable[str], size: int, call: str, name: str, which: str) -> Axis:
     if isinstance(tokens, str):
         raise TypeError(f"{call}: the tokens are one string: give a list, one for each token")
     listed = [str(token) for token in tokens]
@@ -134,4 +126,4 @@ def _names(tokens: Iterable[str], size: int, call: str, name: str, which: str) -
             f"{call}: {name} has {size} {which} and there are {len(listed)} tokens: "
             "give one for each"
         )
-    return listed
+    return Axis(listed, [is_special(token) for token in listed])

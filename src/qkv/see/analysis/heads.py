@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.largest import strongest_block
 from qkv.see.analysis.words import Span, content, is_word
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 LONG = 512  # tokens from which only the largest weights of each query are shown
 
@@ -33,24 +32,47 @@ class Summary(NamedTuple):
     received: Array
 
 
-class Excerpt(NamedTuple):
-    """A part of one head's weights that is small enough to draw.
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """What stands along one axis of the weights: the queries, or the keys.
 
     Attributes:
-        rows: the queries.
-        columns: the keys.
-        places: which queries these are.
-        values: the weights, NaN where one was not kept.
-        hidden: where a mask hides a key, if that is known.
-        missing: what a cell without a number is, in words.
+        tokens: the L queries, or the S keys.
+        special: which of them are special ([CLS], [SEP] and their like).
+        shown: tokens as they are to be read; as they are if left out.
+        spans: where they are words, the tokens of the text that make up each.
     """
 
-    rows: list[str]
-    columns: list[str]
-    places: list[int]
-    values: Array
-    hidden: Array | None
-    missing: str
+    tokens: list[str]
+    special: list[bool]
+    shown: list[str] | None = None
+    spans: list[Span] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The tokens as they are to be read."""
+        return self.shown or self.tokens
+
+    @cached_property
+    def content(self) -> tuple[Array, Array]:
+        """Which of them belong to content words, and the numbers of their words."""
+        return content(self.tokens, self.special)
+
+    @cached_property
+    def is_word(self) -> Array:
+        """Which of them are words or pieces of them."""
+        return is_word(self.tokens, self.special)
+
+    def place(self, row: int) -> int:
+        """The token of the text with which one of them begins."""
+        return row if self.spans is None else self.spans[row][0]
+
+    def rows_of(self, places: Iterable[int]) -> list[int]:
+        """Those in which these tokens of the text are."""
+        if self.spans is None:
+            return list(places)
+        firsts = [first for first, _, _ in self.spans]
+        return sorted({bisect_right(firsts, place) - 1 for place in places})
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,44 +80,37 @@ class Heads:
     """The heads of one text.
 
     Attributes:
-        tokens: the L queries.
-        special: which of them are special ([CLS], [SEP] and their like).
+        queries: the L queries.
         layers: the numbers of the layers.
         weights: for each layer `(H, L, S)`; empty where only a summary was kept.
         summary: for each layer what was kept; empty where the weights are there.
-        keys: the S keys, where they are other tokens than the queries.
-        key_special: which keys are special, where there are other keys.
+        other_keys: the S keys, where they are other tokens than the queries.
         scores: layer to scaled scores `(H, L, S)`, -inf where a mask hides; always of tokens.
         scale: layer to what its raw scores were multiplied by, where that is known.
         norms: for each layer `(H, S)`, the length of what each key gives; or empty.
         name: what this text is called beside others.
         text: the text as it was given, where that is known.
         split: where the second of two sentences begins.
-        shown: tokens as they are to be read; as they are if left out.
-        shown_keys: the same of other keys.
         others: of layers that are left out as they look from or at other tokens, what they are.
-        spans: where the queries are words, the tokens of the text that make up each.
-        key_spans: the same of the keys.
     """
 
-    tokens: list[str]
-    special: list[bool]
+    queries: Axis
     layers: list[int]
     weights: list[Array] = field(default_factory=list)
     summary: list[Summary] = field(default_factory=list)
-    keys: list[str] | None = None
-    key_special: list[bool] | None = None
+    other_keys: Axis | None = None
     scores: Mapping[int, Array] = field(default_factory=dict)
     scale: Mapping[int, float] = field(default_factory=dict)
     norms: list[Array] = field(default_factory=list)
     name: str = ""
     text: str = ""
     split: int | None = None
-    shown: list[str] | None = None
-    shown_keys: list[str] | None = None
     others: Mapping[int, str] = field(default_factory=dict)
-    spans: list[Span] | None = None
-    key_spans: list[Span] | None = None
+
+    @property
+    def keys(self) -> Axis:
+        """The S keys, whether they are the queries or others."""
+        return self.queries if self.other_keys is None else self.other_keys
 
     @property
     def count(self) -> int:
@@ -103,80 +118,28 @@ class Heads:
         return len(self.weights[0] if self.weights else self.summary[0].received)
 
     @property
-    def all_keys(self) -> list[str]:
-        """The S keys, whether they are the queries or others."""
-        return self.tokens if self.keys is None else self.keys
-
-    @property
-    def all_key_special(self) -> list[bool]:
-        """Which of them are special."""
-        return self.special if self.key_special is None else self.key_special
-
-    @property
-    def query_names(self) -> list[str]:
-        """The queries as they are to be read."""
-        return self.shown or self.tokens
-
-    @property
-    def key_names(self) -> list[str]:
-        """The keys as they are to be read."""
-        if self.keys is None:
-            return self.query_names
-        return self.shown_keys or self.keys
-
-    @property
     def cells(self) -> int:
         """How many weights there are in all layers, whether they are kept or not."""
-        return len(self.layers) * self.count * len(self.tokens) * len(self.all_keys)
-
-    def place(self, row: int) -> int:
-        """The token of the text with which a query begins."""
-        return row if self.spans is None else self.spans[row][0]
-
-    def rows_of(self, places: Iterable[int]) -> list[int]:
-        """The queries in which these tokens of the text are."""
-        if self.spans is None:
-            return list(places)
-        firsts = [first for first, _, _ in self.spans]
-        return sorted({bisect_right(firsts, place) - 1 for place in places})
+        return len(self.layers) * self.count * len(self.queries.tokens) * len(self.keys.tokens)
 
     def content_keys(self, query: int) -> list[int]:
         """The keys that belong to other content words than this query."""
-        keys = np.arange(len(self.all_keys))
-        kept = self._joined(np.array([query]), keys, True, False)[0]
-        found: list[int] = np.flatnonzero(kept).tolist()
+        found: list[int] = np.flatnonzero(self._joined(self._every_key, [query])[query]).tolist()
         return found
 
     def between_content(self, weights: Array) -> Array:
         """Weights `(..., L, S)`, -1 where they do not join two different content words.
 
-        >>> heads = Heads(["a", "."], [False, False], [0])
+        >>> heads = Heads(Axis(["a", "."], [False, False]), [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
         [[-1.0, -1.0], [-1.0, -1.0]]
         """
-        every = np.arange(len(self.all_keys))
-        kept = self._joined(np.arange(len(self.tokens)), every)
-        return np.where(kept & ~np.isnan(weights), weights, -1.0)
+        return np.where(self._joined(self._every_key) & ~np.isnan(weights), weights, -1.0)
 
-    def links(self, layer: int, head: int) -> tuple[Array, Array]:
-        """One head's weights between two different content words, and the keys they are on.
-
-        Returns:
-            weights and keys, both `(L, S)`, or `(L, k)` where only the k largest are kept; a
-            weight of -1 where it joins no two such words.
-        """
-        weights = self.known(layer, head)
-        if self.weights:
-            keys = np.arange(len(self.all_keys))
-            return self.between_content(weights), np.broadcast_to(keys, weights.shape)
-        keys = self.summary[self.layers.index(layer)].indices[head]
-        kept = self._joined(np.arange(len(self.tokens)), keys) & (keys >= 0) & ~np.isnan(weights)
-        return np.where(kept, weights, -1.0), keys
-
-    def best_links(
+    def links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
-    ) -> tuple[Array, Array, Array]:
-        """Each head's largest weight between two different content words.
+    ) -> tuple[Array, Array]:
+        """A layer's weights between two different content words, and the keys they are on.
 
         Args:
             layer: the layer.
@@ -184,26 +147,26 @@ class Heads:
             keys: places to look at, whatever stands there.
 
         Returns:
-            weights, queries and keys, each `(H,)`; a weight of -1 where there is no such pair.
+            weights and keys, both `(H, L, S)`, or `(H, L, k)` where only the k largest are kept; a
+            weight of -1 where it joins no two such words.
         """
-        place, heads = self.layers.index(layer), np.arange(self.count)
-        rows = np.flatnonzero(self._content[0]) if queries is None else np.array(queries, int)
-        columns = np.flatnonzero(self._key_content[0]) if keys is None else np.array(keys, int)
-        free = queries is not None and keys is not None
+        place = self.layers.index(layer)
         if self.weights:
-            weights = self.weights[place][:, rows[:, None], columns]  # (H, rows, columns)
-            kept = self._joined(rows, columns, queries is not None, keys is not None) | free
-            at = np.broadcast_to(columns, weights.shape)
+            weights, at = self.weights[place], self._every_key
         else:
-            weights, at = (part[:, rows] for part in self.summary[place][1::-1])  # (H, rows, k)
-            kept = self._joined(rows, at, queries is not None, keys is not None) | free
-            kept = kept & np.isin(at, columns)
-        if not weights.size:
-            return np.full(self.count, -1.0), heads * 0, heads * 0
-        weights = np.where(kept & ~np.isnan(weights), weights, -1.0)
-        best = weights.reshape(len(heads), -1).argmax(axis=1)
+            at, weights, _ = self.summary[place]
+        kept = self._joined(at, queries, keys) & ~np.isnan(weights)
+        return np.where(kept, weights, -1.0), np.broadcast_to(at, weights.shape)
+
+    def best_links(
+        self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
+    ) -> tuple[Array, Array, Array]:
+        """The largest of each head's `links`: weights, queries and keys, each `(H,)`."""
+        weights, at = self.links(layer, queries, keys)
+        heads = np.arange(self.count)
+        best = weights.reshape(self.count, -1).argmax(axis=1)
         row, column = np.divmod(best, weights.shape[2])
-        return weights[heads, row, column], rows[row], at[heads, row, column]
+        return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
         """What one weight is measured by: what its head gives to that distance and to that key.
@@ -213,11 +176,11 @@ class Heads:
             weight that other words put on this key, of those that a causal mask lets see it. Keys
             that are other tokens than the queries have no distance: 0.
         """
-        places = np.arange(len(self.tokens))
+        places = np.arange(len(self.queries.tokens))
         column = self._weights_on(layer, head, np.full(len(places), key))
-        words, _ = self.words
+        words = self.queries.is_word
         others = words & (places != query)
-        if self.keys is not None:
+        if self.other_keys is not None:
             return 0.0, _mean(column[others])
         others &= places != key
         others &= (places > key) | bool(column[:key].any())
@@ -241,7 +204,7 @@ class Heads:
         place = self.layers.index(layer)
         if self.weights:
             return np.asarray(self.weights[place][head, query])
-        kept, weights = self.summary[place], np.zeros(len(self.all_keys))
+        kept, weights = self.summary[place], np.zeros(len(self.keys.tokens))
         there = kept.indices[head, query] >= 0
         weights[kept.indices[head, query][there]] = kept.weights[head, query][there]
         return weights
@@ -252,24 +215,17 @@ class Heads:
         weights = self.weights[place] if self.weights else self.summary[place].weights
         return np.asarray(weights[head])
 
-    def excerpt(self, layer: int, head: int, most: int) -> Excerpt:
-        """The rows and columns, at most this many, in which the largest links stand."""
-        links, keys = self.links(layer, head)
-        weights = self.known(layer, head)
-        if self.weights:
-            rows, columns = strongest_block(links, most, most)
-            values = weights[np.ix_(rows, columns)]
-            hidden = self.hidden(layer, head)
-            hidden = None if hidden is None else hidden[np.ix_(rows, columns)]
-            missing = "hidden by the mask"
-        else:
-            rows, columns = _corner(links, keys, most)
-            at = keys[rows, :, None] == columns  # (rows, k, columns)
-            values = np.where(at, weights[rows, :, None], 0.0).sum(axis=1)
-            values = np.where(at.any(axis=1), values, np.nan)
-            hidden, missing = None, "not among the weights that were kept"
-        names = [self.query_names[i] for i in rows], [self.key_names[j] for j in columns]
-        return Excerpt(*names, rows, values, hidden, missing)
+    def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
+        """Of kept weights the queries and keys, at most so many, of the largest links.
+
+        Returns:
+            queries, keys, and the weights between them, NaN where one was not kept.
+        """
+        links, keys = (part[head] for part in self.links(layer))
+        rows, columns = _corner(links, keys, most)
+        at = keys[rows, :, None] == columns  # (rows, k, columns)
+        values = np.where(at, self.known(layer, head)[rows, :, None], 0.0).sum(axis=1)
+        return rows, columns, np.where(at.any(axis=1), values, np.nan)
 
     def hidden(self, layer: int, head: int) -> Array | None:
         """Where a mask hides a key from a query, `(L, S)`, if the scores are known.
@@ -280,43 +236,48 @@ class Heads:
         if found is None:
             return None
         hidden = np.isneginf(found[head])
-        for axis, spans in enumerate((self.spans, self.key_spans)):
+        for axis, spans in enumerate((self.queries.spans, self.keys.spans)):
             if spans is not None:
                 firsts = [first for first, _, _ in spans]
                 hidden = np.logical_and.reduceat(hidden, firsts, axis=axis)
         return np.asarray(hidden)
 
-    @cached_property
-    def _content(self) -> tuple[Array, Array]:
-        """Which queries belong to content words, and the numbers of their words."""
-        return content(self.tokens, self.special)
-
-    @cached_property
-    def _key_content(self) -> tuple[Array, Array]:
-        return self._content if self.keys is None else content(self.keys, self.all_key_special)
-
-    @cached_property
-    def words(self) -> tuple[Array, Array]:
-        """Which queries, and which keys, are words or pieces of them."""
-        own = is_word(self.tokens, self.special)
-        return own, own if self.keys is None else is_word(self.keys, self.all_key_special)
+    @property
+    def _every_key(self) -> Array:
+        return np.arange(len(self.keys.tokens))
 
     def _joined(
-        self, rows: Array, at: Array, query_asked: bool = False, key_asked: bool = False
+        self, at: Array, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> Array:
-        """Whether keys `(S,)` or `(..., rows, k)` and these queries are two content words.
+        """Whether queries and the keys `(S,)` or `(..., L, k)` are two different content words.
 
-        Args:
-            rows: the queries.
-            at: the keys.
-            query_asked: whether the queries were asked for, whatever they are.
-            key_asked: the same of the keys.
+        `queries` and `keys` that were asked for count, whatever they are.
         """
-        (flags, numbers), (key_flags, key_numbers) = self._content, self._key_content
-        kept = (flags[rows] | query_asked)[:, None] & (key_flags[at] | key_asked)
-        if self.keys is None:
-            kept &= numbers[rows][:, None] != key_numbers[at]
+        (flags, numbers), (key_flags, key_numbers) = self.queries.content, self.keys.content
+        if queries is not None:
+            flags = np.isin(np.arange(len(flags)), queries)
+        if keys is not None:
+            key_flags = np.isin(np.arange(len(key_flags)), keys)
+        kept = flags[:, None] & key_flags[at] & (at >= 0)
+        if self.other_keys is None and (queries is None or keys is None):
+            kept &= numbers[:, None] != key_numbers[at]
         return np.asarray(kept)
+
+
+def kept_in(
+    trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
+) -> tuple[list[int], list[Array], list[Summary]]:
+    """The layers of which a trace holds weights, and these; else those with summaries, and those.
+
+    `prefix` is what stands before the names of arrays: "cross_attn." of those between two texts.
+    """
+    layers = list(layers)
+    whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
+    if whole:
+        return whole, [trace[f"{prefix}pattern", layer][0] for layer in whole], []
+    parts = [f"{prefix}{part}" for part in ("top_indices", "top_weights", "received")]
+    short = [layer for layer in layers if (parts[1], layer) in trace]
+    return short, [], [Summary(*(trace[part, n][0] for part in parts)) for n in short]
 
 
 def heads_of(
@@ -329,26 +290,18 @@ def heads_of(
         parameters: the model's, for the length of what each key gives.
         name: what the text is called beside others.
     """
-    own = [layer for layer in range(trace.num_layers) if layer not in trace.other_layers]
-    numbers = [layer for layer in own if ("pattern", layer) in trace]
-    short: list[int] = []
-    if not numbers:
-        short = [layer for layer in own if ("top_weights", layer) in trace]
-    scores = {n: trace["attn_scores", n][0] for n in numbers if ("attn_scores", n) in trace}
-    scales = {layer: _scale(trace, layer) for layer in scores}
-    summary = [
-        Summary(*(trace[part, layer][0] for part in ("top_indices", "top_weights", "received")))
-        for layer in short
-    ]
+    own = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
+    layers, weights, summary = kept_in(trace, own)
+    scored = [layer for layer in layers if weights and ("attn_scores", layer) in trace]
+    scales = {layer: _scale(trace, layer) for layer in scored}
     return Heads(
-        list(trace.tokens),
-        list(trace.special),
-        numbers or short,
-        [trace["pattern", layer][0] for layer in numbers],
+        Axis(list(trace.tokens), list(trace.special)),
+        layers,
+        weights,
         summary,
-        scores=scores,
+        scores={layer: trace["attn_scores", layer][0] for layer in scored},
         scale={layer: scale for layer, scale in scales.items() if scale is not None},
-        norms=_norms(trace, numbers or short, parameters or {}),
+        norms=_norms(trace, layers, parameters or {}),
         name=name,
         text=trace.text,
         others=trace.other_layers,

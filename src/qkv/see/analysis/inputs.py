@@ -35,7 +35,7 @@ def traced(
             f"blocks.{layer}.attn.hook_pattern": weights[None]
             for layer, weights in zip(heads.layers, heads.weights, strict=True)
         }
-        return Trace(arrays, tokens=[heads.tokens], special=[heads.special]), None
+        return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
     if hasattr(given, "__array__") or (
         isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
     ):

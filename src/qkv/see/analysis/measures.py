@@ -20,8 +20,8 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     Of a text of which only the largest weights were kept, `first` and `separators` are known: they
     need what each key received and no more.
     """
-    size, own = len(heads.tokens), heads.keys is None
-    special = np.array(heads.all_key_special, dtype=bool)
+    size, own = len(heads.queries.tokens), heads.other_keys is None
+    special = np.array(heads.keys.special, dtype=bool)
     separators = np.flatnonzero(special & (np.arange(len(special)) > 0))
     names = ("entropy", "previous", "next", "first", "separators", "distance")
     found: dict[str, Array | None] = dict.fromkeys(names)

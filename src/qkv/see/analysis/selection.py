@@ -108,7 +108,7 @@ def choose_head(
 
 def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
     """The head's largest weight between a content word and any other word."""
-    words, keys = (np.flatnonzero(flags).tolist() for flags in seen.words)
+    words, keys = (np.flatnonzero(axis.is_word).tolist() for axis in (seen.queries, seen.keys))
     links = [*rank_heads(seen, [layer], words), *rank_heads(seen, [layer], None, keys)]
     own = (link for link in links if link.head == head)
     return max(own, key=lambda link: link.weight, default=None)
@@ -116,11 +116,11 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     """Why the head of this link is shown, in words."""
-    query, key = seen.query_names[link.query], seen.key_names[link.key]
+    query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
     usual = f"other words put {on_key:.2f} on {key}"
-    if seen.keys is None:
+    if seen.other_keys is None:
         usual = f"this head gives {at_distance:.2f} to a word so far away and {usual}"
     if link.stands_out > 0:
         return f"{which} stands out most, of {among}: {link.weight:.2f}, where on average {usual}"
@@ -194,8 +194,9 @@ def _standing(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[
 
 def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
+    names = heads.keys.tokens
     for key, weight in weights:
-        sums[heads.all_keys[key]] = sums.get(heads.all_keys[key], 0.0) + weight
+        sums[names[key]] = sums.get(names[key], 0.0) + weight
     return sums
 
 
@@ -241,7 +242,7 @@ def changed_head(
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
     """How much of a head's weight is elsewhere in the other run: the mean of the queries."""
     x, y = (
-        np.stack([seen.row(layer, head, query) for query in range(len(a.tokens))])
+        np.stack([seen.row(layer, head, query) for query in range(len(a.queries.tokens))])
         for seen in (a, b)
     )
     return float(np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2)

@@ -183,12 +183,12 @@ def spread(count: int, most: int) -> list[int]:
 def _scores(heads: Heads) -> dict[Score, Measure]:
     """What can be scored: not all texts repeat tokens, and not all models see the next one."""
     found: dict[Score, Measure] = {}
-    if len(heads.tokens) > 1:
+    if len(heads.queries.tokens) > 1:
         found[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
         scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
         if not all(np.isneginf(np.diagonal(part, 1, axis1=1, axis2=2)).all() for part in scores):
             found[NEXT] = lambda layer: measures.on_offset(layer, 1)
-    copies = measures.after_copies(heads.tokens, heads.special)
+    copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
     if copies.any():
         found[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
     return found | {FIRST: lambda layer: measures.on_keys(layer, [0])}

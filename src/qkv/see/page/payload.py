@@ -51,7 +51,7 @@ from typing import Any
 import numpy as np
 
 from qkv.see.analysis import measures
-from qkv.see.analysis.heads import LONG, Heads, Summary
+from qkv.see.analysis.heads import LONG, Axis, Heads, Summary
 from qkv.see.analysis.words import word_spans
 from qkv.see.page import packing
 
@@ -63,19 +63,19 @@ MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
     """What a page holds of one text; `layer` is the one that is shown first."""
-    size, width = len(heads.tokens), len(heads.all_keys)
+    size, width = len(heads.queries.tokens), len(heads.keys.tokens)
+    tokens, special, words = _axis(heads.queries)
+    keys, key_special, key_words = _axis(heads.other_keys)
     left_out: list[str] = []
     long = not heads.weights or max(size, width) >= LONG or heads.cells > MOST_CELLS
     return {
         "name": heads.name,
-        "tokens": heads.query_names,
-        "keys": None if heads.keys is None else heads.key_names,
-        "special": [int(flag) for flag in heads.special],
-        "key_special": None
-        if heads.key_special is None
-        else [int(flag) for flag in heads.key_special],
-        "words": word_spans(heads.tokens, heads.special),
-        "key_words": None if heads.keys is None else word_spans(heads.keys, heads.all_key_special),
+        "tokens": tokens,
+        "keys": keys,
+        "special": special,
+        "key_special": key_special,
+        "words": words,
+        "key_words": key_words,
         "split": heads.split,
         "layers": heads.layers,
         "heads": heads.count,
@@ -90,6 +90,13 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "summary": _summary(heads, left_out) if long else None,
         "left_out": left_out,
     }
+
+
+def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
+    """Names, flags of special tokens and words of queries or of keys; None where there are none."""
+    if axis is None:
+        return None, None, None
+    return axis.names, [int(x) for x in axis.special], word_spans(axis.tokens, axis.special)
 
 
 def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | None:
@@ -114,7 +121,7 @@ def _hidden(heads: Heads) -> dict[str, Any] | None:
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     """The largest weights of each query and what each key received, as many as a page can hold."""
-    size, width = len(heads.tokens), len(heads.all_keys)
+    size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     most = max(4, min(8, MOST_KEPT // max(1, len(heads.layers) * heads.count * size)))
     parts = heads.summary or [measures.summarize(layer, most) for layer in heads.weights]
     parts = [Summary(p.indices[..., :most], p.weights[..., :most], p.received) for p in parts]

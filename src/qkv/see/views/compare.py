@@ -58,7 +58,7 @@ class Side:
     @property
     def rows(self) -> list[int]:
         """Where the word stands among what is shown."""
-        return self.shown.rows_of(self.positions)
+        return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
         """What the word looks at, of what is shown."""
@@ -69,7 +69,7 @@ class Side:
         weights = self.looks_at(head)
         keys = self.shown.content_keys(self.rows[0]) or range(len(weights))
         best = max(keys, key=lambda key: weights[key])
-        return self.shown.key_names[best], float(weights[best])
+        return self.shown.keys.names[best], float(weights[best])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -141,7 +141,7 @@ class CompareView(HeadShown):
                 name=name,
                 title=f"The words {self.word} looks at most",
                 explained="in whichever head that is",
-                names=[side.shown.key_names[link.key] for link in side.strongest],
+                names=[side.shown.keys.names[link.key] for link in side.strongest],
                 columns=[
                     Column("", [f"{link.weight:.2f}" for link in side.strongest]),
                     Column(
@@ -216,7 +216,7 @@ class CompareView(HeadShown):
             "compare",
             f"{self.word} in two texts",
             [text_payload(side.heads, self.head.layer) for side in self.sides],
-            start=self._start(merge=any(side.shown.spans for side in self.sides)),
+            start=self._start(merge=any(side.shown.queries.spans for side in self.sides)),
             compare={
                 "what": "word",
                 "word": self.word,
@@ -227,8 +227,8 @@ class CompareView(HeadShown):
                 "strongest": [
                     [
                         {
-                            "key": side.shown.place(link.key),
-                            "name": side.shown.tokens[link.key],
+                            "key": side.shown.keys.place(link.key),
+                            "name": side.shown.keys.tokens[link.key],
                             "layer": link.layer,
                             "head": link.head,
                             "weight": link.weight,
@@ -337,7 +337,7 @@ def compare(
         for name, trace in zip("AB", (a, b), strict=True)
     ]
     shown = heads if pieces else [by_word(part) for part in heads]
-    rows = [part.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
+    rows = [part.queries.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
     chosen = selection.contrasting_head(shown[0], rows[0], shown[1], rows[1], layer, head)
     first, second = (
         Side(
@@ -345,7 +345,7 @@ def compare(
             found[0],
             len(found),
             findings.attended(own, chosen.layer, chosen.head, found[0]),
-            findings.strongest_by_token(words, words.rows_of(found[0]), 5),
+            findings.strongest_by_token(words, words.queries.rows_of(found[0]), 5),
             own,
             words,
         )
@@ -359,7 +359,7 @@ def compare(
 
 def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
     """The words that the word looks at most in the head that is shown, and a bar for each."""
-    weights, names = side.looks_at(head), side.shown.key_names
+    weights, names = side.looks_at(head), side.shown.keys.names
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))
     shown = [*weights[order].tolist(), *rest]

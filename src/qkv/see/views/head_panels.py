@@ -112,9 +112,11 @@ class OneText(HeadShown):
         heads = parts[0]
         return self._page(
             "show",
-            quoted(heads.text, heads.query_names, heads.special),
+            quoted(heads.text, heads.queries.names, heads.queries.special),
             [text_payload(part, self.head.layer) for part in parts],
-            start=self._start(self.shown.place(first_query(self.shown, self.head)), **start),
+            start=self._start(
+                self.shown.queries.place(first_query(self.shown, self.head)), **start
+            ),
         )
 
 
@@ -123,7 +125,7 @@ def link_in_words(heads: Heads, head: ChosenHead) -> str:
     where = f"layer {head.layer}, head {head.head}"
     if head.link is None:
         return f"In {where} no content word looks at another one."
-    query, key = heads.query_names[head.link.query], heads.key_names[head.link.key]
+    query, key = heads.queries.names[head.link.query], heads.keys.names[head.link.key]
     return f"{query} looks at {key}: {head.link.weight:.2f} ({where})."
 
 
@@ -142,24 +144,24 @@ def weights_map(
 ) -> HeatMap:
     """The weights of one head; of a long text those that were kept, which a picture shows."""
     if not heads.weights:
-        excerpt = heads.excerpt(head.layer, head.head, MOST_ROWS)
+        places, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
             title=title,
-            values=excerpt.values,
-            rows=excerpt.rows,
-            columns=excerpt.columns,
+            values=values,
+            rows=[heads.queries.names[i] for i in places],
+            columns=[heads.keys.names[j] for j in keys],
             top=top,
-            outlined=[i for i, place in enumerate(excerpt.places) if place in outlined],
-            missing=excerpt.missing,
-            whole=(len(heads.tokens), len(heads.all_keys)),
+            outlined=[i for i, place in enumerate(places) if place in outlined],
+            missing="not among the weights that were kept",
+            whole=(len(heads.queries.tokens), len(heads.keys.tokens)),
             **(options | {"shown_in": PICTURE}),
         )
     weights = heads.weights[heads.layers.index(head.layer)][head.head]
     return HeatMap(
         title=title,
         values=weights,
-        rows=heads.query_names,
-        columns=heads.key_names,
+        rows=heads.queries.names,
+        columns=heads.keys.names,
         top=top,
         hidden=heads.hidden(head.layer, head.head),
         score=heads.between_content(weights),
@@ -178,7 +180,8 @@ def head_panels(heads: Heads, head: ChosenHead, top: float) -> list[list[Panel]]
         kept = heads.summary[0].indices.shape[2]
         explained, most = f"the {kept} largest weights of each query were kept", 10
     found = findings.strongest_links(heads, head.layer, head.head, most)
-    named = [(heads.query_names[x.query], heads.key_names[x.key], x.weight) for x in found]
+    rows, columns = heads.queries.names, heads.keys.names
+    named = [(rows[x.query], columns[x.key], x.weight) for x in found]
     panels: list[Panel] = [weights]
     if named:
         panels.append(
@@ -191,7 +194,7 @@ def head_panels(heads: Heads, head: ChosenHead, top: float) -> list[list[Panel]]
     bars = Bars(
         title="What was looked at most",
         explained="weight received from all tokens",
-        names=[heads.key_names[key] for key in shown],
+        names=[columns[key] for key in shown],
         values=[float(received[key]) for key in shown],
         form="{:.2f}",
     )
@@ -205,7 +208,7 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
     title = ("Other heads worth a look", "the link of each that stands out")
     if one_link:
         title = ("Other heads with this link", "where it stands out most first")
-    names = heads.query_names, heads.key_names
+    names = heads.queries.names, heads.keys.names
     columns = [
         Column("", [f"{names[0][x.query]} → {names[1][x.key]}" for x in links], left=True),
         Column("", [f"{x.weight:.2f}" for x in links]),
@@ -218,8 +221,8 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
 
 def movement_table(heads: Heads, moved: Movement) -> Table:
     """Each word's cosine between before and after, with a bar for what is missing to 1."""
-    words = [i for i, special in enumerate(heads.special) if not special]
-    words = words or list(range(len(heads.tokens)))
+    words = [i for i, special in enumerate(heads.queries.special) if not special]
+    words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
     shown = [words[i] for i in strongest(distance[words], 20)]
     longest = max(1.0, float(np.nanmax(distance[words], initial=1.0)))
@@ -231,7 +234,7 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
     return Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",
-        names=[heads.tokens[i] for i in shown],
+        names=[heads.queries.tokens[i] for i in shown],
         columns=[
             Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
             Column(
@@ -284,9 +287,9 @@ def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
     return {
         "layer": link.layer,
         "head": link.head,
-        "from": heads.place(link.query),
-        "from_token": heads.tokens[link.query],
-        "to": heads.place(link.key),
-        "to_token": heads.tokens[link.key],
+        "from": heads.queries.place(link.query),
+        "from_token": heads.queries.tokens[link.query],
+        "to": heads.keys.place(link.key),
+        "to_token": heads.keys.tokens[link.key],
         "weight": link.weight,
     }

@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.from_arrays import heads_from
-from qkv.see.analysis.heads import Heads, Summary, heads_of
+from qkv.see.analysis.heads import Axis, Heads, heads_of, kept_in
 from qkv.see.analysis.inputs import traced
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText
@@ -20,7 +20,6 @@ from qkv.see.views.view import Heading
 from qkv.trace import Seq2SeqTrace, Trace
 
 _ACTIONS = ("view", "return")
-_SUMMARY = ("top_indices", "top_weights", "received")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,15 +46,17 @@ class HeadView(OneText):
         heads = self.parts[0]
         place = heads.layers.index(self.head.layer)
         return {
-            "tokens": heads.tokens,
-            "keys": heads.all_keys,
+            "tokens": heads.queries.tokens,
+            "keys": heads.keys.tokens,
             **self._chosen(),
             "weights": heads.weights[place][self.head.head] if heads.weights else None,
         }
 
     def _headings(self) -> list[Heading]:
-        parts = (part for part in self.parts if part.keys is None)
-        return [Heading(part.tokens, part.special, name=part.name) for part in parts]
+        parts = (part for part in self.parts if part.other_keys is None)
+        return [
+            Heading(part.queries.tokens, part.queries.special, name=part.name) for part in parts
+        ]
 
     def _payload(self) -> dict[str, Any]:
         return self._show_page(self.parts, heads=self.asked, merge=not self.pieces)
@@ -133,7 +134,14 @@ def head_view(
     words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
     parts = _of_given(given, words, include_layers)
     if prettify_tokens:
-        parts = [_readable(part) for part in parts]
+        parts = [
+            replace(
+                part,
+                queries=_readable(part.queries),
+                other_keys=None if part.other_keys is None else _readable(part.other_keys),
+            )
+            for part in parts
+        ]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
@@ -193,19 +201,8 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
         replace(heads_of(findings.readable(side)), scores={}, scale={}, name=name)
         for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
     )
-    layers = range(pair.num_layers)
-    whole = [n for n in layers if ("cross_attn.pattern", n) in pair]
-    short = [n for n in layers if ("cross_attn.top_weights", n) in pair and not whole]
-    cross = Heads(
-        written.tokens,
-        written.special,
-        whole or short,
-        [pair["cross_attn.pattern", n][0] for n in whole],
-        [Summary(*(pair[f"cross_attn.{part}", n][0] for part in _SUMMARY)) for n in short],
-        keys=read.tokens,
-        key_special=read.special,
-        name="Cross",
-    )
+    found = kept_in(pair, range(pair.num_layers), "cross_attn.")
+    cross = Heads(written.queries, *found, other_keys=read.queries, name="Cross")
     parts = [part for part in (read, written, cross) if part.layers]
     if not parts:
         raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
@@ -274,10 +271,9 @@ def _weights_of(trace: Trace) -> list[Array]:
     return list(trace.attentions)
 
 
-def _readable(heads: Heads) -> Heads:
+def _readable(axis: Axis) -> Axis:
     """The same with tokens to read: without the marks that tokenizers put on them."""
-    keys = None if heads.keys is None else [_pretty(token) for token in heads.keys]
-    return replace(heads, shown=[_pretty(token) for token in heads.tokens], shown_keys=keys)
+    return replace(axis, shown=[_pretty(token) for token in axis.tokens])
 
 
 def _pretty(token: str) -> str:
@@ -290,8 +286,8 @@ def _pretty(token: str) -> str:
 
 
 def _split(heads: Heads, start: Any) -> Heads:
-    at, size = int(start), len(heads.tokens)
-    if heads.keys is not None or not 0 < at < size:
+    at, size = int(start), len(heads.queries.tokens)
+    if heads.other_keys is not None or not 0 < at < size:
         raise ValueError(
             f"head_view: sentence_b_start is {at} and there are {size} tokens: the second sentence "
             f"begins at 1 to {size - 1}"

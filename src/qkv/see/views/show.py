@@ -85,7 +85,7 @@ class ShowView(OneText):
             else [
                 {"token": token, "cosine": c, "static_length": a, "contextual_length": b}
                 for token, c, a, b in zip(
-                    self.shown.tokens,
+                    self.shown.queries.tokens,
                     moved.cosine,
                     moved.static_length,
                     moved.contextual_length,
@@ -95,7 +95,7 @@ class ShowView(OneText):
         }
 
     def _payload(self) -> dict[str, Any]:
-        return self._show_page([self.heads], merge=self.shown.spans is not None)
+        return self._show_page([self.heads], merge=self.shown.queries.spans is not None)
 
 
 def show(
@@ -157,7 +157,7 @@ def show(
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
     shown = heads if pieces else by_word(heads)
     queries, keys = (
-        None if word is None else shown.rows_of(places_in(trace, used, word, "show", name))
+        None if word is None else shown.queries.rows_of(places_in(trace, used, word, "show", name))
         for name, word in (("query", query), ("key", key))
     )
     chosen, links = selection.choose_head(
@@ -167,7 +167,7 @@ def show(
     return ShowView(
         trace,
         findings.strongest_links(shown, chosen.layer, chosen.head, 10),
-        findings.movement(trace, shown.spans),
+        findings.movement(trace, shown.queries.spans),
         heads,
         head=chosen,
         shown=shown,
