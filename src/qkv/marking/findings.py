@@ -93,9 +93,8 @@ def weights_first(run: Outcome) -> Finding:
     )
 
 
-def odd_shape(runs: list[Outcome]) -> Finding | None:
+def odd_shape(wrong: Outcome) -> Finding | None:
     """Right on squares; wrong where lengths or sizes differ."""
-    wrong = first_wrong(runs)
     arrays, shows = wrong.case.arrays, _outcome(wrong)
     if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
         says = "it works only where there are as many keys as queries"
@@ -106,9 +105,8 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
     return Finding("value-size", says, shows, remedy, wrong)
 
 
-def large_scores(runs: list[Outcome]) -> Finding:
+def large_scores(wrong: Outcome) -> Finding:
     """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
-    wrong = first_wrong(runs)
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
         return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
@@ -122,9 +120,8 @@ def large_scores(runs: list[Outcome]) -> Finding:
     )
 
 
-def empty_row(runs: list[Outcome]) -> Finding | None:
+def empty_row(wrong: Outcome) -> Finding | None:
     """Only the rows that see nothing go wrong, in whatever way?"""
-    wrong = first_wrong(runs)
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
         says = "a query that may attend to nothing is an error; its output should be zeros"
@@ -151,9 +148,8 @@ def whole_numbers(run: Outcome) -> Finding | None:
     return Finding("integers-in-place", says, shows, remedy, run, kind="fragile")
 
 
-def wrong_batch(runs: list[Outcome]) -> Finding | None:
+def wrong_batch(wrong: Outcome) -> Finding | None:
     """Right for one text, and for two of them something else."""
-    wrong = first_wrong(runs)
     return Finding(
         "batch-wrong",
         "right for one text (L, d), wrong for a batch (B, L, d)",

@@ -32,7 +32,7 @@ class Case:
 
     def with_added_mask(self) -> Case:
         """The same with the mask as numbers to add to the scores: 0, and -inf where it hides."""
-        if self.mask is None:
+        if self.mask is None or self.mask.dtype != bool:
             return self
         return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
 

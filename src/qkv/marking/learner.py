@@ -7,7 +7,7 @@ import inspect
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,6 @@ class Outcome:
     error: Exception | None = None
     changed: dict[str, Array] = field(default_factory=dict)
 
-    def swapped(self) -> Outcome:
-        """The same with the second output as the first."""
-        return replace(self, out=self.second, second=self.out)
-
 
 @dataclass(frozen=True)
 class Learner:
@@ -52,9 +48,14 @@ class Learner:
     unmasked: bool | float = True  # what a mask that must be given holds where none is asked for
     per_key: bool = False  # a mask that must be given is (S,) and not (L, S)
     weights_first: bool = False
+    rank: int = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
+    adds_mask: bool = False
 
     def __call__(self, case: Case) -> Outcome:
         """Run the function on copies of the case's arrays; never raises what it raises."""
+        case = case.at_rank(self.rank)
+        if self.adds_mask:
+            case = case.with_added_mask()
         arrays = {name: a.copy() for name, a in case.arrays.items()}
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -67,8 +68,9 @@ class Learner:
         except Exception as error:  # whatever it is, it is the learner's to hear about
             return Outcome(case, error=error)
         changed = {n: a for n, a in arrays.items() if not np.array_equal(a, case.arrays[n])}
-        run = Outcome(case, out, second, returned, None, changed)
-        return run.swapped() if self.weights_first else run
+        if self.weights_first:
+            out, second = second, out
+        return Outcome(case, out, second, returned, None, changed)
 
     def _keywords(self, case: Case) -> dict[str, Any]:
         """The options of a case by the names of the function's parameters."""

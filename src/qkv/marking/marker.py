@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -81,19 +81,20 @@ class _Marking:
 
     def __init__(self, call: Learner, signature: str) -> None:
         self.call, self.signature, self.cases = call, signature, cases(signature)
-        self.rank = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
-        self.adds_mask = False
         self.steps: Steps | None = RIGHT  # what the function does, as far as known
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []
         self.limits: list[str] = []
 
-    def run(self, what: str, *, adds_mask: bool = False) -> list[Outcome]:
-        """Call the function on the inputs of a test in the way that it takes them."""
-        cases = [case.at_rank(self.rank) for case in self.cases[what]]
-        adds_mask = adds_mask or self.adds_mask
-        return [self.call(case.with_added_mask() if adds_mask else case) for case in cases]
+    def run(self, what: str, call: Learner | None = None) -> list[Outcome]:
+        """Call the function, or call it in another way, on the inputs of a test."""
+        return [(call or self.call)(case) for case in self.cases[what]]
+
+    def choose(self, ways: Iterable[Learner]) -> None:
+        """Call the function in the first of these ways in which it is right, if there is one."""
+        right = (way for way in ways if all(map(is_right, self.run(CORE, way))))
+        self.call = next(right, self.call)
 
     @property
     def wrong(self) -> bool:
@@ -109,7 +110,7 @@ class _Marking:
         self,
         what: str,
         known: Sequence[Mistake] = (),
-        otherwise: Callable[[list[Outcome]], Finding | None] = lambda runs: None,
+        otherwise: Callable[[Outcome], Finding | None] = lambda wrong: None,
         *,
         may_refuse: bool = False,
     ) -> None:
@@ -126,12 +127,12 @@ class _Marking:
             return  # nothing can be told apart from what was found and not explained
         self.runs += runs
         self.tried.append(what)
-        explained = explain(runs, self.steps, known)
+        explained, wrong = explain(runs, self.steps, known), first_wrong(runs)
         if explained is not None:
             self.steps, made = explained
-            self.found += [findings.of_mistake(mistake, first_wrong(runs)) for mistake in made]
+            self.found += [findings.of_mistake(mistake, wrong) for mistake in made]
         elif not self.wrong:
-            finding = otherwise(runs) or findings.unexplained(self.call, runs, what)
+            finding = otherwise(wrong) or findings.unexplained(self.call, runs, what)
             self.found.append(finding)
             if self.wrong:
                 self.steps = None
@@ -208,20 +209,19 @@ def _mark(m: _Marking) -> CheckResult:
 def _first_calls(m: _Marking) -> None:
     """How many dimensions does the function take, and is its output an array, twice the same?"""
     if any(run.error is not None for run in m.run(CORE)):
-        m.rank = next((rank for rank in (3, 4) if _is_right(m, m.call, rank)), m.rank)
-        if m.rank > 2:
-            told = f"It takes arrays of {m.rank} dimensions only, not a single text (L, d)."
+        m.choose(replace(m.call, rank=rank) for rank in (3, 4))
+        if m.call.rank > 2:
+            told = f"It takes arrays of {m.call.rank} dimensions only, not a single text (L, d)."
             m.limits.append(told)
     assert m.steps is not None
     if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
         shapes = product((False, True), (True, 0.0, False))
-        ways = [replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes]
-        m.call = next((way for way in ways if _is_right(m, way, m.rank)), m.call)
+        m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.run(CORE), mistakes.core(m.signature)
-    swapped = [run.swapped() for run in runs]
-    if runs[0].second is not None and _explains_more(swapped, runs, m.steps, known):
+    swapped = replace(m.call, weights_first=True)
+    if runs[0].second is not None and _explains_more(m.run(CORE, swapped), runs, m.steps, known):
         m.find(findings.weights_first(runs[0]))
-        m.call = replace(m.call, weights_first=True)
+        m.call = swapped
     run, again = m.run(CORE)[0], m.run(CORE)[0]
     if run.error is None and run.out is None:
         m.find(findings.no_array(run))
@@ -229,22 +229,17 @@ def _first_calls(m: _Marking) -> None:
         m.find(findings.drawn_anew(run, again))
 
 
-def _is_right(m: _Marking, call: Learner, rank: int) -> bool:
-    """Is the function right where it is called in this way?"""
-    return all(is_right(call(case.at_rank(rank))) for case in m.cases[CORE])
-
-
 def _test_masks(m: _Marking, batches: bool) -> bool:
     """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
     if m.steps is None:
         return False
     known = (*mistakes.MASK, *mistakes.HIDING)
-    as_bool, added = m.run("a mask"), m.run("a mask", adds_mask=True)
+    adding = replace(m.call, adds_mask=True, unmasked=0.0)
+    as_bool, added = m.run("a mask"), m.run("a mask", adding)
     # where(mask, -inf, scores) is inverted, and hides what is -inf too
     inverted = explain(as_bool, m.steps, [one for one in known if one.key == "mask-inverted"])
     if not (inverted and inverted[1]) and _explains_more(added, as_bool, m.steps, known):
-        m.adds_mask = True
-        m.call = replace(m.call, unmasked=0.0)
+        m.call = adding
         m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     elif explain(as_bool, m.steps, known) is None:
         per_key = findings.mask_per_key(m.run("a mask of keys"))
