@@ -159,12 +159,6 @@ SCALING = _mended(
         {"scale": lambda s, n: s / np.sqrt(n.tokens)},
     ),
     _mistake(
-        "scale-model-width",
-        "the scores are divided by the root of the width D of x, not of the size d of the queries",
-        "the weights are too even where d is smaller than D",
-        {"scale": lambda s, n: s / np.sqrt(n.width)},
-    ),
-    _mistake(
         "scale-after-softmax",
         "the weights are divided by sqrt(d) after softmax, where the scores should be before it",
         "the weights of a row sum to 1/sqrt(d)",
@@ -250,6 +244,13 @@ def _bare(*bare: int) -> Steps:
 
 PROJECTIONS = _mended(
     _PROJECT,
+    _mistake(
+        "scale-model-width",
+        "the scores are divided by the root of the width D of x, not of the size d of the queries",
+        "the weights are too even where d is smaller than D",
+        {"scale": lambda s, n: s / np.sqrt(n.width)},
+        remedy=SCALE,
+    ),
     _mistake(
         "no-projection",
         "a projection is forgotten: x itself is used where x times a weight matrix should be",
@@ -491,8 +492,5 @@ HEADS = _mended(
 
 def core(signature: str) -> tuple[Mistake, ...]:
     """The mistakes that show without masks, heads or odd inputs."""
-    mixed = _mixed(signature)
-    if signature == "qkv":
-        scaling = (m for m in SCALING if m.key != "scale-model-width")
-        return (*SOFTMAX, *scaling, *RESULT, *mixed)
-    return (*SOFTMAX, *SCALING, *RESULT, *PROJECTIONS, *mixed)
+    of_projections = () if signature == "qkv" else PROJECTIONS
+    return (*SOFTMAX, *SCALING, *RESULT, *of_projections, *_mixed(signature))
