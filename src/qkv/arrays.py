@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import operator
 import sys
@@ -238,3 +239,19 @@ def torch_bfloat16(x: Any) -> Array:
     import ml_dtypes
 
     return np.asarray(x.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
+
+
+def finite(data: Any) -> Any:
+    """Numbers as JSON can hold them: lists for arrays, None for what is not finite.
+
+    >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
+    {'a': [0.5, None], 'b': [1, None]}
+    """
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    if isinstance(data, np.ndarray):
+        return data.tolist() if np.isfinite(data).all() else finite(data.tolist())
+    data = data.item() if isinstance(data, np.generic) else data
+    return None if isinstance(data, float) and not math.isfinite(data) else data

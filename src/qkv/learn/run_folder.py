@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, finite
 from qkv.files import replacing
 from qkv.models.files.read import CONFIG, TOKENIZER
 
@@ -148,14 +148,7 @@ def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON cannot hold."""
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(row), allow_nan=False).encode() + b"\n"
 
 
 # Snapshots

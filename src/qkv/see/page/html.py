@@ -10,9 +10,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from qkv.arrays import finite
 from qkv.see.draw import colours
 from qkv.see.draw.svg import readable
-from qkv.see.page.payload import finite
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "

@@ -44,7 +44,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,19 +169,3 @@ def check_theme(theme: str, call: str) -> str:
     if theme not in THEMES:
         raise ValueError(f"{call}: theme is {theme!r}: choose {', '.join(THEMES)}")
     return theme
-
-
-def finite(data: Any) -> Any:
-    """Numbers as JSON can hold them: lists for arrays, None for what is not finite.
-
-    >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
-    {'a': [0.5, None], 'b': [1, None]}
-    """
-    if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [finite(value) for value in data]
-    if isinstance(data, np.ndarray):
-        return data.tolist() if np.isfinite(data).all() else finite(data.tolist())
-    data = data.item() if isinstance(data, np.generic) else data
-    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qkv.arrays import finite
 from qkv.files import replacing
 from qkv.see.analysis.words import explained
 from qkv.see.draw import figure, svg, terminal
 from qkv.see.draw.panels import Panel
 from qkv.see.draw.screen import Screen, prose, with_a_width
 from qkv.see.page.html import document, fragment, picture
-from qkv.see.page.payload import finite, payload_of
+from qkv.see.page.payload import payload_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
