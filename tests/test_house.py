@@ -79,7 +79,7 @@ STEPS = {
         {""},  # its `__init__.py`
     ],
     "learn": [
-        {"run_folder", "network", "corpus", "divergence"},
+        {"run_folder", "network", "corpus"},
         {"objectives", "optimizer", "tokenizer_process", "curves"},
         {"loop", "tokenizer"},
         {"on_text"},

@@ -20,13 +20,13 @@ from qkv.learn import (
     Part,
     Schedule,
     Sequences,
+    TextRun,
     Trained,
     fresh_model,
     last_checkpoint,
     train,
     train_tokenizer,
 )
-from qkv.learn.on_text import encoder_config
 from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
@@ -85,11 +85,10 @@ class Recipe:
     seed: int = 0
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The config.json of the model."""
+        """The config.json of the model: that of `qkv train`, with its table tied and no dropout."""
+        sizes = {name: getattr(self, name) for name in ("layers", "heads", "dim", "length")}
         return {
-            **encoder_config(
-                tokenizer, layers=self.layers, heads=self.heads, dim=self.dim, length=self.length
-            ),
+            **TextRun((), "masked", **sizes).config(tokenizer),
             "tie_word_embeddings": True,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,

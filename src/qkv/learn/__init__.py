@@ -2,8 +2,7 @@
 
 from qkv.learn.corpus import Corpus, Files, Sequences, Source, paragraphs, running
 from qkv.learn.curves import plot_curves, write_curves
-from qkv.learn.divergence import Diverged
-from qkv.learn.loop import Trained, train
+from qkv.learn.loop import Diverged, Trained, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
 from qkv.learn.on_text import TextRun, train_on_text

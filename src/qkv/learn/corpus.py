@@ -57,21 +57,20 @@ class Sequences:
         if not self._sequences:
             raise ValueError("Sequences: there is none: give at least one")
         self._seed, self._epoch, self._next = seed, 0, 0
-        self._order = self._shuffled()
-
-    def _shuffled(self) -> Array:
-        """The order of the present round."""
-        rng = np.random.default_rng([self._seed, self._epoch])
-        return rng.permutation(len(self._sequences))
+        self._orders = self._from_here()
 
     def take(self) -> Array:
         """The next sequence."""
-        if self._next == len(self._order):
+        return self._sequences[next(self._orders)]
+
+    def _from_here(self) -> Iterator[int]:
+        """Which is next, round after round; what is present is noted before each is given."""
+        while True:
+            rng = np.random.default_rng([self._seed, self._epoch])
+            for one in rng.permutation(len(self._sequences))[self._next :]:
+                self._next += 1
+                yield one
             self._epoch, self._next = self._epoch + 1, 0
-            self._order = self._shuffled()
-        self._next += 1
-        found: Array = self._sequences[self._order[self._next - 1]]
-        return found
 
     def state(self) -> dict[str, Any]:
         """Which order it is in, and where."""
@@ -89,7 +88,7 @@ class Sequences:
                 "checkpoint was written: give the same"
             )
         self._epoch, self._next = state["epoch"], state["next"]
-        self._order = self._shuffled()
+        self._orders = self._from_here()
 
 
 @dataclass(frozen=True)

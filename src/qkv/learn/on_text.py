@@ -104,11 +104,22 @@ class TextRun:
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The config.json of the model."""
-        if self.objective == "masked":
-            return encoder_config(
-                tokenizer, layers=self.layers, heads=self.heads, dim=self.dim, length=self.length
-            )
         ids = tokenizer.vocabulary
+        if self.objective == "masked":
+            return {
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "vocab_size": len(tokenizer),
+                "hidden_size": self.dim,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "intermediate_size": 4 * self.dim,
+                "max_position_embeddings": self.length,
+                "hidden_act": "gelu",
+                "layer_norm_eps": 1e-12,
+                "type_vocab_size": 2,
+                "pad_token_id": ids.get("[PAD]", 0),
+            }
         end = next((ids[name] for name in ENDS if name in ids), None)
         return {
             "model_type": "gpt2",
@@ -123,26 +134,6 @@ class TextRun:
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
             **{"bos_token_id": end, "eos_token_id": end},
         }
-
-
-def encoder_config(
-    tokenizer: Tokenizer, *, layers: int, heads: int, dim: int, length: int
-) -> dict[str, Any]:
-    """The config.json of a BERT that names hidden words, its MLPs four times as wide as `dim`."""
-    return {
-        "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
-        "vocab_size": len(tokenizer),
-        "hidden_size": dim,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * dim,
-        "max_position_embeddings": length,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-        "pad_token_id": tokenizer.vocabulary.get("[PAD]", 0),
-    }
 
 
 def train_on_text(
