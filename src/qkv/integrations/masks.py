@@ -35,6 +35,9 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
     return mask_type()(Rules(asked))
 
 
+Window = tuple[int | None, int | None]
+
+
 class Rules:
     """What a mask of transformers hides, as arguments of `qkv.attention` where they say the same.
 
@@ -46,27 +49,28 @@ class Rules:
         self.asked = asked
         self.length, self.keys = asked["q_length"], asked["kv_length"]
         self.start, self.first_key = int(asked["q_offset"]), int(asked["kv_offset"])
-        self.band = band(asked["mask_function"])
+        self.windows = windows(asked["mask_function"])
         self.changed = False  # whether somebody may have written to the numbers
         given = asked["attention_mask"]
         self.padding: Array | None = None  # (B, T), True where there is a token
         if given is not None and given.ndim == 2:
             self.padding = given.detach().bool().numpy()
         elif given is not None:
-            self.band = None
+            self.windows.append(None)  # a mask of the model's own is no window
 
-    @functools.cached_property
+    @property
     def is_causal(self) -> bool:
         """Whether no query sees what stands behind its own place."""
-        bands = map(band, _joined(self.asked["mask_function"]))
-        return any(found is not None and found[1] == 0 for found in bands)
+        return any(found is not None and found[1] == 0 for found in self.windows)
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Arguments of `qkv.attention`."""
-        if self.band is None:
+        known = [found for found in self.windows if found is not None]
+        if len(known) < len(self.windows):
             return {"attn_mask": _masking().sdpa_mask(**self.asked).numpy()}
-        left, right = self.band
+        sides = zip(*known, strict=True)
+        left, right = (min((n for n in side if n is not None), default=None) for side in sides)
         offset = self.start - self.first_key
         if left is not None and offset + self.length - 1 - left <= 0:
             left = None
@@ -99,37 +103,20 @@ class Rules:
         return _masking().eager_mask(**self.asked)
 
 
-def band(function: Any) -> tuple[int | None, int | None] | None:
-    """`window` of `qkv.attention` for a mask function of transformers; None where there is none.
+def windows(function: Any) -> list[Window | None]:
+    """`window` of `qkv.attention` for each mask function that has to agree in this one.
 
-    The functions are known by their code, and the code was tried (`_known`).
+    None where there is none. The functions are known by their code, which was tried (`_known`).
     """
-    code = getattr(function, "__code__", None)
-    rule = _known().get(code)
-    if code is None or rule is None:
-        return None
-    if rule != "and":
-        size = _inside(function).get("sliding_window")
-        return None if size is not None and size < 1 else _BANDS[rule](size)
-    bands = [band(part) for part in _joined(function)]
-    if None in bands:
-        return None
-    sides = zip(*(found for found in bands if found is not None), strict=True)
-    left, right = (min((n for n in side if n is not None), default=None) for side in sides)
-    return left, right
-
-
-def _inside(function: Any) -> dict[str, Any]:
-    """The names and values that a function took along from where it was made."""
+    rule = _known().get(getattr(function, "__code__", None))
+    if rule is None:
+        return [None]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
-
-
-def _joined(function: Any) -> tuple[Any, ...]:
-    """The mask functions that all have to agree in this one: itself, if it is not made of any."""
-    if _known().get(getattr(function, "__code__", None)) != "and":
-        return (function,)
-    return tuple(part for one in _inside(function)["mask_functions"] for part in _joined(one))
+    inside = {name: cell.cell_contents for name, cell in cells}
+    if rule == "and":
+        return [found for part in inside["mask_functions"] for found in windows(part)]
+    size = inside.get("sliding_window")
+    return [None if size is not None and size < 1 else _BANDS[rule](size)]
 
 
 _BANDS: dict[str, Any] = {
