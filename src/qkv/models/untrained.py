@@ -80,8 +80,8 @@ def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, 
             spread = SPREAD * (quieter if name.endswith(_INTO_THE_STREAM) else 1)
             found[name] = (rng.standard_normal(shape) * spread).astype(dtype)
         else:
-            norm = name.endswith("norm.weight") or "norm1." in name or "norm2." in name
-            first = 1 - design.norm_offset if norm and name.endswith(".weight") else 0
+            is_norm = "norm" in name and name.endswith(".weight")
+            first = 1 - design.norm_offset if is_norm else 0
             found[name] = np.full(shape, first, dtype)
     return found
 

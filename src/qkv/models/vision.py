@@ -142,8 +142,6 @@ class VisionModel(Model):
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
         shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
-        if not len(images):
-            return ModelOutput(np.zeros((*shown.shape, self.dim), self._body.dtype))
         return output_of(self._body, self._through(images)[0], shown)
 
     def _json_files(self) -> dict[str, Mapping[str, Any] | None]:

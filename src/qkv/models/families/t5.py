@@ -66,7 +66,7 @@ def either(
     )
     if alone(config):
         return encoder
-    words = Head(vocabulary, scale=dim**-0.5 if scaled else 1.0)
+    words = Head(vocabulary, tied=True, scale=dim**-0.5 if scaled else 1.0)
     causal = replace(attention, options={"scale": 1.0, "is_causal": True})
     return Seq2SeqDesign(
         encoder,
@@ -137,7 +137,6 @@ T5 = Family(
     prefix="transformer.",
     body=("shared.", "encoder.", "decoder."),
     unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-    optional=("head.out_proj.weight",),
     copies={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -93,7 +94,6 @@ class Family:
         body: the beginnings of names that belong to the model itself; a tensor of another name
             is a head that is not computed, which is kept.
         unused: patterns of tensors in the body that say nothing.
-        optional: our names of parameters that files may leave out: what is then tied to another.
         copies: names in the files -> the tensor that it repeats, or stands for where that is
             left out.
         harmless: config keys of the family that have no say in what is computed.
@@ -108,7 +108,6 @@ class Family:
     instead: Mapping[str, str] = field(default_factory=dict)
     body: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
 
@@ -143,9 +142,7 @@ class Names:
         'layer.12.query.weight'
         """
         layer = re.search(r"\bblocks\.(\d+)\.", name)
-        part, ending = name, ""
-        if layer is not None:
-            part = f"{name[: layer.start()]}blocks.*.{name[layer.end() :]}"
+        part, ending = name if layer is None else name.replace(layer[0], "blocks.*."), ""
         if part not in self.parts:  # as a tensor of its own
             part, _, ending = part.rpartition(".")
         found = self.parts[part]
@@ -200,15 +197,14 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    instead = {**family.instead, **_tied(names, design)}
+    tied = _tied(names, design)
+    instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # ours -> theirs
-    known = set()
-    for name, shape in _shapes(names, design, stored, tensors):  # stops at the first missing one
+    # stops at the first missing one
+    for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.place(name)
         if theirs not in stored and instead.get(theirs) in stored:
             theirs = instead[theirs]
-        if name in family.optional and (theirs not in stored or theirs in known):
-            continue
         if theirs not in stored:
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         tensor = tensors[stored[theirs]]
@@ -224,7 +220,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 f"{tensors.source}: {theirs} is {tensor.kind}: weights are {', '.join(FLOATS)}"
             )
         wanted[name] = theirs, fused
-        known.add(theirs)
+    known = {theirs for theirs, _ in wanted.values()}
     heads = {}
     for name, place in stored.items():
         if name in known or any(re.fullmatch(pattern, name) for pattern in family.unused):
@@ -250,30 +246,23 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
     """The token table -> the output matrix, by the names in files, where they are to be one."""
-    head = design.head
-    if head is None or not (head.tied or _OUTPUT in names.family.optional):
-        return {}
-    return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]}
+    tied = design.head is not None and design.head.tied
+    return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
 
 
-def _shapes(
-    names: Names, design: AnyDesign, stored: dict[str, str], tensors: Tensors
+def _outputs(
+    tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """What there must be; of a tied head also the output matrix, if it is not the table after all.
+    """The output matrix of a tied head and its shape, if it is not the table after all.
 
     One that is the table again is taken out of `stored`.
     """
-    tied = {} if _OUTPUT in names.family.optional else _tied(names, design)
-    for name, shape in design.shapes():
-        yield name, shape
-        table = names.place(name)[0]
-        output = tied.get(table)
-        if output is None or output not in stored or table not in stored:
-            continue
-        if tensors[stored[output]].same(tensors[stored[table]]):
-            del stored[output]
-        else:
-            yield _OUTPUT, shape[::-1]  # (D, V)
+    for table, output in tied.items():
+        if table in stored and output in stored:
+            if tensors[stored[output]].same(tensors[stored[table]]):
+                del stored[output]
+            else:
+                yield _OUTPUT, tensors[stored[table]].shape[::-1]  # (D, V)
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:

@@ -117,12 +117,13 @@ class Sentence:
         """
         width = dim * len(self.modes)
         for layer in self.dense:
-            if len(layer.weight) != width:
+            inputs, outputs = layer.weight.shape
+            if inputs != width:
                 raise ModelError(
-                    f"{layer.home}/{CONFIG}: in_features is {len(layer.weight)} and what comes in "
+                    f"{layer.home}/{CONFIG}: in_features is {inputs} and what comes in "
                     f"has {width} numbers"
                 )
-            width = layer.outputs
+            width = outputs
         return width
 
     def to_files(self) -> dict[str, bytes]:

@@ -62,11 +62,6 @@ class Dense:
             return 1 / (1 + np.exp(-y))
         return y if self.activation is None else activate_in_numpy(y, self.activation)
 
-    @property
-    def outputs(self) -> int:
-        """How many numbers come out."""
-        return int(self.weight.shape[1])
-
     def to_file(self) -> bytes:
         """Its numbers as safetensors."""
         from safetensors.numpy import save

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array, real_number, whole_number
+from qkv.arrays import Array, is_whole_number, real_number, shown, whole_number
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
@@ -68,22 +67,15 @@ class Generated(str):
         if self.trace is None:
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
         count = len(self.ids)
-        number = _new_token(token, count)
+        if not is_whole_number(token):
+            raise TypeError(f"looked_at: token is {shown(token)}: give the number of a token")
+        if not -count <= token < count:
+            raise IndexError(f"looked_at: there is no token {token}: {count} are new")
+        number = token % count
         if isinstance(self.trace, Seq2SeqTrace):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
         row = len(self.trace.tokens) - count + number - 1
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
-
-
-def _new_token(token: Any, count: int) -> int:
-    """Which of `count` new tokens `looked_at` was asked for, from 0 on; -1 is the last."""
-    try:
-        number = operator.index(token)
-    except TypeError:
-        raise TypeError(f"looked_at: token is {token!r:.40}: give the number of a token") from None
-    if not -count <= number < count:
-        raise IndexError(f"looked_at: there is no token {number}: {count} are new")
-    return number % count
 
 
 def tokens_to_add(which: str, given: int, wanted: int | None, limit: int | None, name: str) -> int:
