@@ -36,10 +36,9 @@ class Finding:
         return {**run.case.shown(), "yours": yours, "right": answer(run.case).out, **self.more}
 
 
-def of_mistake(mistake: Mistake, run: Outcome) -> Finding:
+def of_mistake(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
     """A mistake of the catalogue, in the run that shows it."""
-    says, shows, remedy = mistake.says, mistake.shows, mistake.remedy
-    return Finding(mistake.key, says, shows, remedy, run, kind=mistake.kind)
+    return Finding(one.key, one.says, one.shows, one.remedy, run, more or {}, one.kind)
 
 
 def in_words(error: Exception | None) -> str:
@@ -67,30 +66,6 @@ def no_array(run: Outcome) -> Finding:
     says = f"it returns a {type(run.returned).__name__}, not an array of numbers"
     shows = "the output should be an array, or (out, weights)"
     return Finding("wrong-type", says, shows, remedy, run)
-
-
-def drawn_anew(run: Outcome, again: Outcome) -> Finding:
-    """Two calls with the same arrays do not agree."""
-    return Finding(
-        "random",
-        "two calls with the same arrays give different results",
-        "something random is drawn, or something remembered, inside the function",
-        "make random weights or tables once, outside, and pass them in",
-        run,
-        {"yours the second time": again.out},
-    )
-
-
-def weights_first(run: Outcome) -> Finding:
-    """(weights, out), where others give (out, weights)."""
-    return Finding(
-        "tuple-order",
-        "the weights come first and the output second",
-        "the second of the two arrays returned is the output",
-        "return weights @ v, weights",
-        run,
-        kind="convention",
-    )
 
 
 def odd_shape(wrong: Outcome) -> Finding | None:
@@ -156,20 +131,6 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
         _outcome(wrong),
         "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
         wrong,
-    )
-
-
-def mask_per_key(runs: list[Outcome]) -> Finding | None:
-    """Is a mask right where it is one for the keys, the same for every query?"""
-    if not all(is_right(run) for run in runs):
-        return None
-    return Finding(
-        "mask-per-key",
-        "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
-        "a causal mask cannot be given in it",
-        "scores = np.where(mask, scores, -np.inf)  # takes both",
-        runs[0],
-        kind="convention",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.marking import findings, mistakes
 from qkv.marking.compare import answer, differ, explain, first_wrong, is_right
-from qkv.marking.findings import Finding
+from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.inputs import CORE, NAMES, cases
 from qkv.marking.learner import OPTIONS, Learner, Outcome, learner
 from qkv.marking.mistakes import Mistake
@@ -130,7 +130,7 @@ class _Marking:
         explained, wrong = explain(runs, self.steps, known), first_wrong(runs)
         if explained is not None:
             self.steps, made = explained
-            self.found += [findings.of_mistake(mistake, wrong) for mistake in made]
+            self.found += [of_mistake(mistake, wrong) for mistake in made]
         elif not self.wrong:
             finding = otherwise(wrong) or findings.unexplained(self.call, runs, what)
             self.found.append(finding)
@@ -220,13 +220,13 @@ def _first_calls(m: _Marking) -> None:
     runs, known = m.run(CORE), mistakes.core(m.signature)
     swapped = replace(m.call, weights_first=True)
     if runs[0].second is not None and _explains_more(m.run(CORE, swapped), runs, m.steps, known):
-        m.find(findings.weights_first(runs[0]))
+        m.find(of_mistake(mistakes.WEIGHTS_FIRST, runs[0]))
         m.call = swapped
     run, again = m.run(CORE)[0], m.run(CORE)[0]
     if run.error is None and run.out is None:
         m.find(findings.no_array(run))
     elif differ(run.out, again.out):
-        m.find(findings.drawn_anew(run, again))
+        m.find(of_mistake(mistakes.RANDOM, run, {"yours the second time": again.out}))
 
 
 def _test_masks(m: _Marking, batches: bool) -> bool:
@@ -242,9 +242,9 @@ def _test_masks(m: _Marking, batches: bool) -> bool:
         m.call = adding
         m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     elif explain(as_bool, m.steps, known) is None:
-        per_key = findings.mask_per_key(m.run("a mask of keys"))
-        if per_key is not None:
-            m.find(per_key)
+        runs = m.run("a mask of keys")
+        if all(map(is_right, runs)):
+            m.find(of_mistake(mistakes.PER_KEY, runs[0]))
             m.tried.append("a mask of keys")
             return False
     m.test("a mask", known)

@@ -27,7 +27,7 @@ class Mistake:
     key: str
     says: str
     shows: str
-    variants: tuple[Steps, ...]
+    variants: tuple[Steps, ...] = ()
     remedy: str = ""
     kind: Kind = "wrong"
 
@@ -487,6 +487,30 @@ HEADS = _mended(
         {"scale": lambda s, n: s / np.sqrt(n.all_heads)},
         remedy=f"{_SCORES} / np.sqrt(d)  # d = q.shape[-1] after the split",
     ),
+)
+
+
+# what is found without a formula
+
+RANDOM = Mistake(
+    "random",
+    "two calls with the same arrays give different results",
+    "something random is drawn, or something remembered, inside the function",
+    remedy="make random weights or tables once, outside, and pass them in",
+)
+WEIGHTS_FIRST = Mistake(
+    "tuple-order",
+    "the weights come first and the output second",
+    "the second of the two arrays returned is the output",
+    remedy="return weights @ v, weights",
+    kind="convention",
+)
+PER_KEY = Mistake(
+    "mask-per-key",
+    "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
+    "a causal mask cannot be given in it",
+    remedy="scores = np.where(mask, scores, -np.inf)  # takes both",
+    kind="convention",
 )
 
 
