@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import softmax
 from qkv.see.steps.attention_inputs import AttentionInputs
-from qkv.see.steps.sums import Op, spell
+from qkv.see.steps.sums import Op, product, spell
 from qkv.trace import Trace
 
 _TITLES = {
@@ -153,11 +153,6 @@ class Walk:
         """Write down what is not computed here, but read from `source`."""
         code = f"{name} = {source}"
         return self.write(title, name, code, name, values, {"kind": "given"}, columns, **others)
-
-
-def product(left: str, right: str, bias: str | None = None, *, flip: bool = False) -> Op:
-    """A matrix product, its right side transposed if `flip`."""
-    return {"kind": "product", "left": left, "right": right, "bias": bias, "flip": flip}
 
 
 def projection_steps(walk: Walk, at: AttentionInputs) -> None:

@@ -20,10 +20,10 @@ from qkv.see.steps.step import (
     attention_steps,
     embedding_steps,
     norm_step,
-    product,
     projection_steps,
     rotate_step,
 )
+from qkv.see.steps.sums import product
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
