@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,15 +192,24 @@ def similarity_by_layer(
             f"compare: the first trace has {a.num_layers} layers and the second {b.num_layers}: "
             "trace both with one model"
         )
+
+    def alike(x: Array, y: Array) -> Array:
+        parts = (x, positions_a), (y, positions_b)
+        return cosine(*(state[list(at)].astype(np.float64).mean(axis=0) for state, at in parts))
+
+    return by_layer(a, b, alike)
+
+
+def by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Array:
+    """A number of two traces' vectors `(T, D)` at the embeddings and after each layer.
+
+    `(num_layers + 1,)`, or empty where a trace lacks these vectors.
+    """
     try:
         states = list(zip(a.hidden_states, b.hidden_states, strict=True))
     except KeyError:
         return np.zeros(0)
-
-    def mean(state: Array, positions: Sequence[int]) -> Array:
-        return np.asarray(state[0, list(positions)].astype(np.float64).mean(axis=0))
-
-    return np.array([float(cosine(mean(x, positions_a), mean(y, positions_b))) for x, y in states])
+    return np.array([float(measure(x[0], y[0])) for x, y in states])
 
 
 def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ def heads_from(
     tokens: Iterable[str],
     keys: Iterable[str] | None = None,
     *,
-    layers: Sequence[int] | None = None,
     call: str,
     name: str = "attention",
     title: str = "",
@@ -32,17 +31,11 @@ def heads_from(
             tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
         tokens: the L queries.
         keys: the S keys, where they are other tokens.
-        layers: which layers to keep.
         call: what an error says.
         name: what the argument is called in an error.
         title: what the text is called beside others.
     """
     arrays = _layers(attention, call, name)
-    kept = list(range(len(arrays)) if layers is None else layers)
-    wrong = [number for number in kept if number not in range(len(arrays))]
-    if wrong or not kept:
-        what = f"no layer {wrong[0]}" if wrong else "no layer left"
-        raise ValueError(f"{call}: there is {what}: {name} holds 0 to {len(arrays) - 1}")
     size, width = arrays[0].shape[1:]
     queries = _axis(tokens, size, call, name, "queries")
     others = None if keys is None else _axis(keys, width, call, name, "keys")
@@ -51,7 +44,7 @@ def heads_from(
             f"{call}: {name} has {size} queries and {width} keys: tokens of its own for the keys "
             "are taken by head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
-    return Heads(queries, kept, [arrays[number] for number in kept], other_keys=others, name=title)
+    return Heads(queries, list(range(len(arrays))), arrays, other_keys=others, name=title)
 
 
 def _layers(attention: Any, call: str, name: str) -> list[Array]:

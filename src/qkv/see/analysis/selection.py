@@ -227,14 +227,11 @@ def changed_head(
     """
     _check_place(b, layer, head, "compare")
     places = places_among(a, layer, head, "compare")
-    best, place = -1.0, places[0]
-    for at in places:
-        elsewhere = _elsewhere(a, b, *at) if at not in without else -1.0
-        if elsewhere > best:
-            best, place = elsewhere, at
+    found = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in places}
+    place = max(found, key=lambda at: found[at])
     reason = (
-        f"it is the one whose weights differ most between the two runs ({max(best, 0.0):.2f} of "
-        f"its weight is elsewhere), of {searched(a, layer, head)}"
+        "it is the one whose weights differ most between the two runs "
+        f"({max(found[place], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
     )
     return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
 
@@ -245,7 +242,8 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
         np.stack([seen.row(layer, head, query) for query in range(len(a.queries.tokens))])
         for seen in (a, b)
     )
-    return float(np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2)
+    share = np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2
+    return float(np.nan_to_num(share, nan=-1.0))  # where it is not known, it is not the most
 
 
 def places_among(

@@ -185,7 +185,9 @@ def _of_given(
     if isinstance(attention, Trace) and words["tokens"] is not None:
         given = {"attention": _weights_of(attention)}
     elif isinstance(attention, str | Trace | Seq2SeqTrace):
-        return [_only(part, layers) for part in _of_trace(attention)]
+        return [
+            _only(part, layers, f"the trace holds {part.layers}") for part in _of_trace(attention)
+        ]
     return _of_arrays(given, words, layers)
 
 
@@ -232,23 +234,22 @@ def _of_arrays(
             arrays,
             known[rows] or [],
             None if columns is None else known[columns],
-            layers=layers,
             call="head_view",
             name=name,
             title="" if name == "attention" else side.capitalize(),
         )
-        parts.append(part)
+        parts.append(_only(part, layers, f"{name} holds 0 to {len(part.layers) - 1}"))
     return parts
 
 
-def _only(heads: Heads, layers: Sequence[int] | None) -> Heads:
-    """These layers of a trace, or all."""
+def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
+    """These layers, or all; `there` says in an error which there are."""
     if layers is None:
         return heads
     wrong = [number for number in layers if number not in heads.layers]
     if wrong or not len(layers):
         what = f"no layer {wrong[0]}" if wrong else "no layer left"
-        raise ValueError(f"head_view: there is {what}: the trace holds {heads.layers}")
+        raise ValueError(f"head_view: there is {what}: {there}")
     places = [heads.layers.index(number) for number in layers]
     return replace(
         heads,

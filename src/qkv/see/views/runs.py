@@ -208,21 +208,12 @@ def compare_runs(
         names,
         heads,
         changes,
-        _by_layer(a, b),
+        findings.by_layer(
+            a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()
+        ),
         head=selection.changed_head(heads[0], heads[1], without, layer, head),
         theme=theme,
         stretch=stretch,
-    )
-
-
-def _by_layer(a: Trace, b: Trace) -> Array:
-    """The mean distance at the embeddings and after each layer; empty if they were not traced."""
-    try:
-        states = list(zip(a.hidden_states, b.hidden_states, strict=True))
-    except KeyError:
-        return np.zeros(0)
-    return np.array(
-        [float(np.linalg.norm(y[0].astype(np.float64) - x[0], axis=-1).mean()) for x, y in states]
     )
 
 
