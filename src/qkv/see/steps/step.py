@@ -133,15 +133,15 @@ class Walk:
         cell: tuple[int, int] | None = None,
         **others: Any,
     ) -> Array:
-        """Write a step down; without a name of its `columns` they are the keys.
+        """Write a step down; `columns` says what their number is called, "d"; else they are keys.
 
         `others` are what else a `Step` has: its `note`, and whether it has `weights` or `hidden`.
         """
         self.arrays[name] = values
         rows = self.tokens if side == "queries" else self.keys
         headings = None if columns else self.keys
-        size = columns or f"{self.count('keys')}={len(self.keys)}"
-        shape = f"({self.count(side)}={len(rows)}, {size})"
+        n, m = values.shape
+        shape = f"({self.count(side)}={n}, {columns or self.count('keys')}={m})"
         total = spell(name, op, cell, self.arrays, rows, headings) if cell else ""
         others |= {"side": side, "columns": headings, "cell": cell, "sum": total}
         self.steps.append(Step(title, formula, shape, code, name, values, op, rows, **others))
@@ -160,7 +160,7 @@ def projection_steps(walk: Walk, at: AttentionInputs) -> None:
     for name, title in _TITLES.items():
         letter, side = name.upper(), "queries" if name == "q" else "keys"
         values, own = at.one(name, walk.head), at.of(name, walk.head)
-        size = f"{'dv' if name == 'v' else 'd'}={values.shape[1]}"
+        size = "dv" if name == "v" else "d"
         whose, first = "", own * at.shared
         if name != "q" and at.shared > 1:
             whose = f"key head {own}, which heads {first} to {first + at.shared - 1} share,"
@@ -190,7 +190,7 @@ def rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     values = at.compared(name, walk.head)
     if at.rotary is None:
         source = f'trace["rot_{name}", {at.layer}][0, :, {at.of(name, walk.head)}]'
-        walk.write_given(title, new, source, values, f"d={at.d}", side=side)
+        walk.write_given(title, new, source, values, "d", side=side)
         return new
     base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
     start = at.offset if name == "q" else 0
@@ -211,7 +211,7 @@ def rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     }  # fmt: skip
     walk.write(
         title, f"pair i at position p is rotated by p·{base:g}^(-2i/{dims})", "\n".join(lines),
-        new, values, op, f"d={at.d}", side=side, cell=(walk.cell[0 if name == "q" else 1], 0),
+        new, values, op, "d", side=side, cell=(walk.cell[0 if name == "q" else 1], 0),
         note="the product of two rotated vectors depends on how far apart they stand"
         + (f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else ""),
     )  # fmt: skip
@@ -244,7 +244,7 @@ def attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Ar
     return walk.write(
         "Context: the values, mixed by these weights", "context = weights·V",
         "context = weights @ V", "context", weights @ v, product("weights", "V"),
-        f"dv={v.shape[1]}", cell=(cell[0], 0),
+        "dv", cell=(cell[0], 0),
     )  # fmt: skip
 
 
@@ -319,12 +319,12 @@ def _weights_step(walk: Walk, name: str, hidden: Array) -> Array:
 def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
     """From tokens to the input of the first layer."""
     trace, table = walk.trace, parameters["embed.weight"]
-    ids, columns = trace.ids, f"D={table.shape[1]}"
+    ids = trace.ids
     walk.given |= {"table": table, "ids": ids}
     shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
     total = walk.write(
         "Words become vectors: each token's row in the table", "E = table[ids]", "E = table[ids]",
-        "E", table[ids], {"kind": "row", "of": "table", "rows": list(ids)}, columns,
+        "E", table[ids], {"kind": "row", "of": "table", "rows": list(ids)}, "D",
         note=f"ids {shown}; the table is (V={table.shape[0]}, D={table.shape[1]})",
     )  # fmt: skip
     terms = ["E"]
@@ -347,7 +347,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
         note = "segment: one vector, the same for every token of a first text"
         walk.write(
             "Word and position added" if len(terms) > 1 else "No positions: the words alone",
-            line, line, name, total, {"kind": "sum", "terms": terms}, columns,
+            line, line, name, total, {"kind": "sum", "terms": terms}, "D",
             note=note if "segment" in terms else "",
         )  # fmt: skip
     if norm:
@@ -366,7 +366,7 @@ def _position_step(walk: Walk, parameters: Mapping[str, Array], size: int, dim: 
         code = f"P = qkv.sinusoidal_positions({size}, {dim})"
         formula = "P[t, 2i] = sin(t / 10000^(2i/D)), P[t, 2i+1] = cos(t / 10000^(2i/D))"
         op = {"kind": "wave", "dim": dim}
-    return walk.write("Where each token stands", formula, code, "P", values, op, f"D={dim}")
+    return walk.write("Where each token stands", formula, code, "P", values, op, "D")
 
 
 def norm_step(
@@ -393,5 +393,5 @@ def norm_step(
         name, np.asarray(out if shift is None else out + shift),
         {"kind": "norm", "of": of, "gain": "gain", "shift": "shift" if plus else None,
          "eps": float(eps), "rms": rms},
-        f"D={x.shape[1]}",
+        "D",
     )  # fmt: skip

@@ -63,7 +63,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         walk.given["trace"] = trace
         walk.write_given(
             "The input of the layer", "X", f'trace["resid_pre", {layer}][0]', x,
-            f"D={x.shape[1]}", note=f"what layer {layer - 1} gave" if layer else "",
+            "D", note=f"what layer {layer - 1} gave" if layer else "",
         )  # fmt: skip
         at.start(x, "X")
     _norm_first(walk, at, block)
@@ -131,8 +131,7 @@ def walk_layer(
     given += [("C", "The word vectors that are looked at", "keys", "kv")]
     for (name, title, side, of), vectors in zip(given, inputs, strict=False):
         walk.given[name] = vectors.astype(trace["q", 0].dtype)
-        columns = f"D={vectors.shape[1]}"
-        walk.write_given(title, name, name, walk.given[name], columns, side=side)
+        walk.write_given(title, name, name, walk.given[name], "D", side=side)
         at.start(walk.given[name], name, of)
     _norm_first(walk, at, layer)
     return _from_projections_on(walk, at)
@@ -196,7 +195,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
         "All heads side by side",
         "joined = [head 0 | head 1 | ⋯]" if at.count > 1 else "joined = head 0",
         "joined = np.concatenate(contexts, axis=1)", "joined", np.concatenate(contexts, axis=1),
-        {"kind": "joined", "width": width}, f"Hq·dv={at.count}·{width}={at.count * width}",
+        {"kind": "joined", "width": width}, f"Hq·dv={at.count}·{width}",
         note=f"contexts: this step's context for each of the {at.count} heads; "
         f"head {head} has columns {head * width} to {(head + 1) * width - 1}",
     )  # fmt: skip
@@ -207,16 +206,16 @@ def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
     bias = "b_O" if "b_O" in at.known else None
     plus = f" + {bias}" if bias else ""
     out = joined @ at.known["W_O"] + (at.known[bias] if bias else 0)
-    columns, cell = f"D={out.shape[1]}", (walk.cell[0], 0)
+    cell = walk.cell[0], 0
     walk.write(
         "The output projection", f"out = joined·W_O{plus}", f"out = joined @ W_O{plus}", "out",
-        out, product("joined", "W_O", bias), columns, cell=cell,
+        out, product("joined", "W_O", bias), "D", cell=cell,
     )  # fmt: skip
     walk.own_name = f"blocks.{layer}.hook_attn_out"
     if "X" in walk.arrays and ("resid_mid", layer) in trace:
         walk.write(
             "The residual connection: what came in is added", "R = X + out", "R = X + out", "R",
-            walk.arrays["X"] + out, {"kind": "sum", "terms": ["X", "out"]}, columns, cell=cell,
+            walk.arrays["X"] + out, {"kind": "sum", "terms": ["X", "out"]}, "D", cell=cell,
             note="attention adds to what a token was; it does not take its place",
         )  # fmt: skip
         walk.own_name = f"blocks.{layer}.hook_resid_mid"
