@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from qkv.layers.parameters import (
     shapes_of,
     working,
 )
-from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+from qkv.ops.activation import activate, activation_grad, check_activation
 from qkv.trace import Recorder, Trace
 
 
@@ -101,12 +100,7 @@ class MLP(Feed):
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
         """Take parameters and activation once they fit."""
         call = type(self).__name__
-        if activation not in ACTIVATIONS:
-            near = difflib.get_close_matches(str(activation), ACTIVATIONS, n=1, cutoff=0.3)
-            meant = f"did you mean {near[0]!r}? There are " if near else "choose "
-            raise ValueError(
-                f"{call}: there is no activation {activation!r}: {meant}{', '.join(ACTIVATIONS)}"
-            )
+        check_activation(activation, call=call)
         _check_sizes(parameters, call=call)
         self.parameters = parameters
         self.activation = activation

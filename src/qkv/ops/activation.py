@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -58,8 +59,10 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
 def check_activation(name: str, *, call: str) -> None:
     """An error that lists the names there are unless `name` is one of them."""
     if name not in ACTIVATIONS:
+        near = difflib.get_close_matches(str(name), ACTIVATIONS, n=1, cutoff=0.3)
+        meant = f"did you mean {near[0]!r}? There are " if near else "choose "
         raise ValueError(
-            f"{call}: there is no activation {name!r}: choose {', '.join(ACTIVATIONS)}"
+            f"{call}: there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}"
         )
 
 

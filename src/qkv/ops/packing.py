@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array, is_frozen
 from qkv.ops.kernel import kernel
 from qkv.ops.layout import bits
+from qkv.ops.threads import lock
 
 # Packed weights by identity, body and type, each for as long as the weight itself lives.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
@@ -79,7 +78,6 @@ def _forget(key: tuple[int, int, np.dtype[Any]]) -> None:
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # bytes of an array that several weights share
 _shelf = np.empty(0, np.float32)  # what is left of the last one
-_shelf_lock = threading.RLock()
 _taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights that live, by its id
 
 
@@ -89,7 +87,7 @@ def _lasting_memory(count: int) -> Array:
     size = -(-count // 16) * 16
     if size * 4 > _SHELF // 4:
         return _aligned(np.empty(size + _LARGE_PAGE // 4, np.float32), _LARGE_PAGE)[:count]
-    with _shelf_lock:
+    with lock():
         full = _shelf.base
         if size > len(_shelf):
             _shelf = _aligned(np.empty((_SHELF + _LARGE_PAGE) // 4, np.float32), _LARGE_PAGE)
@@ -105,7 +103,7 @@ def _count(shelf: Any, size: int) -> None:
     """
     if shelf is None:  # there was none yet
         return
-    with _shelf_lock:
+    with lock():
         taken = _taken.get(id(shelf), 0) + size
         if size > 0 or shelf is _shelf.base or taken * 4 >= shelf.nbytes:
             _taken[id(shelf)] = taken
@@ -120,13 +118,3 @@ def _count(shelf: Any, size: int) -> None:
 def _aligned(memory: Array, to: int) -> Array:
     """The part of an array of float32 that begins at a multiple of `to` bytes."""
     return memory[-memory.__array_interface__["data"][0] % to // 4 :]
-
-
-def _forget_lock() -> None:
-    """A child process has none of its parent's locks."""
-    global _shelf_lock
-    _shelf_lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)

@@ -50,6 +50,11 @@ def set_num_threads(n: int) -> None:
     _threads = whole_number(n, call="set_num_threads", name="n", least=1, most=MOST_THREADS)
 
 
+def lock() -> threading.RLock:
+    """The lock of what threads share in this process, for a few lines at a time."""
+    return _lock
+
+
 def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
     """Call `task(*case)` for every case, on as many threads as may be used.
 
