@@ -49,15 +49,6 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
     assert heads.queries.special == [True, False, False, False]
 
 
-def test_layers_can_be_picked() -> None:
-    heads = heads_from(WEIGHTS, TOKENS, layers=[1], call="show")
-    assert heads.layers == [1]
-    np.testing.assert_array_equal(heads.weights[0], WEIGHTS[1])
-    for layers, said in (([2], "no layer 2: attention holds 0 to 1"), ([], "no layer left")):
-        with pytest.raises(ValueError, match=said):
-            heads_from(WEIGHTS, TOKENS, layers=layers, call="show")
-
-
 @pytest.mark.parametrize(
     ("given", "tokens", "error", "said"),
     [

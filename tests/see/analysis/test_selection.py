@@ -207,7 +207,7 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     chosen = selection.contrasting_head(a, [0], b, [0])
     # 0.6 of the two pairs that are two apart is on river and 0.5 on rates, so that nothing is left
     assert chosen.head == 0
-    longer = [heads_from_rows([*part.tokens[:4], "new", "big", "[SEP]"],
+    longer = [heads_from_rows([*part.queries.tokens[:4], "new", "big", "[SEP]"],
                               *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
               for part in (a, b)]  # fmt: skip
     chosen = selection.contrasting_head(longer[0], [0], longer[1], [0])

@@ -101,6 +101,11 @@ def test_layers_and_heads_can_be_picked() -> None:
         head_view(attention, list("abcd"), heads=[3])
     with pytest.raises(IndexError, match="no layer 0: the layers are 1, 3"):
         head_view(attention, list("abcd"), layer=0, include_layers=[1, 3])
+    for layers, said in (([5], "no layer 5: attention holds 0 to 4"), ([], "no layer left")):
+        with pytest.raises(ValueError, match=said):
+            head_view(attention, list("abcd"), include_layers=layers)
+    (part,) = view.parts
+    np.testing.assert_array_equal(part.weights, [attention[n][0] for n in (1, 3)])
 
 
 def test_an_encoder_decoder_has_three_attentions() -> None:
