@@ -12,20 +12,15 @@ from qkv.arrays import Array
 from qkv.marking.compare import TOLERANCE, answer, close, differ, first_wrong, is_right
 from qkv.marking.inputs import Case
 from qkv.marking.learner import Outcome
-from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Kind, Mistake
+from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Mistake
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something to say, and the run that shows it; `more` goes into the example."""
+class Finding(Mistake):
+    """A mistake, and the run that shows it; `more` goes into the example."""
 
-    key: str
-    says: str
-    shows: str
-    remedy: str
-    run: Outcome
-    more: Mapping[str, Any] = field(default_factory=dict)
-    kind: Kind = "wrong"
+    run: Outcome = field(kw_only=True)
+    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def example(self) -> dict[str, Any]:
         """The input, what came out and what should have."""
@@ -38,7 +33,7 @@ class Finding:
 
 def of_mistake(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
     """A mistake of the catalogue, in the run that shows it."""
-    return Finding(one.key, one.says, one.shows, one.remedy, run, more or {}, one.kind)
+    return Finding(**vars(one), run=run, more=more or {})
 
 
 def in_words(error: Exception | None) -> str:
@@ -62,10 +57,10 @@ def no_array(run: Outcome) -> Finding:
     remedy = "return weights @ v"
     if run.returned is None:
         shows = "a function that ends without a return statement gives None"
-        return Finding("returns-nothing", "it returns None", shows, remedy, run)
+        return Finding("returns-nothing", "it returns None", shows, remedy, run=run)
     says = f"it returns a {type(run.returned).__name__}, not an array of numbers"
     shows = "the output should be an array, or (out, weights)"
-    return Finding("wrong-type", says, shows, remedy, run)
+    return Finding("wrong-type", says, shows, remedy, run=run)
 
 
 def odd_shape(wrong: Outcome) -> Finding | None:
@@ -74,10 +69,10 @@ def odd_shape(wrong: Outcome) -> Finding | None:
     if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
         says = "it works only where there are as many keys as queries"
         remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
-        return Finding("square-only", says, shows, remedy, wrong)
+        return Finding("square-only", says, shows, remedy, run=wrong)
     says = "it works only where the values have the size of the queries and keys"
     remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
-    return Finding("value-size", says, shows, remedy, wrong)
+    return Finding("value-size", says, shows, remedy, run=wrong)
 
 
 def large_scores(wrong: Outcome) -> Finding:
@@ -90,7 +85,7 @@ def large_scores(wrong: Outcome) -> Finding:
         "it is right for small numbers and goes wrong where scores are as large as 1000",
         in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
         no_max.remedy,
-        wrong,
+        run=wrong,
         kind="fragile",
     )
 
@@ -101,7 +96,7 @@ def empty_row(wrong: Outcome) -> Finding | None:
     if wrong.error is not None:
         says = "a query that may attend to nothing is an error; its output should be zeros"
         shows = in_words(wrong.error)
-        return Finding("masked-row-raises", says, shows, row_nan.remedy, wrong, kind="fragile")
+        return Finding("masked-row-raises", says, shows, row_nan.remedy, run=wrong, kind="fragile")
     right, visible = answer(wrong.case).out, wrong.case.visible
     if wrong.out is None or wrong.out.shape != right.shape or visible is None:
         return None
@@ -118,9 +113,9 @@ def whole_numbers(run: Outcome) -> Finding | None:
     says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
     remedy = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
     if run.error is None:
-        return Finding("integer-inputs", says, "fractions are cut off", remedy, run)
+        return Finding("integer-inputs", says, "fractions are cut off", remedy, run=run)
     shows = in_words(run.error)
-    return Finding("integers-in-place", says, shows, remedy, run, kind="fragile")
+    return Finding("integers-in-place", says, shows, remedy, run=run, kind="fragile")
 
 
 def wrong_batch(wrong: Outcome) -> Finding | None:
@@ -130,7 +125,7 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
         "right for one text (L, d), wrong for a batch (B, L, d)",
         _outcome(wrong),
         "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
-        wrong,
+        run=wrong,
     )
 
 
@@ -143,8 +138,8 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
                 f"the function writes to its input {name}",
                 "the output is right, but the caller's array is no longer what it was",
                 "q = q / np.sqrt(d)  # a new array, where q /= np.sqrt(d) writes to the old one",
-                run,
-                {f"{name} afterwards": afterwards},
+                run=run,
+                more={f"{name} afterwards": afterwards},
             )
     return None
 
@@ -170,8 +165,8 @@ def second_output(runs: list[Outcome]) -> Finding | None:
             "the output is right, but the weights returned beside it are not",
             shows,
             "return weights @ v, weights",
-            run,
-            {"your weights": run.second, "right weights": right},
+            run=run,
+            more={"your weights": run.second, "right weights": right},
         )
     return None
 
@@ -190,7 +185,7 @@ def unexplained(call: Callable[[Case], Outcome], runs: list[Outcome], what: str)
     """It is wrong, on which input, by how much, and what its properties hint at."""
     wrong = first_wrong(runs)
     if wrong.error is not None:
-        return Finding("raises", f"it raises an error ({what})", _outcome(wrong), "", wrong)
+        return Finding("raises", f"it raises an error ({what})", _outcome(wrong), "", run=wrong)
     if wrong.out is None:
         return no_array(wrong)
     right = answer(wrong.case).out
@@ -200,7 +195,7 @@ def unexplained(call: Callable[[Case], Outcome], runs: list[Outcome], what: str)
             f"the output has the shape {wrong.out.shape}, it should be {right.shape} ({what})",
             f"on {_shapes(wrong.case)}",
             "one row for each query, one column for each dimension of the values",
-            wrong,
+            run=wrong,
         )
     off = np.max(np.abs(wrong.out.astype(float) - right), initial=0.0)
     far = f"off by as much as {off:.3g}" if np.isfinite(off) else "with nan or inf in it"
@@ -209,7 +204,7 @@ def unexplained(call: Callable[[Case], Outcome], runs: list[Outcome], what: str)
         f"the output is wrong, and like none of the mistakes known here ({what})",
         "; ".join([far, *_hints(call, wrong)]),
         "",
-        wrong,
+        run=wrong,
     )
 
 
@@ -283,5 +278,5 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
         shows,
         SCALE,
-        first_wrong(runs),
+        run=first_wrong(runs),
     )

@@ -22,19 +22,19 @@ Kind = Literal["wrong", "fragile", "convention"]
 
 @dataclass(frozen=True)
 class Mistake:
-    """One way to get attention wrong: what it is, how it shows, how it computes, what mends it."""
+    """One way to get attention wrong: what it is, how it shows, what mends it, how it computes."""
 
     key: str
     says: str
     shows: str
-    variants: tuple[Steps, ...] = ()
     remedy: str = ""
     kind: Kind = "wrong"
+    variants: tuple[Steps, ...] = ()
 
 
 def _mistake(key: str, says: str, shows: str, *variants: Steps, remedy: str = "") -> Mistake:
     """A mistake that is written in these ways."""
-    return Mistake(key, says, shows, variants, remedy)
+    return Mistake(key, says, shows, remedy, variants=variants)
 
 
 def _mended(remedy: str, *mistakes: Mistake, kind: Kind = "wrong") -> tuple[Mistake, ...]:
@@ -496,20 +496,20 @@ RANDOM = Mistake(
     "random",
     "two calls with the same arrays give different results",
     "something random is drawn, or something remembered, inside the function",
-    remedy="make random weights or tables once, outside, and pass them in",
+    "make random weights or tables once, outside, and pass them in",
 )
 WEIGHTS_FIRST = Mistake(
     "tuple-order",
     "the weights come first and the output second",
     "the second of the two arrays returned is the output",
-    remedy="return weights @ v, weights",
+    "return weights @ v, weights",
     kind="convention",
 )
 PER_KEY = Mistake(
     "mask-per-key",
     "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
     "a causal mask cannot be given in it",
-    remedy="scores = np.where(mask, scores, -np.inf)  # takes both",
+    "scores = np.where(mask, scores, -np.inf)  # takes both",
     kind="convention",
 )
 
