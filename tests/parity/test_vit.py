@@ -43,7 +43,7 @@ KINDS = [ViTModel, ViTForImageClassification, ViTForMaskedImageModeling]
 
 
 def images_of(pair: Pair, count: int, seed: int = 0) -> Any:
-    plan = pair.ours._design
+    plan = pair.ours.design
     rng = np.random.default_rng(seed)
     kind = np.float64 if pair.is_double else np.float32
     return rng.standard_normal((count, plan.channels, *plan.image)).astype(kind)

@@ -77,6 +77,7 @@ class Model:
         name: what it was asked for by.
         config: what its config.json says.
         tokenizer: cuts a text into the model's tokens; None if the folder has none.
+        design: its sizes and options, from which the same is built on other parameters.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -105,8 +106,11 @@ class Model:
         self.tokenizer = tokenizer
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
-        self._design, self._weights = design, weights
+        self.design: AnyDesign = design
+        self._weights = weights
         self._generation = dict(generation or {})
+        # what stands beside config.json, None for no file
+        self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._build()
         self._sentence = sentence or Sentence()
         self._sentence.width(self.dim)  # raises where its layers do not fit
@@ -125,7 +129,7 @@ class Model:
 
     def _build(self) -> None:
         """Make what computes of the parameters, anew after a change."""
-        self._body: Transformer = self._design.build(self._weights.parameters)
+        self._body: Transformer = self.design.build(self._weights.parameters)
 
     @property
     def max_length(self) -> int | None:
@@ -161,11 +165,6 @@ class Model:
         They are read-only: to change the model, put another array in the place of one.
         """
         return Parameters(self._weights.parameters, self._build)
-
-    @property
-    def design(self) -> AnyDesign:
-        """Its sizes and options, from which the same is built on other parameters."""
-        return self._design
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
         """The same model with other arrays, which are copied.
@@ -475,7 +474,7 @@ class Model:
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
         single, prompts, batch = self._prompts(prompt)
-        decode, limit = spelled(self.tokenizer), self._design.max_length
+        decode, limit = spelled(self.tokenizer), self.design.max_length
         seeds = np.random.SeedSequence(seed).spawn(len(batch))
         rows = []
         for number, tokens in enumerate(batch):
@@ -539,12 +538,8 @@ class Model:
             weights=self._weights,
             sentence=self._sentence,
             tokenizer=self.tokenizer,
-            others=self._json_files(),
+            others=self._json_files,
         )
-
-    def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
-        """What stands beside config.json, by the names of the files; None for no file."""
-        return {GENERATION: self._generation or None}
 
     def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:
         """Texts laid end to end: their vectors (total, D) and where each begins (B + 1,).

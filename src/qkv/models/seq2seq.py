@@ -36,25 +36,20 @@ class Seq2SeqModel(Model):
     """
 
     continues: ClassVar[bool] = False
+    _body: EncoderDecoder
 
     def _build(self) -> None:
         super()._build()
         first = self._generation.get("decoder_start_token_id")
         if first is None:
-            first = self._pair.first
+            first = self._body.first
         rows = len(self._body.embedding.table)
         if not is_whole(first) or not 0 <= first < rows:
             raise ModelError(
                 f"load: decoder_start_token_id of {self.name} is {first!r:.40}: it must be the id "
                 f"of a token, 0 to {rows - 1}"
             )
-        self._pair.first = first
-
-    @property
-    def _pair(self) -> EncoderDecoder:
-        """What computes, by its own type."""
-        assert isinstance(self._body, EncoderDecoder)
-        return self._body
+        self._body.first = first
 
     def __call__(
         self,
@@ -81,7 +76,7 @@ class Seq2SeqModel(Model):
             ValueError: shapes that do not fit, an id that the table does not have, no
                 `decoder_input_ids`.
         """
-        body = self._pair
+        body = self._body
         if decoder_input_ids is None:
             raise ValueError(
                 f"model: decoder_input_ids are missing: begin with [[{body.first}]], or call "
@@ -89,10 +84,7 @@ class Seq2SeqModel(Model):
             )
         ids, mask = checked_ids(body.embedding, input_ids, attention_mask)
         written, shown = checked_ids(
-            body.embedding,
-            decoder_input_ids,
-            decoder_attention_mask,
-            ("decoder_input_ids", "decoder_attention_mask"),
+            body.embedding, decoder_input_ids, decoder_attention_mask, "decoder_"
         )
         if len(ids) != len(written):
             raise ValueError(
@@ -136,7 +128,7 @@ class Seq2SeqModel(Model):
             return super().trace(texts, ablate=ablate, hide=hide, **kept)
         if [*ablate, *hide]:
             raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
-        keep = names_to_keep(self._pair.pair_hook_names, **kept)
+        keep = names_to_keep(self._body.pair_hook_names, **kept)
         single, batch = self._texts(texts)
         _, written = self._texts(target)
         if len(batch) != len(written):
@@ -158,13 +150,13 @@ class Seq2SeqModel(Model):
         top_k: int | None = None,
     ) -> Seq2SeqTrace:
         """The trace of texts, and of what the decoder is given with them."""
-        decoder = self._pair.decoder
+        decoder = self._body.decoder
         rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
         starts = starts_of(map(len, written))
         ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
         real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
         inside = record.under("decoder.")
-        self._pair.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
+        self._body.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in record.arrays.items():
             side, _, local = name.partition(".")
@@ -177,12 +169,12 @@ class Seq2SeqModel(Model):
             self._as_trace(parts["encoder"], batch, single, read),
             self._as_trace(parts["decoder"], written, single, decoder.settings(ids.shape[1])),
             parts["cross"],
-            settings={layer: one.options for layer, one in enumerate(self._pair.cross_attention)},
+            settings={layer: one.options for layer, one in enumerate(self._body.cross_attention)},
         )
 
     def _after_start(self, text: Tokenized, count: int) -> Tokenized:
         """The token that a decoder begins with, and the first tokens of a text."""
-        first = self._pair.first
+        first = self._body.first
         known = None if self.tokenizer is None else self.tokenizer.token(first)
         return Tokenized(
             ids=np.concatenate([[first], text.ids[:count]]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,21 +63,18 @@ class VisionModel(Model):
     that `hide` names. It cannot read or write text.
     """
 
+    design: VisionDesign
     _last_is_normed: ClassVar[bool] = False
 
     def __init__(self, *, pixels: Pixels | None = None, **others: Any) -> None:
         super().__init__(**others)
         self._pixels = pixels
+        self._json_files[PREPROCESSOR] = None if pixels is None else pixels.values
 
     @property
     def grid(self) -> tuple[int, int]:
         """How many patches there are below each other, and side by side."""
-        return self._plan.grid
-
-    @property
-    def _plan(self) -> VisionDesign:
-        assert isinstance(self._design, VisionDesign)
-        return self._design
+        return self.design.grid
 
     def pixels(self, images: Any) -> Array:
         """Images as numbers that the model takes, as its preprocessor_config.json says.
@@ -104,7 +101,7 @@ class VisionModel(Model):
             if isinstance(image, str | bytes | os.PathLike):
                 raise TypeError(
                     f"pixels: {self.name} looks at images, not at {str(image)[:40]!r}: in Python, "
-                    f"give an array (H, W, {self._plan.channels}) of uint8 or one of Pillow's "
+                    f"give an array (H, W, {self.design.channels}) of uint8 or one of Pillow's "
                     "images, as model.trace(PIL.Image.open(path))"
                 )
         if self._pixels is None:
@@ -144,19 +141,15 @@ class VisionModel(Model):
         shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
         return output_of(self._body, self._through(images)[0], shown)
 
-    def _json_files(self) -> dict[str, Mapping[str, Any] | None]:
-        found = None if self._pixels is None else self._pixels.values
-        return {**super()._json_files(), PREPROCESSOR: found}
-
     @property
     def _wants(self) -> str:
         """The shape of pixel values, as errors say it."""
-        plan = self._plan
-        return f"(B, {plan.channels}, {plan.image[0]}, {plan.image[1]})"
+        design = self.design
+        return f"(B, {design.channels}, {design.image[0]}, {design.image[1]})"
 
     def _check(self, images: Iterable[Array], call: str) -> None:
         """An error unless each image has the shape that the model takes."""
-        shape = (self._plan.channels, *self._plan.image)
+        shape = (self.design.channels, *self.design.image)
         for image in images:
             if image.shape != shape:
                 raise ValueError(

@@ -70,13 +70,17 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
                 f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
             )
         return SHIPPED[str(name)]
-    names = SHORT_NAMES.items()
-    known = next((one for short, one in names if name in (short, one.hub_id)), None)
+    known = next((one for short, one in SHORT_NAMES.items() if name in (short, one.hub_id)), None)
     hub_id = str(name) if known is None else known.hub_id
     if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
             raise FileNotFoundError(f"load: there is no folder {name}")
-        raise ValueError(_unknown_name(str(name)))
+        names = [*SHIPPED, *SHORT_NAMES, "random"]
+        near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.4) or names
+        raise ValueError(
+            f"load: there is no model {str(name)!r}: the nearest names are {', '.join(near)}; "
+            "a model of the Hub is written organisation/name, a folder as its path"
+        )
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
     found, why = _look(lambda id_: cached(id_, revision), hub_id)
@@ -192,13 +196,3 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
             f"({first_line(error)}). Ways out: {ways}"
         ) from error
     return Path(found)
-
-
-def _unknown_name(name: str) -> str:
-    """The error for a name that there is not: the nearest ones."""
-    names = [*SHIPPED, *SHORT_NAMES, "random"]
-    near = difflib.get_close_matches(name, names, n=2, cutoff=0.4) or names
-    return (
-        f"load: there is no model {name!r}: the nearest names are {', '.join(near)}; "
-        "a model of the Hub is written organisation/name, a folder as its path"
-    )

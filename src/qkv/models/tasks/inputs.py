@@ -58,16 +58,16 @@ def checked_ids(
     embedding: Embedding,
     input_ids: ArrayLike,
     attention_mask: ArrayLike | None,
-    names: tuple[str, str] = ("input_ids", "attention_mask"),
+    side: str = "",
 ) -> tuple[Array, Array]:
-    """Ids (B, T) and which of them are tokens, or an error that calls them by `names`."""
-    name = names[0]
+    """Ids (B, T) and which of them are tokens; `side` stands before their names in errors."""
+    name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
     if ids.ndim != 2:
         raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T)")
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(f"model: {name} are {ids.dtype}: give integers")
-    mask = _checked_mask(attention_mask, ids.shape, names)
+    mask = _checked_mask(attention_mask, ids.shape, side)
     most = embedding.max_positions
     if most is not None and ids.shape[1] > most:
         raise ValueError(
@@ -77,23 +77,24 @@ def checked_ids(
     return ids, mask
 
 
-def _checked_mask(given: Any, shape: tuple[int, ...], names: tuple[str, str]) -> Array:
+def _checked_mask(given: Any, shape: tuple[int, ...], side: str) -> Array:
     """Which ids are tokens, (B, T) bool; all of them unless given."""
     if given is None:
         return np.ones(shape, bool)
-    mask = as_array(given, call="model", name=names[1])
+    name = f"{side}attention_mask"
+    mask = as_array(given, call="model", name=name)
     if mask.shape != shape:
         raise ValueError(
-            f"model: {names[1]} has shape {mask.shape} and {names[0]} {shape}: "
+            f"model: {name} has shape {mask.shape} and {side}input_ids {shape}: "
             "they must be the same"
         )
     if mask.dtype.kind not in "biu" and mask.size:
         raise TypeError(
-            f"model: {names[1]} is {mask.dtype}: write True or 1 where there is a token, "
+            f"model: {name} is {mask.dtype}: write True or 1 where there is a token, "
             "False or 0 where there is padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"model: {names[1]} holds other numbers than 0 and 1")
+        raise ValueError(f"model: {name} holds other numbers than 0 and 1")
     return mask.astype(bool)
 
 

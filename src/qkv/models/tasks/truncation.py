@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import count
+from itertools import takewhile
 
 from qkv.text import Tokenized, Tokenizer
 
@@ -69,10 +69,10 @@ class Truncator:
         """
         limit = self.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
-            for doubled in count():
-                first, second = (_word_end(text, ROOM * limit << doubled + n) for n in (0, 1))
-                if ROOM * limit << doubled + 1 > min(len(text), MOST):
-                    break
+            most = ROOM * limit
+            while 2 * most <= min(len(text), MOST):
+                first, second = _word_end(text, most), _word_end(text, 2 * most)
+                most *= 2
                 if not 0 < first < second:
                     continue
                 short, long = self._tokenizer.tokenize_batch([text[:first], text[:second]])
@@ -113,10 +113,7 @@ def _same(short: Tokenized, long: Tokenized, length: int) -> bool:
 
 def _tail(text: Tokenized) -> int:
     """How many special tokens the end has."""
-    tail = 0
-    while tail < len(text) and text.special[-1 - tail]:
-        tail += 1
-    return tail
+    return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 
 def _cut(text: Tokenized, limit: float) -> Tokenized:
