@@ -294,20 +294,18 @@ class Model:
         masks, asked = edits(ablate, hide, batch=batch, heads=heads, pieces=self.pieces)
         record = Recorder(keep)
         self._run(batch, record=record, top_k=top_k, masks=masks)
-        settings = self._body.settings(max(map(len, batch)))
-        for layer, mask in masks.items():
-            settings[layer]["attn_mask"] = mask
-        return self._as_trace(record.arrays, batch, single, settings, asked)
+        return self._as_trace(record.arrays, batch, single, self._body, masks, asked)
 
     def _as_trace(
         self,
         arrays: Mapping[str, Array],
         batch: Sequence[Tokenized],
         single: bool,
-        settings: Mapping[int, Mapping[str, Any]],
+        body: Transformer,
+        masks: Mapping[int, Array] | None = None,
         changed: Mapping[str, Sequence[Any]] | None = None,
     ) -> Trace:
-        """What was recorded of these texts."""
+        """What was recorded of these texts, which a body ran with such masks."""
         return Trace(
             arrays,
             tokens=[text.tokens for text in batch],
@@ -315,7 +313,7 @@ class Model:
             offsets=[text.offsets for text in batch],
             special=[text.special for text in batch],
             texts=[text.text for text in batch],
-            settings=settings,
+            settings=body.settings(max(map(len, batch)), masks),
             single=single,
             model=self.name,
             changed=changed,
@@ -497,8 +495,7 @@ class Model:
         """The trace of prompts and what they were continued with."""
         batch, record = [row.whole(self.tokenizer) for row in rows], Recorder()
         self._run(batch, record=record)
-        settings = self._body.settings(max(map(len, batch)))
-        return self._as_trace(record.arrays, batch, False, settings)
+        return self._as_trace(record.arrays, batch, False, self._body)
 
     def __call__(
         self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None

@@ -150,7 +150,6 @@ class Seq2SeqModel(Model):
         top_k: int | None = None,
     ) -> Seq2SeqTrace:
         """The trace of texts, and of what the decoder is given with them."""
-        decoder = self._body.decoder
         rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
         starts = starts_of(map(len, written))
         ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
@@ -164,10 +163,9 @@ class Seq2SeqModel(Model):
             if side == "decoder" and not local.endswith(_NO_WORDS):
                 array[~real] = 0  # computed on the way, and nobody's
             parts[whose][local] = array
-        read = self._body.settings(max(map(len, batch)))
         return Seq2SeqTrace(
-            self._as_trace(parts["encoder"], batch, single, read),
-            self._as_trace(parts["decoder"], written, single, decoder.settings(ids.shape[1])),
+            self._as_trace(parts["encoder"], batch, single, self._body),
+            self._as_trace(parts["decoder"], written, single, self._body.decoder),
             parts["cross"],
             settings={layer: one.options for layer, one in enumerate(self._body.cross_attention)},
         )

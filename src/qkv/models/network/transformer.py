@@ -93,10 +93,15 @@ class Transformer:
         blocks = [f"blocks.{number}.{hook}" for number in range(len(self.layers)) for hook in hooks]
         return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
 
-    def settings(self, longest: int) -> dict[int, dict[str, Any]]:
-        """The options each layer runs with on texts of up to `longest` tokens, for a trace."""
+    def settings(
+        self, longest: int, masks: Mapping[int, Array] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """The options each layer runs with on texts of up to `longest` tokens; see `run`."""
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
-        return {number: {**one, **bias} for number, one in enumerate(self.options)}
+        found = {number: {**one, **bias} for number, one in enumerate(self.options)}
+        for number, mask in (masks or {}).items():
+            found[number]["attn_mask"] = mask
+        return found
 
     def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
         """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
@@ -174,9 +179,7 @@ class Transformer:
         longest = int(np.diff(cu_lengths).max(initial=0))
         x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
         layers: list[BlockSaved] = []
-        for number, options in self.settings(longest).items():
-            if masks is not None and number in masks:
-                options["attn_mask"] = masks[number]
+        for number, options in self.settings(longest, masks).items():
             inside = None if record is None else record.under(f"blocks.{number}.")
             layer = self.layers[number]
             x, kept = layer.run(x, cu=cu_lengths, record=inside, top_k=top_k, save=save, **options)
