@@ -65,7 +65,6 @@ __all__ = [
 
 # The rooms where building blocks are found.
 _ROOMS = ("attend", "embed", "integrations", "layers", "learn", "models", "see", "text")
-_SEEING = ("compare", "head_view", "image_view", "plot_shift", "replay", "show", "walk")
 
 
 def __getattr__(name: str) -> Any:
@@ -74,7 +73,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"qkv.{name}")
     if name == "record":
         return import_module("qkv.integrations.record").record
-    if name in _SEEING:
+    if name in __all__:
         return getattr(import_module("qkv.see"), name)
     raise AttributeError(f"module 'qkv' has no attribute {name!r}")
 

@@ -29,37 +29,31 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # what was asked for last: the next layers ask for the same again
-    _last: list[_Rotation] = field(default_factory=list, init=False, repr=False, compare=False)
+    # what was asked for last, which the next layers ask for again: for what, and for which places
+    _last: list[tuple[Any, Array, tuple[Array, Array]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def rotate(self, x: Array, positions: Array, length: int) -> Array:
         """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
-        rotation = self._last_rotation(x, positions, length)
-        return rotate_pairs(x, rotation.cos, rotation.sin, interleaved=self.interleaved)
+        cos, sin = self.rotation(x, positions, length)
+        return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int) -> Array:
         """From the gradient of what `rotate` gave to that of `x`: rotated the other way."""
-        rotation = self._last_rotation(grad, positions, length)
-        return rotate_pairs(grad, rotation.cos, -rotation.sin, interleaved=self.interleaved)
-
-    def _last_rotation(self, x: Array, positions: Array, length: int) -> _Rotation:
-        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
-        rotation = self._last[0] if self._last else None
-        if (
-            rotation is None
-            or rotation.of != wanted
-            or not np.array_equal(rotation.positions, positions)
-        ):
-            rotation = _Rotation(wanted, positions, *self.rotation(x, positions, length))
-            self._last[:] = [rotation]
-        return rotation
+        cos, sin = self.rotation(grad, positions, length)
+        return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
     def rotation(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
         """What `rotate_pairs` multiplies arrays of the shape and type of `x` by."""
+        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
+        for last, places, found in self._last:
+            if last == wanted and np.array_equal(places, positions):
+                return found
         speeds, scale = None, 1.0
         if self.scaling is not None:
             speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
-        return rotation_at(
+        found = rotation_at(
             x,
             positions,
             base=self.base,
@@ -68,16 +62,8 @@ class Rotary:
             speeds=speeds,
             scale=scale,
         )
-
-
-@dataclass(frozen=True)
-class _Rotation:
-    """Cosines and sines, and for what."""
-
-    of: tuple[int, np.dtype[Any], int]
-    positions: Array
-    cos: Array
-    sin: Array
+        self._last[:] = [(wanted, positions, found)]
+        return found
 
 
 def as_rotary(rotary: Any, *, call: str) -> Rotary | None:
