@@ -183,19 +183,21 @@ class Block:
         cu: Array | None = None,
         record: Recorder | None = None,
         save: bool = False,
-        cross: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> tuple[Array, BlockSaved]:
         """The forward pass, unchecked; with `save` also what the backward pass needs.
 
-        `options` are those of `MultiHeadAttention.run`, `cross` those of a decoder's attention to
-        another text.
+        `options` are those of `MultiHeadAttention.run`; a decoder's attention to another text
+        takes its part of them.
         """
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
-        inside = None if record is None else record.under("attn.")
-        given = {"attn": {"cu": cu, "record": inside, **options}, "cross_attn": cross or {}}
+        given = {"attn": {"cu": cu, **options}}
+        if "cross_attn" in self._parts:
+            given["cross_attn"] = {one: options.get(one) for one in ("cache", "lengths", "top_k")}
+        for name, more in given.items():
+            more["record"] = None if record is None else record.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
             """What the norm of this name gives, if there is one."""

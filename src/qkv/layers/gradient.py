@@ -52,6 +52,13 @@ def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: s
     return array.astype(dtype, copy=False)
 
 
+def part_back(part: Any, grad: Array, saved: Any, name: str, found: dict[str, Array]) -> Array:
+    """The backward pass of a part: gives the gradient of `x`, adds those of its parameters."""
+    back: Gradient = part.backward(grad, saved)
+    found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
+    return back.x
+
+
 def project_back(
     x: Array, parameters: Mapping[str, Array], name: str, grad: Array, found: dict[str, Array]
 ) -> Array:

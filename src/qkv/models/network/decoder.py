@@ -14,7 +14,6 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import record_weights
-from qkv.layers.block import BlockSaved
 from qkv.layers.packed import padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer, without_holes
@@ -120,15 +119,6 @@ class DecoderBlock(Block):
         super().__init__(block.attn, block.norm1, block.mlp, block.norm2, post_norm=False)
         self._parts |= {"cross_attn": cross_attn, "norm_cross": norm_cross}
         self.cross_attn = cross_attn
-
-    @quiet
-    def run(
-        self, x: Array, *, record: Recorder | None = None, **options: Any
-    ) -> tuple[Array, BlockSaved]:
-        """From word vectors (B, L, D), which follow those in the `cache`, to the same."""
-        cross = {name: options.get(name) for name in ("cache", "lengths", "top_k")}
-        cross["record"] = None if record is None else record.under("cross_attn.")
-        return super().run(x, record=record, cross=cross, **options)
 
 
 class EncoderDecoder(Transformer):

@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
+from qkv.layers.gradient import part_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
 from qkv.ops.linear import linear, linear_grad
@@ -87,10 +88,8 @@ class Embedding:
         They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
         """
         found: dict[str, Array] = {}
-        if self.norm is not None and saved.norm is not None:
-            back = self.norm.backward(grad, saved.norm)
-            grad = back.x
-            found |= {f"embed_norm.{name}": array for name, array in back.parameters.items()}
+        if self.norm is not None:
+            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position

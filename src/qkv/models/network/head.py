@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers.attention import Norm
-from qkv.layers.gradient import Gradient, need_single, project_back
-from qkv.layers.norm import NormSaved
+from qkv.layers.gradient import Gradient, need_single, part_back, project_back
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.pooling import POOLING
-from qkv.ops.activation import activate_in_numpy, activation_grad
+from qkv.models.network.pooling import POOLING, activated
+from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear
 
@@ -73,18 +72,6 @@ class Head:
         return BuiltHead(self, own, norm(parameters, "head.norm"))
 
 
-class HeadSaved(NamedTuple):
-    """What the backward pass of a head needs."""
-
-    cu: Array
-    shape: tuple[int, ...]  # (total, D)
-    out_in: Array  # what the last projection took
-    dense_in: Array | None  # what the dense layer took
-    pre: Array | None  # what the activation was taken of
-    norm: NormSaved | None
-    capped: Array | None  # the logits after their soft cap
-
-
 @dataclass(frozen=True)
 class BuiltHead:
     """A head with its parameters."""
@@ -107,36 +94,36 @@ class BuiltHead:
         """Rows (total, D) of texts laid end to end, and where each begins, to logits."""
         return self._run(rows, cu_lengths)[0]
 
-    def training_forward(self, rows: Array, cu_lengths: Array) -> tuple[Array, HeadSaved]:
+    def training_forward(self, rows: Array, cu_lengths: Array) -> tuple[Array, dict[str, Any]]:
         """The logits, and what `backward` needs of them."""
         need_single(self.parameters["head.out_proj.weight"], {}, call="head")
         return self._run(rows, cu_lengths)
 
-    def _run(self, rows: Array, cu_lengths: Array) -> tuple[Array, HeadSaved]:
-        """The forward pass, and what the backward pass needs."""
-        steps, shape, norm = self.steps, rows.shape, None
-        dense_in = pre = capped = None
+    def _run(self, rows: Array, cu_lengths: Array) -> tuple[Array, dict[str, Any]]:
+        """The forward pass, and what the backward pass needs of each step."""
+        steps, saved = self.steps, dict[str, Any](cu=cu_lengths, shape=rows.shape)
         if steps.pool is not None:
             rows = _pooled(rows, cu_lengths, steps.pool)
         if steps.dense:
-            dense_in = rows
+            saved["dense"] = rows
             rows = self._linear("head.dense_proj", rows)
         if steps.activation is not None:
-            pre = rows
-            rows = np.tanh(rows) if steps.activation == "tanh" else _on(rows, steps.activation)
+            saved["activation"] = rows
+            rows = activated(rows, steps.activation)
         if self.norm is not None:
-            rows, norm = self.norm.run(rows)
+            rows, saved["norm"] = self.norm.run(rows)
         if steps.scale != 1:
             rows = rows * rows.dtype.type(steps.scale)
+        saved["out"] = rows
         out = self._linear("head.out_proj", rows)
         if steps.softcap is not None:
             cap = out.dtype.type(steps.softcap)
-            out = capped = np.tanh(out / cap) * cap
+            out = saved["softcap"] = np.tanh(out / cap) * cap
         if steps.pool is not None:
             out[np.diff(cu_lengths) == 0] = 0
-        return out, HeadSaved(cu_lengths, shape, rows, dense_in, pre, norm, capped)
+        return out, saved
 
-    def backward(self, grad: Array, saved: HeadSaved) -> Gradient:
+    def backward(self, grad: Array, saved: Mapping[str, Any]) -> Gradient:
         """The backward pass, from the gradient of the logits to those of rows and parameters.
 
         That of a tied projection is "head.out_proj.weight" (D, V): the token table gets its
@@ -144,24 +131,22 @@ class BuiltHead:
         """
         steps, found = self.steps, dict[str, Array]()
         if steps.pool is not None:
-            grad = np.where(np.diff(saved.cu)[:, None] == 0, 0, grad)
-        if steps.softcap is not None and saved.capped is not None:
-            grad = grad * (1 - np.square(saved.capped / grad.dtype.type(steps.softcap)))
-        grad = project_back(saved.out_in, self.parameters, "head.out_proj", grad, found)
+            grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
+        if steps.softcap is not None:
+            grad = grad * (1 - np.square(saved["softcap"] / grad.dtype.type(steps.softcap)))
+        grad = project_back(saved["out"], self.parameters, "head.out_proj", grad, found)
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
-        if self.norm is not None and saved.norm is not None:
-            back = self.norm.backward(grad, saved.norm)
-            grad = back.x
-            found |= {f"head.norm.{name}": array for name, array in back.parameters.items()}
-        if saved.pre is not None and steps.activation == "tanh":
-            grad = grad * (1 - np.square(np.tanh(saved.pre)))
-        elif saved.pre is not None and steps.activation is not None:
-            grad = activation_grad(saved.pre, grad, steps.activation)
-        if saved.dense_in is not None:
-            grad = project_back(saved.dense_in, self.parameters, "head.dense_proj", grad, found)
+        if self.norm is not None:
+            grad = part_back(self.norm, grad, saved["norm"], "head.norm", found)
+        if steps.activation == "tanh":
+            grad = grad * (1 - np.square(np.tanh(saved["activation"])))
+        elif steps.activation is not None:
+            grad = activation_grad(saved["activation"], grad, steps.activation)
+        if steps.dense:
+            grad = project_back(saved["dense"], self.parameters, "head.dense_proj", grad, found)
         if steps.pool is not None:
-            grad = _unpooled(grad, saved.cu, steps.pool, saved.shape)
+            grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
         return Gradient(grad, found)
 
     def _linear(self, name: str, rows: Array) -> Array:
@@ -188,10 +173,3 @@ def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array
     else:
         found[(cu[:-1] if how == "cls" else cu[1:] - 1)[texts]] = grad[texts]
     return found
-
-
-def _on(rows: Array, activation: str) -> Array:
-    """The activation, in the type of the rows, computed in float32 or float64."""
-    kind = np.float64 if rows.dtype == np.float64 else np.float32
-    active = activate_in_numpy(rows.astype(kind, copy=False), activation)
-    return active.astype(rows.dtype, copy=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, compute_type
 from qkv.ops.activation import activate_in_numpy
 from qkv.ops.linear import linear, multiply
 
@@ -37,6 +37,16 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
 }
 
 
+def activated(x: Array, activation: str) -> Array:
+    """What "tanh", "sigmoid" or an activation that `MLP` knows gives, in the type of `x`."""
+    if activation == "tanh":
+        return np.tanh(x)
+    if activation == "sigmoid":
+        return 1 / (1 + np.exp(-x))
+    active = activate_in_numpy(x.astype(compute_type(x.dtype), copy=False), activation)
+    return active.astype(x.dtype, copy=False)
+
+
 @dataclass(frozen=True)
 class Dense:
     """A linear layer over pooled vectors, and its activation.
@@ -56,11 +66,7 @@ class Dense:
     def __call__(self, x: Array) -> Array:
         """From (n, in) to (n, out), in the type of `x`."""
         y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
-        if self.activation == "tanh":
-            return np.tanh(y)
-        if self.activation == "sigmoid":
-            return 1 / (1 + np.exp(-y))
-        return y if self.activation is None else activate_in_numpy(y, self.activation)
+        return y if self.activation is None else activated(y, self.activation)
 
     def to_file(self) -> bytes:
         """Its numbers as safetensors."""

@@ -12,7 +12,7 @@ from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.block import BlockSaved
-from qkv.layers.gradient import need_single
+from qkv.layers.gradient import need_single, part_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep, padded, starts_of
 from qkv.layers.parameters import quiet
@@ -200,10 +200,8 @@ class Transformer:
             ("blocks.0.attn.q_proj.weight"), but for those of the head.
         """
         found: dict[str, Array] = {}
-        if self.final_norm is not None and saved.final_norm is not None:
-            back = self.final_norm.backward(grad, saved.final_norm)
-            grad = back.x
-            found |= {f"final_norm.{name}": array for name, array in back.parameters.items()}
+        if self.final_norm is not None:
+            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found)
         for number in reversed(range(len(self.layers))):
             back = self.layers[number].backward(grad, saved.layers.pop())  # and free it
             grad = back.x
