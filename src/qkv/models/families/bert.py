@@ -24,20 +24,20 @@ def encoder(config: Config, vocabulary: int = 30522, **others: Any) -> Design:
     heads = config.heads(dim, 12)
     positions = config.size("max_position_embeddings", 512)
     config.only("position_embedding_type", "absolute")
-    settings: dict[str, Any] = {
-        "vocabulary": config.size("vocab_size", vocabulary),
-        "dim": dim,
-        "hidden": config.size("intermediate_size", 3072),
-        "activation": config.activation("hidden_act", "gelu"),
-        "eps": config.positive("layer_norm_eps", 1e-12),
-        "layers": (Attention(heads, heads, dim // heads),) * config.layers("num_hidden_layers", 12),
-        "max_length": positions,
-        "positions": positions,
-        "embed_norm": True,
-        "norms": "after",
-        "final_norm": False,
-    }
-    return Design(**{**settings, **others})
+    return Design(
+        vocabulary=config.size("vocab_size", vocabulary),
+        dim=dim,
+        hidden=config.size("intermediate_size", 3072),
+        activation=config.activation("hidden_act", "gelu"),
+        eps=config.positive("layer_norm_eps", 1e-12),
+        layers=(Attention(heads, heads, dim // heads),) * config.layers("num_hidden_layers", 12),
+        max_length=positions,
+        positions=positions,
+        embed_norm=True,
+        norms="after",
+        final_norm=False,
+        **others,
+    )
 
 
 def head(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from qkv.models.families.rope import Dynamic, read_rotary
@@ -90,24 +91,23 @@ def decoder(
         others: fields of the design that are different.
     """
     found = {key: config.size(key, sizes[key]) for key in SIZES}
-    if "activation" not in others:
-        others["activation"] = config.activation("hidden_act", "silu")
     dynamic = any(one.rotary and isinstance(one.rotary.scaling, Dynamic) for one in layers)
-    settings: dict[str, Any] = {
-        "vocabulary": found["vocab_size"],
-        "dim": found["hidden_size"],
-        "hidden": found["intermediate_size"],
-        "eps": config.positive("rms_norm_eps", 1e-6),
-        "layers": tuple(layers),
-        "max_length": None if dynamic else found["max_position_embeddings"],
-        "rms": True,
-        "gated": True,
-        "qkv_bias": False,
-        "out_bias": False,
-        "mlp_bias": False,
-        "head": head(config, found["vocab_size"], tied=tied),
-    }
-    return Design(**{**settings, **others})
+    plain = Design(
+        vocabulary=found["vocab_size"],
+        dim=found["hidden_size"],
+        hidden=found["intermediate_size"],
+        activation=others.get("activation") or config.activation("hidden_act", "silu"),
+        eps=config.positive("rms_norm_eps", 1e-6),
+        layers=tuple(layers),
+        max_length=None if dynamic else found["max_position_embeddings"],
+        rms=True,
+        gated=True,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        head=head(config, found["vocab_size"], tied=tied),
+    )
+    return replace(plain, **others)
 
 
 def head(config: Config, vocabulary: int, *, tied: bool = False) -> Head | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,12 +46,7 @@ def read_rotary(
     Rotary(base=10000.0, dims=None, interleaved=False, scaling=Linear(factor=4.0))
     """
     theta = config.positive_or_none("rope_theta") or base
-    sizes = _Sizes(
-        size,
-        positions,
-        config.size_or_none("original_max_position_embeddings"),
-        config.positive_or_none("partial_rotary_factor"),
-    )
+    sizes = _Sizes(size, positions, config.size_or_none("original_max_position_embeddings"))
     given = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
     given = {key: table for key, table in given.items() if table}
     given = given or {"rope_parameters": dict(default or {})}
@@ -89,7 +84,7 @@ def read_rotaries(
     500.0
     """
     tables, scaling = config.table("rope_parameters"), config.table("rope_scaling")
-    sizes = _Sizes(size, positions, None, config.positive_or_none("partial_rotary_factor"))
+    sizes = _Sizes(size, positions, None)
     for kind in tables:
         if kind not in bases:
             raise ModelError(
@@ -254,14 +249,12 @@ class Proportional:
         return np.where(np.arange(dims // 2) < rotated, fast, 0) / self.factor, 1.0
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """What a scaling may depend on beside its own keys."""
 
     dims: int
     positions: int  # max_position_embeddings
     original: int | None  # original_max_position_embeddings, where it stands beside the dict
-    part: float | None  # partial_rotary_factor, likewise
 
 
 def _rotary(
@@ -273,7 +266,8 @@ def _rotary(
             f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
             f"number of at most {_LARGEST}"
         )
-    inner = Config({"partial_rotary_factor": sizes.part, **table}, f"{config.source}: {key}")
+    part = config.positive_or_none("partial_rotary_factor")
+    inner = Config({"partial_rotary_factor": part, **table}, f"{config.source}: {key}")
     spelling = inner.spelling("rope_type", "type")
     read = inner.choice(spelling, _KINDS, "default")
     base = inner.positive("rope_theta", base)
@@ -300,9 +294,8 @@ def _rotary(
 def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
     """Whether the speeds are numbers."""
     with np.errstate(all="ignore"):
-        if rotary.scaling is None:
-            return bool(np.isfinite(rotary_speeds(rotary.base, dims)).all())
-        speeds, scale = rotary.scaling.speeds(rotary.base, dims, length)
+        scaling = rotary.scaling or Linear(1.0)
+        speeds, scale = scaling.speeds(rotary.base, dims, length)
     return bool(np.isfinite(speeds).all()) and 0 < scale < math.inf
 
 
