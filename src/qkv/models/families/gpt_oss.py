@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from qkv.models.families import llama
-from qkv.models.families.rope import read_rotary
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Design, Mixture
@@ -33,11 +32,8 @@ SIZES = {
 def design(config: Config) -> Design:
     """The sizes of a GPT-OSS; keys that are left out have the values of gpt-oss-120b."""
     config.only("hidden_act", "silu")
-    size, positions = (
-        config.size(key, SIZES[key]) for key in ("head_dim", "max_position_embeddings")
-    )
-    rotary = read_rotary(config, size, positions, base=150000.0, default=YARN)
-    full = llama.attention(config, SIZES, rotary=rotary, sinks=True)
+    config.size("head_dim", SIZES["head_dim"])  # there is no other for null
+    full = llama.attention(config, SIZES, base=150000.0, rope=YARN, sinks=True)
     windows = llama.windows(config, SIZES["num_hidden_layers"], every=2, width=128)
     bias = config.flag("attention_bias", True)
     return llama.decoder(

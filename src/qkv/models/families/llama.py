@@ -38,12 +38,21 @@ def design(config: Config) -> Design:
     )
 
 
-def attention(config: Config, sizes: Mapping[str, int], **others: Any) -> Attention:
+def attention(
+    config: Config,
+    sizes: Mapping[str, int],
+    *,
+    base: float = 10000.0,
+    rope: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Attention:
     """How a layer of Llama, or of a family after it, attends.
 
     Args:
         config: of the model.
         sizes: what stands for keys that it leaves out.
+        base: of its rotary positions, the same.
+        rope: their `rope_parameters`, the same.
         others: fields that are different.
     """
     heads = config.size("num_attention_heads", sizes["num_attention_heads"])
@@ -59,7 +68,7 @@ def attention(config: Config, sizes: Mapping[str, int], **others: Any) -> Attent
         )
     if "rotary" not in others:
         positions = config.size("max_position_embeddings", sizes["max_position_embeddings"])
-        others["rotary"] = read_rotary(config, size, positions)
+        others["rotary"] = read_rotary(config, size, positions, base=base, default=rope)
     return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **others})
 
 
@@ -69,8 +78,15 @@ def windows(config: Config, layers: int, *, every: int, width: int) -> tuple[int
     `layers` and `width` hold where the config is silent.
     """
     count = config.layers("num_hidden_layers", layers)
-    kinds = [SLIDING if layer % every else FULL for layer in range(1, count + 1)]
-    return config.windows(config.kinds(kinds), width)
+    turns = [SLIDING if layer % every else FULL for layer in range(1, count + 1)]
+    kinds = config.kinds(turns)
+    window = config.size_or_none("sliding_window", width)
+    if window is None and SLIDING in kinds:
+        raise ModelError(
+            f"{config.source}: sliding_window is None and layer_types has 'sliding_attention': "
+            "give the window's size"
+        )
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def decoder(

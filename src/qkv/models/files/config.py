@@ -220,36 +220,21 @@ class Config:
         self.need(isinstance(value, dict | None), key, value, "a JSON object")
         return dict(value or {})
 
-    def kinds(self, default: Sequence[str], key: str = "layer_types") -> tuple[str, ...]:
+    def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
         """What each layer attends to, as `default` has it where the config does not say.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
         """
-        value = self._get(key, None)
+        value = self._get("layer_types", None)
         if value is None:
             return tuple(default)
         fine = isinstance(value, list) and len(value) == len(default)
-        self.need(fine, key, value, f"a list of {len(default)}, one for each layer", 80)
+        self.need(fine, "layer_types", value, f"a list of {len(default)}, one for each layer", 80)
         known = (FULL, SLIDING)
         for kind in value:
-            self._support(kind in known, f"{key} has {kind!r:.80}", known)
+            self._support(kind in known, f"layer_types has {kind!r:.80}", known)
         return tuple(value)
-
-    def windows(self, kinds: Sequence[str], default: int) -> tuple[int | None, ...]:
-        """How many tokens a query sees in layers of these kinds, itself included, None for all.
-
-        >>> kinds = ["sliding_attention", "full_attention"]
-        >>> Config({"sliding_window": 128}, "config.json").windows(kinds, 4096)
-        (128, None)
-        """
-        window = self.size_or_none("sliding_window", default)
-        if window is None and SLIDING in kinds:
-            raise ModelError(
-                f"{self.source}: sliding_window is None and layer_types has 'sliding_attention': "
-                "give the window's size"
-            )
-        return tuple(window if kind == SLIDING else None for kind in kinds)
 
     def finish(self, harmless: Collection[str] = ()) -> None:
         """Refuse what no family supports, and name what was neither read nor known to be harmless.

@@ -278,14 +278,14 @@ class Transformer:
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
         """The bias (1 or B, Hq, n, S) of the next `count` tokens, behind (B,) that were seen."""
-        if self.bias is None:
+        if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = np.unique(seen).tolist()
-        rows = {offset: self.bias(count, longest, offset) for offset in offsets}
-        if len(rows) <= 1:
-            return {"bias": next(iter(rows.values()))} if rows else {}
-        return {"bias": np.concatenate([rows[offset] for offset in seen.tolist()])}
+        offsets = (
+            seen[:1] if (seen == seen[0]).all() else seen
+        )  # one for all texts, or each its own
+        rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
+        return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
         """Its layers for single tokens, made anew when a part or what computes is another."""
