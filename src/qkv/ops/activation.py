@@ -83,11 +83,6 @@ def _map(here: int, name: str, x: Array, grad: Array | None) -> Array:
 _BEYOND = 50.0
 
 
-def _gelu(x: Array) -> Array:
-    y: Array = 0.5 * x * (1 + _erf(x * math.sqrt(0.5)))
-    return y
-
-
 def _gelu_grad(x: Array, grad: Array) -> Array:
     x = np.clip(x, -_BEYOND, _BEYOND)
     below = 0.5 * (1 + _erf(x * math.sqrt(0.5)))
@@ -109,24 +104,11 @@ def _gelu_tanh_grad(x: Array, grad: Array, factor: float = math.sqrt(2 / math.pi
     return y
 
 
-def _silu(x: Array) -> Array:
-    y: Array = x / (1 + np.exp(-x))
-    return y
-
-
 def _silu_grad(x: Array, grad: Array) -> Array:
     x = np.clip(x, -_BEYOND, _BEYOND)
     s = 1 / (1 + np.exp(-x))
     y: Array = grad * s * (1 + x * (1 - s))
     return y
-
-
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
-
-
-def _relu_grad(x: Array, grad: Array) -> Array:
-    return np.where(x <= 0, x.dtype.type(0), grad)
 
 
 class Activation(NamedTuple):
@@ -138,10 +120,12 @@ class Activation(NamedTuple):
 
 
 ACTIVATIONS = {
-    "gelu": Activation(_gelu, _gelu_grad, 1),
+    "gelu": Activation(lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu_grad, 1),
     "gelu_tanh": Activation(_gelu_tanh, _gelu_tanh_grad, 2),
-    "silu": Activation(_silu, _silu_grad, 3),
-    "relu": Activation(_relu, _relu_grad, 4),
+    "silu": Activation(lambda x: x / (1 + np.exp(-x)), _silu_grad, 3),
+    "relu": Activation(
+        lambda x: np.maximum(x, 0), lambda x, grad: np.where(x <= 0, x.dtype.type(0), grad), 4
+    ),
     "gelu_bloom": Activation(  # in float32, the rounded factor makes no difference
         partial(_gelu_tanh, factor=0.79788456), partial(_gelu_tanh_grad, factor=0.79788456), 2
     ),
