@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -124,7 +124,10 @@ class Heads:
 
     def content_keys(self, query: int) -> list[int]:
         """The keys that belong to other content words than this query."""
-        found: list[int] = np.flatnonzero(self._joined(self._every_key, [query])[query]).tolist()
+        kept, numbers = self.keys.content
+        if self.other_keys is None:
+            kept = kept & (numbers != numbers[query])
+        found: list[int] = np.flatnonzero(kept).tolist()
         return found
 
     def between_content(self, weights: Array) -> Array:
@@ -177,7 +180,7 @@ class Heads:
             that are other tokens than the queries have no distance: 0.
         """
         places = np.arange(len(self.queries.tokens))
-        column = self._weights_on(layer, head, np.full(len(places), key))
+        column = np.nan_to_num(self.at(layer, head, places, np.full(len(places), key)))
         words = self.queries.is_word
         others = words & (places != query)
         if self.other_keys is not None:
@@ -187,27 +190,21 @@ class Heads:
         ahead = places + key - query
         pairs = words & (ahead >= 0) & (ahead < len(places))
         pairs[pairs] = words[ahead[pairs]]
-        along = self._weights_on(layer, head, np.clip(ahead, 0, len(places) - 1))
-        return _mean(along[pairs]), _mean(column[others])
+        along = self.at(layer, head, places[pairs], ahead[pairs])
+        return _mean(np.nan_to_num(along)), _mean(column[others])
 
-    def _weights_on(self, layer: int, head: int, keys: Array) -> Array:
-        """What each query puts on a key of its own, `(L,)`: 0 where the weight was not kept."""
+    def at(self, layer: int, head: int, queries: Any, keys: Array) -> Array:
+        """One head's weights of these queries on these keys: 0 where a weight was not kept."""
         place = self.layers.index(layer)
         if self.weights:
-            return np.asarray(np.nan_to_num(self.weights[place][head][np.arange(len(keys)), keys]))
-        kept = self.summary[place]
-        found = np.where(kept.indices[head] == keys[:, None], kept.weights[head], 0.0)
-        return np.asarray(np.nan_to_num(found).sum(axis=-1))
+            return np.asarray(self.weights[place][head][queries, keys])
+        indices, weights, _ = (part[head] for part in self.summary[place])
+        found = indices[queries] == keys[..., None]
+        return np.asarray(np.where(found, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
 
     def row(self, layer: int, head: int, query: int) -> Array:
         """What one query looks at, `(S,)`: 0 where the weight was not kept."""
-        place = self.layers.index(layer)
-        if self.weights:
-            return np.asarray(self.weights[place][head, query])
-        kept, weights = self.summary[place], np.zeros(len(self.keys.tokens))
-        there = kept.indices[head, query] >= 0
-        weights[kept.indices[head, query][there]] = kept.weights[head, query][there]
-        return weights
+        return self.at(layer, head, query, self._every_key)
 
     def known(self, layer: int, head: int) -> Array:
         """The weights that are known of a head: `(L, S)`, or the largest of each query `(L, k)`."""

@@ -21,26 +21,22 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     need what each key received and no more.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
-    special = np.array(heads.keys.special, dtype=bool)
-    separators = np.flatnonzero(special & (np.arange(len(special)) > 0))
+    separators = [key for key, special in enumerate(heads.keys.special) if special and key]
     names = ("entropy", "previous", "next", "first", "separators", "distance")
     found: dict[str, Array | None] = dict.fromkeys(names)
     if not heads.weights:
         received = np.array([part.received for part in heads.summary])  # (layers, H, S)
         found["first"] = received[..., 0] / size
-        if separators.size:
+        if separators:
             found["separators"] = received[..., separators].sum(axis=-1) / size
         return found
-    ways: dict[str, Measure] = {
-        "entropy": entropy,
-        "first": lambda layer: on_keys(layer, [0]),
-    }
+    ways: dict[str, Measure] = {"entropy": entropy, "first": lambda layer: on_keys(layer, [0])}
     if own and size > 1:
         ways["previous"] = lambda layer: on_offset(layer, -1)
         ways["next"] = lambda layer: on_offset(layer, 1)
     if own:
         ways["distance"] = distance
-    if separators.size:
+    if separators:
         ways["separators"] = lambda layer: on_keys(layer, separators)
     return found | {
         name: np.array([way(layer) for layer in heads.weights]) for name, way in ways.items()

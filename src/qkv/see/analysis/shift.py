@@ -154,14 +154,11 @@ def _shift(
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
     """Each word that two sentences share, the first time it occurs in both."""
-    first: dict[tuple[str, int], int] = {}
+    places: dict[str, dict[int, int]] = {}  # word to sentence to place
     for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
-            first.setdefault((token, sentence), place)
-    places: dict[str, list[int]] = {}
-    for (token, _), place in first.items():
-        places.setdefault(token, []).append(place)
-    found = [(word, a, b) for word, at in places.items() for a, b in combinations(at, 2)]
+            places.setdefault(token, {}).setdefault(sentence, place)
+    found = [(word, *two) for word, at in places.items() for two in combinations(at.values(), 2)]
     return [
         Pair(word, a, b, np.array([float(findings.cosine(state[a], state[b])) for state in states]))
         for word, a, b in found[:_MOST_PAIRS]
