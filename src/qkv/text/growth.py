@@ -56,8 +56,7 @@ def growth(values: Any) -> float:
     added = sum(map(_added, _flat(values.get("post_processor"))))
     if added > _ADDED:
         raise ValueError(f"its post_processor makes {added:,} pieces: {_ADDED} are the most")
-    model = values.get("model")
-    word = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
+    word = _object(values.get("model")).get("max_input_chars_per_word")
     if isinstance(word, int) and word > _WORD:
         raise ValueError(f"max_input_chars_per_word is {word!r:.40}: {_WORD:,} are the most")
     return _factor(values.get("normalizer"))
@@ -147,14 +146,18 @@ def _added(rule: Mapping[str, Any]) -> int:
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):
         return 2
-    count = _ADDED * (sum("Sequence" in piece for piece in single if isinstance(piece, dict)) > 1)
+    count = _ADDED * (sum("Sequence" in _object(piece) for piece in single) > 1)
     for piece in single:
-        kind, about = next(iter(piece.items())) if isinstance(piece, dict) and piece else ("", {})
-        name = str(about.get("id")) if isinstance(about, dict) else ""
-        known = special.get(name) if kind == "SpecialToken" else None
-        lists = [known.get(key) for key in ("ids", "tokens")] if isinstance(known, dict) else []
+        about = _object(_object(piece).get("SpecialToken"))
+        known = _object(special.get(str(about.get("id"))))
+        lists = [known.get(key) for key in ("ids", "tokens")]
         count += max((len(one) for one in lists if isinstance(one, list)), default=1)
     return count
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """A value that should be an object; empty where it is none."""
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
