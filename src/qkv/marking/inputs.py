@@ -77,11 +77,9 @@ def cases(signature: str) -> dict[str, list[Case]]:
     whole = {
         name: a if name.startswith("w_") else a.astype(np.int64) for name, a in two.arrays.items()
     }
+    own = np.eye(2, dtype=bool)  # each query sees its own key
     lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
-    masks = [
-        replace(two, mask=np.array([[True, False], [False, True]])),
-        replace(three, mask=lopsided),
-    ]
+    masks = [replace(two, mask=own), replace(three, mask=lopsided)]
     if signature == "qkv":
         masks += [replace(case, mask=lopsided[:2]) for case in _drawn("qkv", 140, (2, 3, 2, 2))]
     return {
@@ -89,10 +87,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
         "whole numbers": [Case(whole)],
         # every query sees something, and would if they were inverted
         "a mask": masks,
-        "a mask of keys": [
-            replace(two, mask=np.array([False, True])),
-            replace(three, mask=lopsided[0]),
-        ],
+        "a mask of keys": [replace(two, mask=own[1]), replace(three, mask=lopsided[0])],
         "a row masked out": [replace(two, mask=np.array([[True, True], [False, False]]))],
         "a mask on a batch": [replace(batch, mask=lopsided)],
         "a causal mask": [replace(two, causal=True), replace(three, causal=True)],
