@@ -15,6 +15,7 @@ from qkv.arrays import Array, is_whole_number, real_number, shown, whole_number
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
+from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
 CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
@@ -368,9 +369,7 @@ def check_stop(stop: Any) -> tuple[str, ...]:
     except TypeError:
         raise TypeError(f"generate: stop is {given!r:.40}: give strings") from None
     for text in strings:
-        if not isinstance(text, str):
-            raise TypeError(f"generate: stop has {text!r:.40}: give strings")
-        if not text:
+        if not check_text(text, call="generate", name="a stop string"):
             raise ValueError("generate: stop has an empty string: leave it out")
     return strings
 

@@ -47,10 +47,14 @@ def names_to_keep(
     kept = set(known) if top_k is None else set()
     if names is not None:
         asked = [names] if isinstance(names, str) else list(names)
-        kept = {full for full in known if not _spellings(full).isdisjoint(asked)}
-        missing = set(asked).difference(*map(_spellings, known))
-        if missing:
-            raise KeyError(_unknown(min(missing, key=asked.index), known))
+        spellings = {full: _spellings(full) for full in known}
+        kept = {full for full, ways in spellings.items() if not ways.isdisjoint(asked)}
+        ways = set().union(*spellings.values())
+        for name in asked:
+            if name not in ways:
+                near = difflib.get_close_matches(str(name), sorted(ways), n=3, cutoff=0.5)
+                near = near or ["pattern", "q", "resid_post"]
+                raise KeyError(f"trace: there is no {name!r}; the nearest are {', '.join(near)}")
     if top_k is not None:
         kept |= {full for full in known if full.endswith(SUMMARY_HOOKS)}
     if layers is not None:
@@ -94,11 +98,3 @@ def _spellings(full: str) -> set[str]:
     last = local.rpartition(".")[2]
     found = {full, local, last, last.removeprefix("hook_")}
     return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    """The error for a name that there is not: the nearest ones."""
-    spellings = {spelling for full in known for spelling in _spellings(full)}
-    near = difflib.get_close_matches(str(name), sorted(spellings), n=3, cutoff=0.5)
-    near = near or ["pattern", "q", "resid_post"]
-    return f"trace: there is no {name!r}; the nearest are {', '.join(near)}"

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Sequence
 from itertools import takewhile
 
+import numpy as np
+
 from qkv.text import Tokenized, Tokenizer
 
 MOST = 2**20  # characters of a text that are read
@@ -78,7 +80,9 @@ class Truncator:
                 short, long = self._tokenizer.tokenize_batch([text[:first], text[:second]])
                 body = len(short) - _tail(short)
                 enough = limit - _tail(long) <= body and len(long) > limit
-                if enough and _same(short, long, body):
+                alike = np.array_equal(short.ids[:body], long.ids[:body])
+                alike = alike and short.offsets[:body] == long.offsets[:body]
+                if enough and alike:
                     self._unread = max(self._unread, len(text))
                     return long
         if len(text) > MOST:
@@ -101,14 +105,6 @@ def _word_end(text: str, most: int) -> int:
     while place > 0 and text[place - 1].isspace():
         place = text.rfind(" ", 0, place)
     return max(place, 0)
-
-
-def _same(short: Tokenized, long: Tokenized, length: int) -> bool:
-    """Whether the first tokens of both are the same, of the same characters."""
-    return (
-        bool((short.ids[:length] == long.ids[:length]).all())
-        and short.offsets[:length] == long.offsets[:length]
-    )
 
 
 def _tail(text: Tokenized) -> int:
