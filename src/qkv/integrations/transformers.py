@@ -19,7 +19,7 @@ from qkv.integrations.masks import Rules, mask, mask_type
 from qkv.integrations.record import Ran, can_record, current
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# What a few models hand over beside the usual to say what is seen: not done here.
+# What a few models pass beside the usual to say what is seen: not done here.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager" for a whole one'

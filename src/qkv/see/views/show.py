@@ -129,7 +129,7 @@ def show(
             `(layers, heads, L, L)` or as `transformers` returns them, with `tokens`.
         tokens: the L tokens, where weights are given.
         model: the model for a text, or its name; the default model if left out. With a trace it
-            adds the length of what each token hands over.
+            adds the length of what each token gives, `|v W_O|`.
         layer: the layer to show, from 0.
         head: the head to show, from 0.
         query: the word to look from, or the place of a token: the heads are ranked by its links.
