@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.from_arrays import heads_from
-from qkv.see.analysis.heads import Axis, Heads, heads_of, kept_in
+from qkv.see.analysis.heads import Heads, heads_of, kept_in
 from qkv.see.analysis.inputs import traced
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText
@@ -134,14 +134,7 @@ def head_view(
     words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
     parts = _of_given(given, words, include_layers)
     if prettify_tokens:
-        parts = [
-            replace(
-                part,
-                queries=_readable(part.queries),
-                other_keys=None if part.other_keys is None else _readable(part.other_keys),
-            )
-            for part in parts
-        ]
+        parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
@@ -272,9 +265,13 @@ def _weights_of(trace: Trace) -> list[Array]:
     return list(trace.attentions)
 
 
-def _readable(axis: Axis) -> Axis:
+def _readable(heads: Heads) -> Heads:
     """The same with tokens to read: without the marks that tokenizers put on them."""
-    return replace(axis, shown=[_pretty(token) for token in axis.tokens])
+    queries, keys = (
+        axis and replace(axis, shown=[_pretty(token) for token in axis.tokens])
+        for axis in (heads.queries, heads.other_keys)
+    )
+    return replace(heads, queries=queries, other_keys=keys)
 
 
 def _pretty(token: str) -> str:
