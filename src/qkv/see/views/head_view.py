@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.from_arrays import heads_from
-from qkv.see.analysis.heads import Heads, heads_of, kept_in
+from qkv.see.analysis.heads import Axis, Heads, heads_of, kept_in
 from qkv.see.analysis.inputs import traced
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText
@@ -267,11 +267,12 @@ def _weights_of(trace: Trace) -> list[Array]:
 
 def _readable(heads: Heads) -> Heads:
     """The same with tokens to read: without the marks that tokenizers put on them."""
-    queries, keys = (
-        axis and replace(axis, shown=[_pretty(token) for token in axis.tokens])
-        for axis in (heads.queries, heads.other_keys)
-    )
-    return replace(heads, queries=queries, other_keys=keys)
+
+    def pretty(axis: Axis) -> Axis:
+        return replace(axis, shown=[_pretty(token) for token in axis.tokens])
+
+    keys = None if heads.other_keys is None else pretty(heads.other_keys)
+    return replace(heads, queries=pretty(heads.queries), other_keys=keys)
 
 
 def _pretty(token: str) -> str:
