@@ -1,7 +1,6 @@
 """From token ids and positions to vectors."""
 
-from qkv.embed.alibi import alibi_slopes
-from qkv.embed.positions import LearnedPositions, sinusoidal_positions
+from qkv.embed.positions import LearnedPositions, alibi_slopes, sinusoidal_positions
 from qkv.embed.rotary import apply_rotary
 from qkv.embed.table import TokenEmbedding
 
