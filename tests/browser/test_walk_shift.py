@@ -289,7 +289,7 @@ def two_sentences() -> Shift:
 def shift_between(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Shift:
     """The shift from one set of vectors `(n, D)` to another."""
     arrays = {"hook_embed": before[None], "blocks.0.hook_resid_post": after[None]}
-    return shift_of_traces(Trace(arrays, tokens=[tokens]))
+    return shift_of_traces([Trace(arrays, tokens=[tokens])])
 
 
 def many(count: int, *, seed: int = 0) -> Shift:

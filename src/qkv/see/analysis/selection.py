@@ -258,7 +258,7 @@ def places_among(
 def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:
     if heads.others and (not heads.layers or layer in heads.others):
         asked = min(heads.others) if layer is None else layer
-        rest = _span(heads.layers) if heads.layers else "none"
+        rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
             f"{call}: layer {asked} is {heads.others[asked]}, whose queries or keys are other "
             f"tokens than this trace's (layers of these: {rest}): its numbers are "
@@ -268,16 +268,16 @@ def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -
     if not heads.layers:
         raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:
-        raise IndexError(f"{call}: there is no layer {layer}: the layers are {_span(heads.layers)}")
+        raise IndexError(f"{call}: there is no layer {layer}: the layers are {span(heads.layers)}")
     known = range(heads.count)
     if head is not None and head not in known:
-        raise IndexError(f"{call}: there is no head {head}: the heads are {_span(known)}")
+        raise IndexError(f"{call}: there is no head {head}: the heads are {span(known)}")
 
 
-def _span(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
     """Whole numbers in words: `0 to 5`, or `2, 4`.
 
-    >>> _span([0, 1, 2]), _span([2, 4]), _span([0])
+    >>> span([0, 1, 2]), span([2, 4]), span([0])
     ('0 to 2', '2, 4', '0 only')
     """
     if len(numbers) == 1:

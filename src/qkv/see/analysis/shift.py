@@ -85,8 +85,8 @@ class Shift:
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
-def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) -> Shift:
-    """The shift of the words of one trace, or of several by one model, each of one text.
+def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
+    """The shift of the words of traces by one model, at least one, each of one text.
 
     The vector of a word that was cut into pieces is the mean of theirs, unless `pieces` are asked
     for as they are.
@@ -95,14 +95,10 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
         ValueError: a trace lacks the static vectors or those after the last layer, or the traces
             are not of one model.
     """
-    several = [traces] if isinstance(traces, Trace) else list(traces)
-    if not several:
-        raise ValueError("plot_shift: there is no trace: give at least one")
-    several = [findings.one_text(trace, "plot_shift") for trace in several]
     tokens: list[str] = []
     of: list[int] = []
     parts: list[dict[str, Array]] = []
-    for number, trace in enumerate(several):
+    for number, trace in enumerate(traces):
         each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
         spans = each if pieces else spans_of(trace.tokens, trace.special)
         kept = [span for span in spans if not trace.special[span[0]]] or spans
@@ -117,7 +113,7 @@ def shift_of_traces(traces: Trace | Sequence[Trace], *, pieces: bool = False) ->
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
         raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return _shift([quoted(t.text, t.tokens, t.special) for t in several], tokens, of, states)
+    return _shift([quoted(t.text, t.tokens, t.special) for t in traces], tokens, of, states)
 
 
 def _shift(

@@ -12,7 +12,7 @@ from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.see.analysis.heads import heads_of
-from qkv.see.analysis.selection import choose_head
+from qkv.see.analysis.selection import choose_head, span
 from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
 from qkv.see.steps.step import (
     Step,
@@ -116,10 +116,8 @@ def walk_layer(
         raise ValueError("walk: a block looks at x itself: walk through its attn for a context")
     inputs = [_one_text(x, "x")] + ([] if context is None else [_one_text(context, "context")])
     if not 0 <= head < attn.num_heads:
-        raise IndexError(
-            f"walk: there is no head {head}: the heads are "
-            + ("0 only" if attn.num_heads == 1 else f"0 to {attn.num_heads - 1}")
-        )
+        heads = span(range(attn.num_heads))
+        raise IndexError(f"walk: there is no head {head}: the heads are {heads}")
     trace = _traced(layer, inputs, options)
     names = _names(tokens, inputs[0], "tokens")
     key_names = names if context is None else _names(keys, inputs[1], "keys")
