@@ -14,7 +14,7 @@ from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.gradient import Gradient, need_single, upstream
+from qkv.layers.gradient import Gradient, need_single, part_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import keep
@@ -268,10 +268,9 @@ class Block:
 
         def through(part: str | None, grad: Array) -> Array:
             """From the gradient of what a part gave to that of what it was given."""
-            if part not in self._parts:
+            if part is None or part not in self._parts:
                 return grad
-            back: Gradient = self._parts[part].backward(grad, saved.parts[part])
-            found.update({f"{part}.{name}": array for name, array in back.parameters.items()})
+            back = part_back(self._parts[part], grad, saved.parts[part], part, found)
             options.update(back.options)
             return back.x
 

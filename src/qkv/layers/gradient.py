@@ -52,11 +52,11 @@ def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: s
     return array.astype(dtype, copy=False)
 
 
-def part_back(part: Any, grad: Array, saved: Any, name: str, found: dict[str, Array]) -> Array:
-    """The backward pass of a part: gives the gradient of `x`, adds those of its parameters."""
+def part_back(part: Any, grad: Array, saved: Any, name: str, found: dict[str, Array]) -> Gradient:
+    """The backward pass of a part; the gradients of its parameters are added under its name."""
     back: Gradient = part.backward(grad, saved)
     found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
-    return back.x
+    return back
 
 
 def project_back(

@@ -11,7 +11,7 @@ from qkv.attend import attention_grad, varlen_attention_grad
 from qkv.attend.gradient import AttentionGradient, summed_to
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.gradient import Gradient, project_back, upstream
+from qkv.layers.gradient import Gradient, part_back, project_back, upstream
 from qkv.layers.options import PADDED
 from qkv.layers.packed import padded_heads, places
 
@@ -36,9 +36,7 @@ def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradie
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            back = norm.backward(part, saved.norms[name])
-            part = back.x
-            found.update({f"{name}_norm.{n}": a for n, a in back.parameters.items()})
+            part = part_back(norm, part, saved.norms[name], f"{name}_norm", found).x
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 
     query = to_words("q", heads.query, inputs.words)

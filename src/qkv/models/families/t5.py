@@ -28,11 +28,6 @@ def design(config: Config) -> Design | Seq2SeqDesign:
     return either(config, T5_SMALL, scaled=scaled)
 
 
-def mt5_design(config: Config) -> Design | Seq2SeqDesign:
-    """The sizes of an mT5; keys that are left out have the values of mt5-small."""
-    return either(config, MT5_SMALL, scaled=False, feed="gated-gelu")
-
-
 def either(
     config: Config, sizes: Mapping[str, int], *, scaled: bool, feed: str = "relu"
 ) -> Design | Seq2SeqDesign:
@@ -75,7 +70,6 @@ def either(
             layers=(causal,) * written,
             buckets=Buckets(buckets, furthest, both_ways=False),
             cross=True,
-            head=None,
         ),
         start=config.whole("decoder_start_token_id", 0),
         head=words if config.head() == "ConditionalGeneration" else None,
@@ -146,6 +140,6 @@ T5 = Family(
 MT5 = replace(
     T5,
     model_type="mt5",
-    design=mt5_design,
+    design=lambda config: either(config, MT5_SMALL, scaled=False, feed="gated-gelu"),
     names=lambda config: names(config, "gated-gelu"),
 )

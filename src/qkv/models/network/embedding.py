@@ -89,7 +89,7 @@ class Embedding:
         """
         found: dict[str, Array] = {}
         if self.norm is not None:
-            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found)
+            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position

@@ -138,7 +138,7 @@ class BuiltHead:
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
         if self.norm is not None:
-            grad = part_back(self.norm, grad, saved["norm"], "head.norm", found)
+            grad = part_back(self.norm, grad, saved["norm"], "head.norm", found).x
         if steps.activation == "tanh":
             grad = grad * (1 - np.square(np.tanh(saved["activation"])))
         elif steps.activation is not None:

@@ -201,13 +201,13 @@ class Transformer:
         """
         found: dict[str, Array] = {}
         if self.final_norm is not None:
-            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found)
+            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found).x
         for number in reversed(range(len(self.layers))):
-            back = self.layers[number].backward(grad, saved.layers.pop())  # and free it
+            block, layer = f"blocks.{number}", self.layers[number]
+            back = part_back(layer, grad, saved.layers.pop(), block, found)  # and free it
             grad = back.x
-            found |= {f"blocks.{number}.{name}": array for name, array in back.parameters.items()}
             if "sinks" in back.options:
-                found[f"blocks.{number}.attn.sinks"] = back.options["sinks"]
+                found[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], saved.longest, saved.longest)
                 name = "relative_bias.weight"
