@@ -132,8 +132,6 @@ def _check_words(network: Network, batch: Words) -> None:
 class _Filled:
     """What `Masked` and `Causal` share: batches of as many sequences as make so many tokens."""
 
-    name = ""
-
     def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
         name, call = "tokens_per_step", type(self).__name__
         self.source = source

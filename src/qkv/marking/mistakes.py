@@ -292,6 +292,8 @@ LARGE = _mended(
     kind="fragile",
 )
 
+_ALONG_THE_SECOND: Steps = {"normalise": lambda e: e / e.sum(axis=-1)[:, None]}
+
 BATCHES = _mended(
     _SOFTMAX,
     _mistake(
@@ -307,11 +309,8 @@ BATCHES = _mended(
         " last one only for one text",
         "the rows of the weights do not sum to 1",
         *_over(1),
-        {
-            "shift": lambda s: s - s.max(axis=-1)[:, None],
-            "normalise": lambda e: e / e.sum(axis=-1)[:, None],
-        },
-        {"normalise": lambda e: e / e.sum(axis=-1)[:, None]},
+        {"shift": lambda s: s - s.max(axis=-1)[:, None], **_ALONG_THE_SECOND},
+        _ALONG_THE_SECOND,
     ),
 )
 
