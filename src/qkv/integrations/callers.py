@@ -1,11 +1,14 @@
-"""Which modules of torch run at this moment, and what they were called with."""
+"""Where in a model an attention runs: the modules around it, and what they were called with."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from qkv.arrays import Array
+from qkv.integrations.record import Ran
 from qkv.integrations.tensors import torch_module
 
 
@@ -48,8 +51,37 @@ def running(owner: Any) -> list[Running]:
     return found
 
 
-def part_of(calls: list[Running]) -> list[Running]:
-    """Of modules that run, those up to the part that has a config of its own, as towers have."""
+def located(ran: Ran, query: Array, key: Array) -> Ran:
+    """What ran, with the call and the part of the model that it was in.
+
+    Raises:
+        NotImplementedError: the texts here are not those that the part was given.
+    """
+    calls = running(ran.owner)
+    if not calls:
+        return ran
+    texts, length = query.shape[0], query.shape[-2]
+    # up to the part that has a config of its own, as towers have
     model = sys.modules["transformers"].PreTrainedModel
     last = next((n for n, x in enumerate(calls) if isinstance(x.module, model)), len(calls))
-    return calls[: last + 1]
+    inside = calls[: last + 1]
+    for one in inside:
+        given = one.vectors
+        if given is None or len(given) == texts:
+            continue
+        if given.ndim > 2 or (texts, length) != (1, len(given)):
+            raise NotImplementedError(
+                f"record: {type(one.module).__name__} was given {len(given)} rows and "
+                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs that "
+                "are cut or packed have no trace: record a single input, or leave this part out, "
+                "record(module=another part)"
+            )
+    found = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
+    if ran.mask is None and length == key.shape[-2]:  # a mask of the model's own making
+        given = (one.given("attention_mask") for one in inside)
+        padding = next(
+            (x for x in given if x is not None and tuple(x.shape) == (texts, length)), None
+        )
+        if padding is not None:
+            found |= {"start": 0, "padding": padding.detach().bool().numpy()}
+    return replace(ran, mask=calls[-1].kwargs, **found)

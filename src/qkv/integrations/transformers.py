@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.attend.call import check_call
 from qkv.attend.gradient import attention_grad
 from qkv.attend.solve import answer
 from qkv.extras import need
-from qkv.integrations.callers import part_of, running
+from qkv.integrations.callers import located
 from qkv.integrations.masks import Rules, mask, mask_type
 from qkv.integrations.record import Ran, can_record, current
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
@@ -229,39 +227,6 @@ def _collects_weights() -> bool:
     return any("attentions" in name for name in collected)
 
 
-def _located(ran: Ran, query: Array, key: Array) -> Ran:
-    """What ran, with the call and the part of the model that it was in.
-
-    Raises:
-        NotImplementedError: the texts here are not those that the part was given.
-    """
-    calls = running(ran.owner)
-    if not calls:
-        return ran
-    texts, length = query.shape[0], query.shape[-2]
-    inside = part_of(calls)
-    for one in inside:
-        given = one.vectors
-        if given is None or len(given) == texts:
-            continue
-        if given.ndim > 2 or (texts, length) != (1, len(given)):
-            raise NotImplementedError(
-                f"record: {type(one.module).__name__} was given {len(given)} rows and "
-                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs that "
-                "are cut or packed have no trace: record a single input, or leave this part out, "
-                "record(module=another part)"
-            )
-    found = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
-    if ran.mask is None and length == key.shape[-2]:  # a mask of the model's own making
-        given = (one.given("attention_mask") for one in inside)
-        padding = next(
-            (x for x in given if x is not None and tuple(x.shape) == (texts, length)), None
-        )
-        if padding is not None:
-            found |= {"start": 0, "padding": padding.detach().bool().numpy()}
-    return replace(ran, mask=calls[-1].kwargs, **found)
-
-
 def _option_of(dropout: float, config: Any) -> str:
     """The name of the option of a model that asks for this dropout, as far as can be told."""
     given = getattr(config, "__dict__", {})
@@ -287,7 +252,7 @@ def _answer(
         recording = None
     shown = sums = None
     if recording is not None:
-        out, sums = recording.add(_located(ran, arrays["query"], arrays["key"]), call)
+        out, sums = recording.add(located(ran, arrays["query"], arrays["key"]), call)
         out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
             shown = answer(call, weights=True)[1]
