@@ -225,7 +225,7 @@ def test_a_broken_rule_is_seen(module: str, source: str, complaint: str) -> None
         ("qkv.text.words", "def f():\n    import tokenizers"),
         ("qkv.text.words", "if TYPE_CHECKING:\n    import tokenizers"),
         ("qkv.ops.kernel", "from qkv import _kernel"),
-        ("qkv.cli.views", "import click\nfrom qkv import see"),
+        ("qkv.cli.show", "import click\nfrom qkv import see"),
         ("qkv", "from .attend import attention\nfrom .models import load"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command line: the verbs by what they give, no arithmetic."""
+"""The command line: one file per verb, no arithmetic."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import click
 
 from qkv.cli.bench import bench
 from qkv.cli.common import Program, debug_option
+from qkv.cli.compare import compare
 from qkv.cli.encode import encode
 from qkv.cli.generate import generate
 from qkv.cli.info import info
+from qkv.cli.replay import replay
+from qkv.cli.show import show
 from qkv.cli.train import train
-from qkv.cli.views import compare, replay, show, walk
+from qkv.cli.walk import walk
 
 
 @click.group("qkv", cls=Program, invoke_without_command=True)
