@@ -1,4 +1,4 @@
-"""The numbers behind a view: which head to show, its links, how far words moved."""
+"""The numbers behind a view: its text, its links, what a word looks at, how far words moved."""
 
 from __future__ import annotations
 
