@@ -37,7 +37,7 @@
 # COMPARE = {"what": "word", "word": str, "why": why it is this one, "sentence": str,
 #            "places": [[places in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
-#            "strongest": [[{"key", "name", "layer", "head", "weight"}, ...], the same of B]}
+#            "strongest": [[LINK, ...], the same of B]}, each as `to_dict` has it
 #        or {"what": "runs", "sentence": str, "of": str,
 #            "changes": [[token, distance, cosine, length in A], ...] largest first,
 #            "by_layer": [the mean distance at the embeddings and after each layer]}

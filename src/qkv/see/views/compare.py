@@ -15,16 +15,9 @@ from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import model_of, places_of, texts_of, traced
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.draw.panels import PICTURE, Column, Line, Lines, Panel, Table
+from qkv.see.draw.panels import Column, Line, Lines, Panel, Table
 from qkv.see.page.payload import check_theme, text_payload
-from qkv.see.views.head_panels import (
-    EACH_ROW,
-    HeadShown,
-    arrows,
-    heading_of,
-    link_to_dict,
-    weights_map,
-)
+from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, places_of_layers
 from qkv.see.views.runs import RunsView, compare_runs
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
@@ -63,6 +56,11 @@ class Side:
     def looks_at(self, head: ChosenHead) -> Array:
         """What the word looks at, of what is shown."""
         return findings.attended(self.shown, head.layer, head.head, self.rows)
+
+    @property
+    def strongest_links(self) -> list[dict[str, Any]]:
+        """The same, ready for JSON."""
+        return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
         """The content word that it looks at most, or, where there is none, the token."""
@@ -121,13 +119,6 @@ class CompareView(HeadShown):
     def panels(self) -> list[list[Panel]]:
         """The head in both texts, how alike the word is by layer, and what it looks at."""
         named = list(zip("AB", self.sides, strict=True))
-        maps: list[Panel] = [
-            weights_map(
-                side.shown, self.head, self.top, f"{name}: {self.where}", side.rows,
-                explained=EACH_ROW, shown_in=PICTURE,
-            )
-            for name, side in named
-        ]  # fmt: skip
         looks: list[Panel] = [
             Table(
                 name=name,
@@ -155,6 +146,7 @@ class CompareView(HeadShown):
             for name, side in named
         ]
         vectors: list[Panel] = [] if not len(self.similarity) else [self._alike(), *self._arrows()]
+        maps = self._maps("AB", [side.rows for side in self.sides])
         return [maps, vectors, looks, most]
 
     def _alike(self) -> Lines:
@@ -165,7 +157,7 @@ class CompareView(HeadShown):
             title=f"How alike {self.word} is in A and in B",
             explained="cosine",
             lines=[Line(list(enumerate(values)))],
-            names=["embeddings", *(f"after layer {layer}" for layer in range(len(values) - 1))],
+            names=places_of_layers(len(values) - 1),
             ends=(min(0.0, least - 0.1), 1.0),
             numbered=True,
         )
@@ -205,7 +197,7 @@ class CompareView(HeadShown):
                     "positions": side.positions,
                     "occurrences": side.occurrences,
                     "weights": side.weights,
-                    "strongest": [link_to_dict(side.shown, link) for link in side.strongest],
+                    "strongest": side.strongest_links,
                 }
                 for side in self.sides
             ],
@@ -224,19 +216,7 @@ class CompareView(HeadShown):
                 "sentence": self.sentence,
                 "places": [side.positions for side in self.sides],
                 "similarity": self.similarity,
-                "strongest": [
-                    [
-                        {
-                            "key": side.shown.keys.place(link.key),
-                            "name": side.shown.keys.tokens[link.key],
-                            "layer": link.layer,
-                            "head": link.head,
-                            "weight": link.weight,
-                        }
-                        for link in side.strongest
-                    ]
-                    for side in self.sides
-                ],
+                "strongest": [side.strongest_links for side in self.sides],
             },
         )
 

@@ -66,6 +66,17 @@ class HeadShown(View):
         """Why it is this head."""
         return [f"This head is shown because {self.head.reason}."]
 
+    def _maps(
+        self, names: Sequence[str], outlined: Sequence[Sequence[int]] = ((), ())
+    ) -> list[Panel]:
+        """The head in each text, as pictures beside each other."""
+        parts = zip(names, self._all_heads(), outlined, strict=True)
+        options: dict[str, Any] = {"explained": EACH_ROW, "shown_in": PICTURE}
+        return [
+            weights_map(part, self.head, self.top, f"{name}: {self.where}", rows, **options)
+            for name, part, rows in parts
+        ]
+
     def _chosen(self) -> dict[str, Any]:
         """The head among the numbers of the view."""
         return {
@@ -118,6 +129,11 @@ class OneText(HeadShown):
                 self.shown.queries.place(first_query(self.shown, self.head)), **start
             ),
         )
+
+
+def places_of_layers(layers: int) -> list[str]:
+    """What a number at the embeddings and after each layer is called."""
+    return ["embeddings", *(f"after layer {layer}" for layer in range(layers))]
 
 
 def link_in_words(heads: Heads, head: ChosenHead) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
 from qkv.see.page.payload import text_payload
-from qkv.see.views.head_panels import EACH_ROW, HeadShown, heading_of, weights_map
+from qkv.see.views.head_panels import HeadShown, heading_of, places_of_layers
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
@@ -84,13 +84,7 @@ class RunsView(HeadShown):
             **self._chosen(),
             "by_layer": self.by_layer,
             "changes": [
-                {
-                    "token": self.tokens[change.token],
-                    "place": change.token,
-                    "distance": change.distance,
-                    "cosine": change.cosine,
-                    "length": change.length,
-                }
+                {**asdict(change), "token": self.tokens[change.token], "place": change.token}
                 for change in self.changes
             ],
         }
@@ -98,17 +92,6 @@ class RunsView(HeadShown):
     def panels(self) -> list[list[Panel]]:
         """The head in both runs, each token's change, and what the most changed one looks at."""
         parts = self.heads
-        maps: list[Panel] = [
-            weights_map(
-                part,
-                self.head,
-                self.top,
-                f"{name}: {self.where}",
-                explained=EACH_ROW,
-                shown_in=PICTURE,
-            )
-            for name, part in zip(self.names, parts, strict=True)
-        ]
         shown = self.changes[:_MOST_ROWS]
         changed = Bars(
             title="How far each token's output moved",
@@ -129,9 +112,12 @@ class RunsView(HeadShown):
             columns=columns,
             note=note if len(shown) < len(self.changes) else "",
         )
-        rows: list[list[Panel]] = [[*maps, replace(changed, shown_in=PICTURE)], [table]]
+        rows: list[list[Panel]] = [
+            [*self._maps(self.names), replace(changed, shown_in=PICTURE)],
+            [table],
+        ]
         if len(self.by_layer):
-            names = ["embeddings", *(f"after layer {n}" for n in range(len(self.by_layer) - 1))]
+            names = places_of_layers(len(self.by_layer) - 1)
             values = self.by_layer.tolist()
             mean = "The mean of these distances"
             rows.append([Bars(title=mean, names=names, values=values, shown_in=TERMINAL)])

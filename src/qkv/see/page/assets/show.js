@@ -952,11 +952,11 @@ function shared(compare, data, open) {
       "div",
       {},
       el("h4", {}, `In ${visible(side_)}`),
-      links.map(({ name, layer, head, weight }) =>
+      links.map(({ to_token, layer, head, weight }) =>
         el(
           "button",
           { type: "button", onclick: () => open(layers.indexOf(layer), head) },
-          word(name),
+          word(to_token),
           ` ${number(weight)} `,
           el("span", { class: "dim" }, `layer ${layer}, head ${head}`),
         ),
