@@ -13,7 +13,7 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.heads import group_queries
 from qkv.attend.native import Gradients
-from qkv.attend.options import RETURNS, check_options
+from qkv.attend.options import OPTIONS, PACKED, RETURNS, check_options
 from qkv.attend.plan import Plan, takes
 from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
@@ -21,6 +21,7 @@ from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equa
 from qkv.ops.kernel import body
 from qkv.ops.threads import run_all
 
+_NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
 EXACT_WIDE = 1e3  # in float64
 
@@ -113,13 +114,7 @@ def varlen_attention_grad(
     cu_key_lengths: Any,
     *,
     forward: tuple[Any, Any] | None = None,
-    is_causal: bool = False,
-    q_offset: Any = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    scale: float | None = None,
+    **options: Any,
 ) -> AttentionGradient:
     """The gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
 
@@ -132,13 +127,8 @@ def varlen_attention_grad(
         cu_key_lengths: the same for key and value.
         forward: `(out, lse)` that `qkv.varlen_attention(..., return_lse=True)` gave, which spares
             a second forward pass.
-        is_causal: as for `qkv.varlen_attention`, and so are the next six.
-        q_offset: one number or one for each sequence; `"end"` means its own lengths.
-        window: `(left, right)`.
-        softcap: grad_out 0.
-        alibi_slopes: `(Hq,)`.
-        sinks: `(Hq,)` or `(Hq, n)`.
-        scale: `1 / sqrt(d)` unless given.
+        options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
+            of `qkv.varlen_attention`.
 
     Returns:
         What `qkv.attention_grad` gives, of packed rows; those of sinks and slopes are summed over
@@ -157,21 +147,8 @@ def varlen_attention_grad(
     array([0.39, 1.61, 1.  ])
     """
     name = "varlen_attention_grad"
-    packed = check_packed(
-        query,
-        key,
-        value,
-        cu_query_lengths,
-        cu_key_lengths,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        scale=scale,
-        call=name,
-    )
+    check_options(options, call=name, without=_NOT_PACKED)
+    packed = check_packed(query, key, value, cu_query_lengths, cu_key_lengths, **options, call=name)
     plan = packed.call.plan
     shape = (plan.length, plan.heads, plan.out[-1])
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
@@ -188,8 +165,8 @@ def varlen_attention_grad(
         found.key.astype(plan.dtype, copy=False),
         found.value.astype(plan.dtype, copy=False),
         None,
-        _over_rows(found.sinks, sinks, 1),
-        _over_rows(found.slopes, alibi_slopes, 1),
+        _over_rows(found.sinks, options.get("sinks"), 1),
+        _over_rows(found.slopes, options.get("alibi_slopes"), 1),
     )
 
 

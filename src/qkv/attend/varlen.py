@@ -86,7 +86,7 @@ def check_packed(
     cu_query_lengths: Any,
     cu_key_lengths: Any,
     *,
-    q_offset: Any,
+    q_offset: Any = None,
     call: str,
     **options: Any,
 ) -> Packed:

@@ -65,7 +65,14 @@ class Inputs:
     @property
     def lead(self) -> tuple[int, ...]:
         """The leading dimensions of the result."""
-        return np.broadcast_shapes(self.words.shape[:-2], self.others.shape[:-2])
+        shapes = self.words.shape, self.others.shape
+        try:
+            return np.broadcast_shapes(*(shape[:-2] for shape in shapes))
+        except ValueError:
+            raise ValueError(
+                f"{self.call}: x {shapes[0]} and context {shapes[1]}: "
+                "their leading dimensions must broadcast"
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,9 @@ class MultiHeadAttention:
                 "a multiple of the second, or give both d_query and d_value"
             )
         share = embed_dim // num_heads
-        d_query = (
-            share if d_query is None else whole_number(d_query, call=call, name="d_query", least=1)
-        )
-        d_value = (
-            share if d_value is None else whole_number(d_value, call=call, name="d_value", least=1)
+        d_query, d_value = (
+            share if size is None else whole_number(size, call=call, name=name, least=1)
+            for name, size in (("d_query", d_query), ("d_value", d_value))
         )
         kind = float_type(dtype, call=call)
         sizes = {
@@ -282,8 +280,8 @@ class MultiHeadAttention:
         for name in RETURNS:
             if name in options:
                 raise TypeError(f"{call}: training_forward has no {name}: leave it out")
-        inputs, _ = self._checked(x, context, cu_lengths, None, None, options)
-        plan = attention_plan(self, inputs)
+        check_options(options, packed=cu_lengths is not None, call=call)
+        inputs, plan, _ = self.check(x, context, cu_lengths=cu_lengths, **options)
         for array in (inputs.words, inputs.others):
             need_single(array, self.parameters, call=call)
         out, _, saved = attention_forward(self, inputs, plan=plan, save=True)
@@ -302,9 +300,39 @@ class MultiHeadAttention:
         **options: Any,
     ) -> tuple[Inputs, Call | None, Array | None]:
         """What a call is about, once all of it fits: its inputs, its plan, and where it goes."""
-        inputs, target = self._checked(x, context, cu_lengths, cache, lengths, options)
+        call = self._weights.call
+        check_options(options, packed=cu_lengths is not None, call=call)
+        words = self._vectors(x, "x", self.embed_dim)
+        others = None if context is None else self._vectors(context, "context", self.context_dim)
+        if others is None and self.context_dim != self.embed_dim:
+            raise ValueError(
+                f"{call}: x has vectors of {self.embed_dim} and "
+                f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
+            )
+        if cache is not None and (context is not None or cu_lengths is not None):
+            raise ValueError(
+                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
+            )
+        cu = None
+        if cu_lengths is not None:
+            if others is not None:
+                raise ValueError(
+                    f"{call}: cu_lengths goes without a context: each text attends to itself"
+                )
+            if words.ndim != 2:
+                raise ValueError(
+                    f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
+                )
+            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
+        given = [words] if others is None else [words, others]
+        dtype = result_type(given, self.parameters, call=call)
+        target = options.pop("out", None)
+        inputs = Inputs(words, others, dtype, options, call, cu, cache, lengths)
+        shape = (*inputs.lead, words.shape[-2], self.output_dim)
+        if target is not None:
+            check_out(target, shape, dtype, (*given, *self.parameters.values()), call=call)
         if top_k is not None:
-            whole_number(top_k, call=self._weights.call, name="top_k", least=1)
+            whole_number(top_k, call=call, name="top_k", least=1)
         return inputs, attention_plan(self, inputs) if cache is None else None, target
 
     def run(
@@ -394,49 +422,6 @@ class MultiHeadAttention:
         keep(record, "hook_attn_out", out, cu)
         return Trace(record.arrays)
 
-    def _checked(
-        self,
-        x: ArrayLike,
-        context: ArrayLike | None,
-        cu_lengths: ArrayLike | None,
-        cache: KVCache | None,
-        lengths: ArrayLike | None,
-        options: dict[str, Any],
-    ) -> tuple[Inputs, Array | None]:
-        """What a call is about, once it fits; and the array its result is for, if any."""
-        call = self._weights.call
-        check_options(options, packed=cu_lengths is not None, call=call)
-        words = self._vectors(x, "x", self.embed_dim)
-        others = None if context is None else self._vectors(context, "context", self.context_dim)
-        if others is None and self.context_dim != self.embed_dim:
-            raise ValueError(
-                f"{call}: x has vectors of {self.embed_dim} and "
-                f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
-            )
-        if cache is not None and (context is not None or cu_lengths is not None):
-            raise ValueError(
-                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
-            )
-        cu = None
-        if cu_lengths is not None:
-            if others is not None:
-                raise ValueError(
-                    f"{call}: cu_lengths goes without a context: each text attends to itself"
-                )
-            if words.ndim != 2:
-                raise ValueError(
-                    f"{call}: x has shape {words.shape}: with cu_lengths it is (total, D)"
-                )
-            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
-        given = [words] if others is None else [words, others]
-        dtype = result_type(given, self.parameters, call=call)
-        lead = _lead(given[0], given[-1], call=call)
-        target = options.pop("out", None)
-        if target is not None:
-            shape = (*lead, words.shape[-2], self.output_dim)
-            check_out(target, shape, dtype, (*given, *self.parameters.values()), call=call)
-        return Inputs(words, others, dtype, options, call, cu, cache, lengths), target
-
     def _vectors(self, x: Any, name: str, size: int) -> Array:
         array = word_vectors(x, call=self._weights.call, name=name)
         if array.shape[-1] != size:
@@ -458,15 +443,16 @@ class SelfAttention(MultiHeadAttention):
     (1, 6, 128)
     """
 
-    def _checked(
-        self, x: ArrayLike, context: ArrayLike | None, *given: Any
-    ) -> tuple[Inputs, Array | None]:
+    def check(
+        self, x: ArrayLike, context: ArrayLike | None = None, **given: Any
+    ) -> tuple[Inputs, Call | None, Array | None]:
+        """What a call is about, once all of it fits."""
         if context is not None:
             raise ValueError(
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
                 "another, and write attn_mask=... for a mask"
             )
-        return super()._checked(x, context, *given)
+        return super().check(x, context, **given)
 
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         super()._set(weights, num_heads, rotary)
@@ -528,13 +514,3 @@ def _in_front(x: Any, name: str, *, call: str) -> Array:
     """`x` with a batch axis, where it has none."""
     array = as_array(x, call=call, name=name)
     return array[None] if array.ndim == 2 else array
-
-
-def _lead(x: Array, context: Array, *, call: str) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(x.shape[:-2], context.shape[:-2])
-    except ValueError:
-        raise ValueError(
-            f"{call}: x {x.shape} and context {context.shape}: "
-            "their leading dimensions must broadcast"
-        ) from None
