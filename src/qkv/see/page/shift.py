@@ -16,13 +16,5 @@ from qkv.see.analysis.shift import Shift
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
     """A shift for the page: every point in the one plane, and the cosines."""
-    return {
-        "sentences": shift.sentences,
-        "tokens": shift.tokens,
-        "of": shift.of,
-        "before": shift.before,
-        "explained": shift.explained,
-        "stages": [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages],
-        "labelled": shift.labelled,
-        "pairs": [vars(pair) for pair in shift.pairs],
-    }
+    stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
+    return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}

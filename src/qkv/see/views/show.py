@@ -80,17 +80,10 @@ class ShowView(OneText):
             "weights": self.weights if self.heads.weights else None,
             "links": [link_to_dict(self.shown, link) for link in self.links],
             "other_heads": [link_to_dict(self.shown, link) for link in self.elsewhere],
-            "movement": None
-            if moved is None
-            else [
-                {"token": token, "cosine": c, "static_length": a, "contextual_length": b}
-                for token, c, a, b in zip(
-                    self.shown.queries.tokens,
-                    moved.cosine,
-                    moved.static_length,
-                    moved.contextual_length,
-                    strict=True,
-                )
+            "movement": moved
+            and [
+                {"token": token} | {name: row[i] for name, row in vars(moved).items()}
+                for i, token in enumerate(self.shown.queries.tokens)
             ],
         }
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from qkv.models import Model
 
 
+# What `to_dict` gives of a step.
+_SAID = ("title", "formula", "shape", "code", "name", "values", "sum", "note")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
     """One head step by step, and the recomputed output beside the model's own."""
@@ -131,19 +135,7 @@ class WalkView(View):
             "keys": None if walk.keys is walk.tokens else walk.keys,
             "layer": walk.layer,
             "head": walk.head,
-            "steps": [
-                {
-                    "title": step.title,
-                    "formula": step.formula,
-                    "shape": step.shape,
-                    "code": step.code,
-                    "name": step.name,
-                    "values": step.values,
-                    "sum": step.sum,
-                    "note": step.note,
-                }
-                for step in walk.steps
-            ],
+            "steps": [{name: getattr(step, name) for name in _SAID} for step in walk.steps],
             "own_name": walk.own_name,
             "own": walk.own,
             "recomputed": walk.recomputed,
