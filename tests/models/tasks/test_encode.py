@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
+from qkv.models.tasks.encode import Encoder
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 PROMPTS = {"query": "a cat ", "passage": "the mat, ", "none": ""}
@@ -365,6 +367,20 @@ def test_memory_does_not_grow_with_the_number_of_texts():
     )
     few, many = map(int, done.stdout.split())
     assert many - few < 15_000, f"{few} KiB for 5,000 lines, {many} KiB for 50,000"
+
+
+def test_vectors_of_a_list_take_their_memory_once(monkeypatch):
+    model = qkv.models.random_model("a cat", dim=512)
+    made = lambda _, batch, advance: np.ones((len(batch), 512), np.float32)  # noqa: E731
+    monkeypatch.setattr(Encoder, "_vectors", made)
+    tracemalloc.start()
+    try:
+        vectors = model.encode(["a cat"] * 10_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert vectors.shape == (10_000, 512)
+    assert peak < 1.5 * vectors.nbytes + 5_000_000, f"{peak:,} bytes for {vectors.nbytes:,}"
 
 
 def test_the_random_model_gives_the_same_for_a_generator():

@@ -91,7 +91,15 @@ class Encoder:
         parts = self.windows(sentences, show)
         if self._tokens_wanted:
             return [rows for part in parts for rows in part]
-        return np.concatenate([np.empty((0, self.sentence.width(self.dim)), self.dtype), *parts])
+        width = self.sentence.width(self.dim)
+        if not isinstance(sentences, list | tuple | np.ndarray):
+            return np.concatenate([np.empty((0, width), self.dtype), *parts])
+        # of known number: joined at the end, they would need their memory twice
+        vectors, done = np.empty((len(sentences), width), self.dtype), 0
+        for part in parts:
+            vectors[done : done + len(part)] = part
+            done += len(part)
+        return vectors
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
         """The same, some thousand texts at a time."""
