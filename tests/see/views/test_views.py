@@ -605,3 +605,26 @@ def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
         assert said[0] == trace.tokens[link.query]
         assert said[-1] == trace.tokens[link.key]
         assert float(said[1]) == round(float(weights[link.query, link.key]), 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: show(CAT, model=m),
+        lambda m: compare(CAT, BANK, word="sat", model=m),
+        lambda m: walk(CAT, model=m),
+    ],
+)
+def test_a_terminal_waits_for_no_plane(
+    make, lesson: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = make(lesson)
+    expected = str(view)
+
+    def fit(*_: object, **__: object) -> None:
+        raise AssertionError("a plane takes a third of a second of 900 words")
+
+    monkeypatch.setattr("qkv.see.views.head_panels.fit_plane", fit)
+    assert str(view) == expected
+    with pytest.raises(AssertionError, match="a plane"):
+        view.svg()

@@ -25,6 +25,11 @@ class ChosenHead:
     link: Link | None
     reason: str
 
+    @property
+    def where(self) -> str:
+        """Which head it is, in words."""
+        return f"layer {self.layer}, head {self.head}"
+
 
 def rank_heads(
     seen: Heads,

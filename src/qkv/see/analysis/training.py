@@ -214,7 +214,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
 
 def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
     """What became of a head."""
-    where, what = f"layer {head.layer}, head {head.head}", replay.scores[score]
+    where, what = head.where, replay.scores[score]
     course, steps = replay.course(head, score), replay.steps
     first, last = float(course[0]), float(course[-1])
     if len(steps) == 1:

@@ -90,7 +90,7 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
     """A grid of colours with a scale; what has no number is hatched."""
     from matplotlib.patches import Rectangle
 
-    panel = panel if panel.compact else panel.part()
+    panel = panel if panel.compact else panel.part
     low, high = panel.ends
     hatched = panel.hatched
     values = np.where(hatched, 0.0, panel.values)
@@ -143,7 +143,7 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
 
 def _links(axes: Axes, panel: Links) -> None:
     """Lines as wide and as dark as the weight; those of one query stand out."""
-    shown = panel.map.part()
+    shown = panel.map.part
     query = next(iter(shown.outlined), 0)
     for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
         chosen = i == query

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class HeatMap(Panel):
         """How its numbers are written."""
         return "{:.2f}".format if self.of == "weight" else number_format(self.values[~self.hatched])
 
+    @cached_property
     def part(self) -> HeatMap:
         """The rows and columns of the largest score that a picture has room for."""
         score = self.values if self.score is None else self.score
@@ -358,13 +360,25 @@ class Prose(Panel):
     code: bool = False
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Later(Panel):
+    """A panel that is made where it is drawn, since making it takes long.
+
+    Attributes:
+        make: makes it.
+    """
+
+    make: Callable[[], Panel]
+    shown_in: frozenset[str] = PICTURE
+
+
 Rows = Sequence[Sequence[Panel]]
 
 
 def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
     """The panels that a medium draws; rows that have none are left out."""
     kept = ([panel for panel in row if medium in panel.shown_in] for row in rows)
-    return [row for row in kept if row]
+    return [[x.make() if isinstance(x, Later) else x for x in row] for row in kept if row]
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:

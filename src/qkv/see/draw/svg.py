@@ -103,7 +103,7 @@ def _heat_map(panel: HeatMap) -> Part:
     """Cells of colour with their labels, and a scale below; what has no number is hatched."""
     if panel.compact:
         return _tile(panel)
-    panel = panel.part()
+    panel = panel.part
     rows, columns, hatched, form = panel.rows, panel.columns, panel.hatched, panel.form
     low, high = panel.ends
     n, m = panel.values.shape
@@ -158,7 +158,7 @@ def _tile(panel: HeatMap) -> Part:
 
 def _links(panel: Links) -> Part:
     """Lines as wide and as dark as the weight; those of one query stand out."""
-    shown, step = panel.map.part(), 20.0
+    shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
     left = max([_width(row) for row in shown.rows], default=0) + 10
     right = left + 130

@@ -15,7 +15,7 @@ from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import model_of, places_of, texts_of, traced
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.draw.panels import Column, Line, Lines, Panel, Table
+from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Table
 from qkv.see.page.payload import check_theme, text_payload
 from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, places_of_layers
 from qkv.see.views.runs import RunsView, compare_runs
@@ -175,7 +175,7 @@ class CompareView(HeadShown):
             for token in part[2]
         ]
         alone = [token for part in parts for token in part[2]]
-        return [arrows(before, after, names, alone=alone)]
+        return [Later(make=lambda: arrows(before, after, names, alone=alone))]
 
     def _all_heads(self) -> Sequence[Heads]:
         return [side.shown for side in self.sides]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from qkv.see.draw.panels import (
     Bars,
     Column,
     HeatMap,
+    Later,
     Links,
     Panel,
     Table,
@@ -59,7 +61,7 @@ class HeadShown(View):
     @property
     def where(self) -> str:
         """Which head it is, in words."""
-        return f"layer {self.head.layer}, head {self.head.head}"
+        return self.head.where
 
     @property
     def reasons(self) -> list[str]:
@@ -105,6 +107,11 @@ class OneText(HeadShown):
     elsewhere: list[Link]
     one_link: bool = False
 
+    @cached_property
+    def links(self) -> list[Link]:
+        """The head's largest weights between two different content words."""
+        return findings.strongest_links(self.shown, self.head.layer, self.head.head, 10)
+
     @property
     def sentence(self) -> str:
         """What is most striking about this head, in words."""
@@ -112,7 +119,7 @@ class OneText(HeadShown):
 
     def panels(self) -> list[list[Panel]]:
         """The head, and the other heads worth a look."""
-        head = head_panels(self.shown, self.head, self.top)
+        head = head_panels(self.shown, self.head, self.links, self.top)
         return [*head, *other_heads(self.shown, self.elsewhere, self.one_link)]
 
     def _all_heads(self) -> Sequence[Heads]:
@@ -138,11 +145,10 @@ def places_of_layers(layers: int) -> list[str]:
 
 def link_in_words(heads: Heads, head: ChosenHead) -> str:
     """The strongest link of a head as a sentence."""
-    where = f"layer {head.layer}, head {head.head}"
     if head.link is None:
-        return f"In {where} no content word looks at another one."
+        return f"In {head.where} no content word looks at another one."
     query, key = heads.queries.names[head.link.query], heads.keys.names[head.link.key]
-    return f"{query} looks at {key}: {head.link.weight:.2f} ({where})."
+    return f"{query} looks at {key}: {head.link.weight:.2f} ({head.where})."
 
 
 def heading_of(trace: Trace, name: str = "") -> Heading:
@@ -186,22 +192,22 @@ def weights_map(
     )
 
 
-def head_panels(heads: Heads, head: ChosenHead, top: float) -> list[list[Panel]]:
+def head_panels(
+    heads: Heads, head: ChosenHead, links: Sequence[Link], top: float
+) -> list[list[Panel]]:
     """One head: its weights, its largest links; of a long text also what was looked at most."""
-    where = f"layer {head.layer}, head {head.head}"
     query = [first_query(heads, head)]
-    weights = weights_map(heads, head, top, f"Weights of {where}", query, explained=EACH_ROW)
+    weights = weights_map(heads, head, top, f"Weights of {head.where}", query, explained=EACH_ROW)
     explained, most = "the largest weights between content words", 6
     if not heads.weights:
         kept = heads.summary[0].indices.shape[2]
         explained, most = f"the {kept} largest weights of each query were kept", 10
-    found = findings.strongest_links(heads, head.layer, head.head, most)
     rows, columns = heads.queries.names, heads.keys.names
-    named = [(rows[x.query], columns[x.key], x.weight) for x in found]
+    named = [(rows[x.query], columns[x.key], x.weight) for x in links[:most]]
     panels: list[Panel] = [weights]
     if named:
         panels.append(
-            Links(title=f"Links of {where}", explained=explained, map=weights, strongest=named)
+            Links(title=f"Links of {head.where}", explained=explained, map=weights, strongest=named)
         )
     if heads.weights:
         return [panels]
@@ -287,7 +293,7 @@ def arrows(
 def arrows_of(trace: Trace, shown: Heads | None = None) -> list[Panel]:
     """The words of a text before and after; none where their vectors were not traced."""
     words = findings.words_before_and_after(trace, shown)
-    return [arrows(*words)] if words else []
+    return [Later(make=lambda: arrows(*words))] if words else []
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:

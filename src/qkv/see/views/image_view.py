@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from qkv.models.vision import grid_of
 from qkv.see.analysis.findings import one_text
 from qkv.see.draw import figure
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
-from qkv.see.draw.panels import PICTURE, Cells, Image, Panel, Prose
+from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
@@ -130,19 +131,17 @@ class ImageView(View):
         if self.looking is not None:
             frames.append((*self.looking, _LOOKING))
         large: list[Panel] = [
-            Image(title="the image", pixels=smaller(self.image)),
-            Image(
-                title=self.caption, pixels=self.shown(self.head), grid=self.grid, frames=frames,
+            Later(make=lambda: Image(title="the image", pixels=smaller(self.image))),
+            Later(
+                make=lambda: Image(
+                    title=self.caption, pixels=self.shown(self.head), grid=self.grid, frames=frames
+                )
             ),
-        ]  # fmt: skip
+        ]
         count = len(self.weights)
         heads: list[Panel] = [
-            Image(
-                title=f"head {head}", pixels=self.shown(head, MOST_PIXELS // 4),
-                chosen=head == self.head,
-            )
-            for head in range(count if count > 1 else 0)
-        ]  # fmt: skip
+            Later(make=partial(self._small, head)) for head in range(count if count > 1 else 0)
+        ]
         rows = [heads[start : start + _ACROSS] for start in range(0, len(heads), _ACROSS)]
         cells = Cells(
             title=f"Layer {self.layer}, head {self.head}",
@@ -151,6 +150,11 @@ class ImageView(View):
             marked=self.looking,
         )
         return [[Prose(text=self.note, shown_in=PICTURE)], large, *rows, [cells]]
+
+    def _small(self, head: int) -> Image:
+        """What one of the heads looks at, among all of them."""
+        pixels = self.shown(head, MOST_PIXELS // 4)
+        return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
 
     def figure(self) -> Figure:
         """The panels of the view as a matplotlib figure, on the ground that its theme has."""

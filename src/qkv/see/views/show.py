@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.findings import Link, Movement
+from qkv.see.analysis.findings import Movement
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import places_in, traced
 from qkv.see.draw.panels import Panel
@@ -28,13 +28,11 @@ class ShowView(OneText):
 
     Attributes:
         trace: of the text.
-        links: its largest weights between two different content words.
         movement: how far each word moved, where its vectors were traced.
         heads: all heads of the tokens.
     """
 
     trace: Trace
-    links: list[Link]
     movement: Movement | None
     heads: Heads
 
@@ -159,7 +157,6 @@ def show(
     one_link = queries is not None and keys is not None
     return ShowView(
         trace,
-        findings.strongest_links(shown, chosen.layer, chosen.head, 10),
         findings.movement(trace, shown.queries.spans),
         heads,
         head=chosen,
