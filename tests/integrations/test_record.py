@@ -51,6 +51,12 @@ def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **
     return out
 
 
+def run_from(start: int, layer: Layer, query: Any, key: Any, value: Any) -> None:
+    """The same, causal, of queries that stand from `start` on, in a pass of their own."""
+    rules = {"is_causal": True, "q_offset": start}
+    run(layer, query, key, value, rules=rules, mask=object(), start=start, is_causal=True)
+
+
 def weights_of(query: Any, key: Any, visible: Any) -> tuple[Any, Any]:
     """Weights and log-sum-exp, written out once more; one key head for all query heads will do."""
     scores = query @ np.swapaxes(key, -1, -2) / 2
@@ -102,16 +108,7 @@ def test_steps_with_a_cache_are_one_pass() -> None:
     layer, (query, key, value) = Layer(0), inputs()
     with qkv.record(top_k=3) as trace:
         for start, stop in ((0, 4), (4, 5), (5, 7)):
-            run(
-                layer,
-                query[:, :, start:stop],
-                key[:, :, :stop],
-                value[:, :, :stop],
-                rules={"is_causal": True, "q_offset": start},
-                mask=object(),
-                start=start,
-                is_causal=True,
-            )
+            run_from(start, layer, query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
     check(trace, 0, *weights_of(query, key, CAUSAL))
 
 
@@ -136,16 +133,7 @@ def test_a_cache_that_forgets_what_no_window_reaches_keeps_the_places() -> None:
 def test_a_cache_with_room_to_spare_shows_the_tokens_alone() -> None:
     query, key, value = inputs()
     with qkv.record(top_k=3) as trace:
-        run(
-            Layer(0),
-            query[:, :, :5],
-            key,
-            value,
-            rules={"is_causal": True, "q_offset": 0},
-            mask=object(),
-            start=0,
-            is_causal=True,
-        )
+        run_from(0, Layer(0), query[:, :, :5], key, value)
     assert trace["received", 0].shape == (2, 3, 5)
     check(trace, 0, *weights_of(query[:, :, :5], key[:, :, :5], CAUSAL[:5, :5]))
 
@@ -153,16 +141,7 @@ def test_a_cache_with_room_to_spare_shows_the_tokens_alone() -> None:
 def test_what_was_asked_before_the_block_began_saw_nothing() -> None:
     query, key, value = inputs()
     with qkv.record(top_k=3) as trace:
-        run(
-            Layer(0),
-            query[:, :, 4:],
-            key,
-            value,
-            rules={"is_causal": True, "q_offset": 4},
-            mask=object(),
-            start=4,
-            is_causal=True,
-        )
+        run_from(4, Layer(0), query[:, :, 4:], key, value)
     check(trace, 0, *weights_of(query, key, CAUSAL & (np.arange(7) >= 4)[:, None]))
 
 
@@ -184,16 +163,7 @@ def test_another_number_of_texts_is_no_next_step() -> None:
     with qkv.record(top_k=3) as trace:
         run(layer, *inputs(length=3), mask=object(), start=0, is_causal=True)
         query, key, value = inputs(texts=1)
-        run(
-            layer,
-            query[:, :, 3:],
-            key,
-            value,
-            rules={"is_causal": True, "q_offset": 3},
-            mask=object(),
-            start=3,
-            is_causal=True,
-        )
+        run_from(3, layer, query[:, :, 3:], key, value)
     check(trace, 0, *weights_of(query, key, CAUSAL & (np.arange(7) >= 3)[:, None]))
 
 

@@ -96,7 +96,7 @@ class Seq2SeqModel(Model):
         packed = body.decode(written, shown, rows, cu_lengths)
         return output_of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
 
-    def trace(  # type: ignore[override]
+    def trace(  # type: ignore[override]  # its texts are written by a decoder, `target`
         self,
         texts: Texts,
         *,
