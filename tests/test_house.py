@@ -96,7 +96,8 @@ STEPS = {
     ],
     "scale": [
         {"sources", "workers", "manifest", "blocks"},
-        {"parts", "forward"},
+        {"counting", "forward"},
+        {"parts"},
         {"encoding", "heads", "gradient"},
         {""},
     ],

@@ -1,6 +1,8 @@
 """Vectors of many files: every row once, as `Model.encode` gives it, in a folder that resumes."""
 
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ def test_a_bad_row_ends_the_run_or_is_skipped(tmp_path: Path) -> None:
     lines[1001] = b"the \xff"
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"a.txt, row 1001, is not UTF-8: byte 5 is 0xff"):
+    with pytest.raises(ValueError, match=r"a.txt, row 1001 is not UTF-8: byte 5 is 0xff"):
         encode("random", tmp_path / "a.txt", out)
     assert not out.exists()
     done = encode("random", tmp_path / "a.txt", out, on_error="skip")
@@ -111,7 +113,7 @@ def test_a_blank_row_has_a_vector_where_there_are_special_tokens(tmp_path: Path)
     want = qkv.load("wordnet").encode(["a", "", "b"])
     found = np.array(held(tmp_path / "out")["vector"], np.float32)
     np.testing.assert_allclose(found, want, atol=1e-6)
-    with pytest.raises(ValueError, match=r"a.txt, row 1, there is no token"):
+    with pytest.raises(ValueError, match=r"a.txt, row 1 is empty: there is no token"):
         encode("random", tmp_path / "a.txt", tmp_path / "other")
     done = encode("random", tmp_path / "a.txt", tmp_path / "other", on_error="skip")
     assert (done.rows, len(done.skipped)) == (2, 1)
@@ -141,10 +143,28 @@ def test_other_file_systems(tmp_path: Path) -> None:
     assert [name[:11] for name in sorted(names)] == ["_manifest.j", "part-000000"]
 
 
+def test_texts_that_are_cut_are_counted_once_a_run(tmp_path: Path) -> None:
+    long = "the cat sat on the mat " * 100  # 600 tokens, of which 512 are read
+    texts = [long if row % 300 == 0 else "the cat sat" for row in range(1200)]
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        done = encode("random", tmp_path / "a.txt", tmp_path / "out")
+    assert done.parts > 1
+    said = "4 of 1200 texts were cut to 512 tokens (the longest has 600)"
+    assert [str(one.message) for one in noted] == [said]
+    assert noted[0].filename == __file__
+
+
+def test_a_file_that_zstandard_packed(tmp_path: Path) -> None:
+    import zstandard
+
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"the cat\non the mat\n"))
+    assert encode("random", tmp_path / "a.txt.zst", tmp_path / "out").rows == 2
+
+
 def test_zst_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.scale.sources.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.txt.zst").write_bytes(b"")
-    with pytest.raises(
-        ImportError, match=r"a\.txt\.zst needs zstandard, .*: pip install zstandard"
-    ):
+    with pytest.raises(ImportError, match=r"needs zstandard, .*: pip install 'qkv\[scale\]'"):
         encode("random", tmp_path / "a.txt.zst", tmp_path / "out")

@@ -53,11 +53,38 @@ def test_a_bad_row_is_named_or_skipped(files: list[str], address: str, tmp_path:
     arguments = [*files, "-o", str(tmp_path / "out"), "--cluster", address]
     code, _, errors = run(*arguments)
     assert code == 2
-    assert "b.txt, row 40, is not UTF-8: byte 5 is 0xff" in errors
+    said = (
+        "b.txt, row 40 is not UTF-8: byte 5 is 0xff: mend it, or skip bad rows with --on-error skip"
+    )
+    assert errors.endswith(f"{said}\n")
     assert not (tmp_path / "out").exists()
     code, _, errors = run(*arguments, "--on-error", "skip")
     assert code == 0
     assert "640 rows, skipped 1, " in errors
+
+
+def test_a_folder_of_other_vectors_is_begun_anew_if_told(
+    files: list[str], address: str, tmp_path: Path
+) -> None:
+    arguments = [*files, "-o", str(tmp_path / "out"), "--cluster", address]
+    assert run(*arguments)[0] == 0
+    (tmp_path / "b.txt").write_text("the mat\n")
+    code, _, errors = run(*arguments)
+    assert code == 2
+    assert "b.txt has changed since" in errors
+    assert errors.endswith("choose another folder, or begin anew with --no-resume\n")
+    code, _, errors = run(*arguments, "--no-resume")
+    assert code == 0
+    assert "601 rows, " in errors
+
+
+@pytest.mark.parametrize("option", [["--column", "x"], ["--on-error", "skip"], ["--no-resume"]])
+def test_what_is_for_many_files_needs_a_cluster(
+    option: list[str], files: list[str], tmp_path: Path
+) -> None:
+    code, _, errors = run(*files, "-o", str(tmp_path / "a.npy"), *option)
+    assert code == 2
+    assert f"{option[0]} is for many files: add --cluster local" in errors
 
 
 @pytest.mark.parametrize("where", ["local:", "local:0", "local:x", "local:-1"])

@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import qkv
 from qkv import scale
 from qkv.circuits import head_scores
+from qkv.circuits.heads import HeadSums, head_sums
 from qkv.scale.sources import blocks_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", ",", "."]
@@ -98,14 +98,32 @@ def test_however_it_is_cut(
 def test_long_sources_are_cut_into_many_parts(
     texts: list[str], wanted: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qkv.scale import heads
+    sizes = []
+
+    def noted(model: Any, part: Iterator[str], of: tuple[str, ...]) -> HeadSums:
+        rows = list(part)
+        sizes.append(len(rows))
+        return head_sums(model, rows, of)
 
     (tmp_path / "x.txt").write_text("".join(f"{text}\n" for text in texts))
     monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
     monkeypatch.setattr("qkv.scale.heads.ROWS", 7)
-    sources = heads.find_sources(tmp_path / "x.txt", "text", "test")
-    assert [part.rows for part in heads._parts(sources, None)] == [7] * 17 + [1]
+    monkeypatch.setattr("qkv.scale.heads.head_sums", noted)
     agree(scale.head_scores(None, tmp_path / "x.txt"), wanted)
+    assert sizes == [7] * 17 + [1]
+
+
+def test_texts_that_are_cut_are_counted_once(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale.heads.ROWS", 1)
+    rows = ["the cat", "the cat sat " * 50, "sat", "the cat " * 100]  # 64 tokens are read
+    (tmp_path / "x.txt").write_text("\n".join(rows))
+    for used in (None, client):
+        with pytest.warns(UserWarning, match=r"^2 of 4 texts were cut to 64 tokens") as noted:
+            scale.head_scores(None, tmp_path / "x.txt", "first", client=used)
+        assert len(noted) == 1
 
 
 def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, client: Any) -> None:
@@ -150,7 +168,7 @@ def test_a_bad_row_has_its_number_in_the_file(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "the cat"}\n' * 20 + "none\n")
-    monkeypatch.setattr("qkv.scale.heads.blocks_of", partial(blocks_of, size=50))
+    monkeypatch.setattr("qkv.scale.counting.blocks_of", lambda file, _: blocks_of(file, 50))
     with pytest.raises(ValueError, match=r"x\.jsonl, row 20 is not JSON"):
         scale.head_scores(None, path)
 

@@ -146,13 +146,13 @@ class _Reader:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.cut = model.tokenizer and Truncator(model.tokenizer, model.max_length)
+        self.truncator = model.tokenizer and Truncator(model.tokenizer, model.max_length)
 
     def checked(self, text: Any, number: int) -> str | Array:
         """A text that can be read, or ids that are the model's."""
         model, name = self.model, f"text {number}"
         if not isinstance(text, np.ndarray | list | tuple):
-            if self.cut is None:
+            if self.truncator is None:
                 raise ValueError(
                     f"head_scores: {name} is no list of ids and {model.name} has no "
                     "tokenizer: give the ids of tokens"
@@ -166,7 +166,7 @@ class _Reader:
     def __call__(self, window: Sequence[str | Array]) -> list[Array]:
         """The ids of texts that were checked, those without a token left out."""
         strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
-        cut = iter(self.cut(strings) if self.cut else ())
+        cut = iter(self.truncator(strings) if self.truncator else ())
         found = (next(cut).ids if isinstance(text, str) else text for text in window)
         return [ids for ids in found if len(ids)]
 
@@ -188,8 +188,8 @@ def _windows(model: Model, texts: Any) -> Iterator[list[Array]]:
             yield read(window)
             window, size = [], 0
     yield read(window)
-    if read.cut:
-        read.cut.warn()
+    if read.truncator:
+        read.truncator.cut.warn()
 
 
 def _is_ids(texts: Any) -> bool:

@@ -7,6 +7,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
+# what errors of `scale.encode` call an option
+_OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text a line"
 
 
@@ -44,6 +48,11 @@ _EMPTY = "{} is empty: write one text a line"
     help="With --cluster: whether a bad row ends the run (raise, the default) or is left out.",
 )
 @click.option(
+    "--no-resume",
+    is_flag=True,
+    help="With --cluster: begin anew, whatever an earlier run has left in the folder.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="With --cluster: say rows, parts and hours, and write nothing."
 )
 @model_option
@@ -57,6 +66,7 @@ def encode(
     cluster: str | None,
     column: str | None,
     on_error: str | None,
+    no_resume: bool,
     dry_run: bool,
     model: str | None,
     as_json: bool,
@@ -73,11 +83,21 @@ def encode(
         raise click.UsageError("Missing option '-o' / '--output'.", context)
     if cluster is not None:
         options = {"column": column or "text", "on_error": on_error or "raise"}
-        _on_cluster(files, output, cluster, model, dry_run, as_json, options)
+        with _spelled_as_typed():
+            found = _on_cluster(
+                files, None if dry_run else output, cluster, model, options, not no_resume
+            )
+        if as_json:
+            print_json(found)
         return
-    only = {"--column": column, "--on-error": on_error, "--dry-run": dry_run or None}
+    only = {
+        "--column": column,
+        "--on-error": on_error,
+        "--no-resume": no_resume,
+        "--dry-run": dry_run,
+    }
     for name, given in only.items():
-        if given is not None:
+        if given:
             raise click.UsageError(f"{name} is for many files: add --cluster local", context)
     if len(files) > 1:
         raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
@@ -86,35 +106,40 @@ def encode(
     _one_file(files[0], str(output), model, as_json)
 
 
+@contextmanager
+def _spelled_as_typed() -> Iterator[None]:
+    """Errors that name an argument of `scale.encode` name the option instead."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        for argument, option in _OPTIONS.items():
+            said = said.replace(argument, option)
+        raise ValueError(said) from error
+
+
 def _on_cluster(
     files: tuple[str, ...],
     output: str | None,
     cluster: str,
     model: str | None,
-    dry_run: bool,
-    as_json: bool,
     options: dict[str, Any],
-) -> None:
-    """Many files, into a folder."""
-    from dataclasses import asdict
-
+    resume: bool,
+) -> dict[str, Any]:
+    """Many files into a folder, or what that would take; what is known of it afterwards."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
 
     with connected(cluster, "encode") as client:
-        if dry_run:
+        if output is None:
             found = estimate(model, list(files), client=client, **options)
             say(f"{found.rows:,} rows, {found.parts:,} parts, {found.hours:.2g} hours")
-            if as_json:
-                print_json(asdict(found))
-            return
-        assert output is not None
-        done = scale.encode(model, list(files), output, client=client, **options)
+            return asdict(found)
+        done = scale.encode(model, list(files), output, client=client, resume=resume, **options)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
     say(f"{done.rows:,} rows{skipped}, {done.parts:,} parts, wrote {output}")
-    if as_json:
-        print_json({**asdict(done), "output": output})
+    return {**asdict(done), "output": output}
 
 
 def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:

@@ -232,7 +232,7 @@ class Model:
         text = check_text(text, call="tokenize", name="text")
         truncator = Truncator(self._need_tokenizer("tokenize"), None)
         [found] = truncator([self._sentence.prepared(text)])
-        truncator.warn()
+        truncator.cut.warn()
         return found
 
     def prepared(self, text: str) -> str:
@@ -643,7 +643,7 @@ class Model:
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
                     raise ValueError(f"trace: {where} is empty: there is no word in it")
-            truncator.warn()
+            truncator.cut.warn()
             batch = [
                 replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
                 for tokens, text in zip(batch, strings, strict=True)

@@ -9,21 +9,20 @@ import time
 import uuid
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from qkv.models import Model
+from qkv.models.tasks.truncation import Cut
 from qkv.progress import progress
+from qkv.scale.counting import counts_of
 from qkv.scale.manifest import MANIFEST, Folder, writing
-from qkv.scale.parts import Order, bad_row, is_whole, write_part
+from qkv.scale.parts import WAY, Order, is_whole, write_part
 from qkv.scale.sources import (
     BLOCK,
     MARK_ROWS,
-    Block,
-    Count,
     Part,
     Source,
-    blocks_of,
-    count,
     cut,
     described,
     find_sources,
@@ -72,7 +71,7 @@ class _Plan:
     sizes: dict[str, int]
     parts: list[Part]
 
-    @property
+    @cached_property
     def about(self) -> dict[str, Any]:
         """What the manifest says of it."""
         rows = [0] * len(self.sources)
@@ -90,10 +89,14 @@ class _Plan:
             ],
         }
 
+    @cached_property
+    def digest(self) -> str:
+        """Of all that follows from it, for the names of files."""
+        return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
+
     def name(self, number: int) -> str:
         """The file of a part."""
-        digest = hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
-        return f"part-{number:06}-{digest}.parquet"
+        return f"part-{number:06}-{self.digest}.parquet"
 
 
 def encode(
@@ -207,33 +210,13 @@ def _check_model(model: Model) -> None:
     model.encode([], show_progress_bar=False)
 
 
-def _checked_count(_: Any, case: tuple[Block, bool]) -> Count:
-    return count(*case)
-
-
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: dict[str, Any] | None
 ) -> _Plan:
     """The plan of a run, after all rows were counted, with the sizes of an earlier one."""
     files = [described(one, CALL) for one in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
-    blocks = [(number, one) for number, file in enumerate(files)
-              for one in blocks_of(file, sizes["block"])]  # fmt: skip
-    counts: list[list[Count]] = [[] for _ in files]
-    cases = [(block, check) for _, block in blocks]
-    found = dict(each(client, _checked_count, cases, call=CALL))
-    for place, (number, _) in enumerate(blocks):
-        counts[number].append(found[place])
-    torn = [number for number, some in enumerate(counts) if not all(one.whole for one in some)]
-    streams = [(Block(files[number]), check) for number in torn]  # of quoted line ends
-    for place, one in each(client, _checked_count, streams, call=CALL):
-        counts[torn[place]] = [one]
-    for file, some in zip(files, counts, strict=True):
-        row = 0
-        for one in some:
-            if one.bad:
-                raise ValueError(bad_row(CALL, file.path, row + one.bad[0], one.bad[1]))
-            row += one.rows
+    counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
     total = sum(one.rows for some in counts for one in some)
     if "rows" not in sizes:
         share = -(-total // (PARTS * max(1, workers_of(client))))
@@ -312,11 +295,11 @@ def _run(
     orders = [
         Order(plan.parts[number], folder, plan.name(number), run, skip, CALL) for number in missing
     ]
-    about = plan.about
+    texts_cut = Cut(None)
 
     def save() -> float:
         parts = {str(number): done[number] for number in sorted(done)}
-        whole = {**about, "whole": len(done) == len(plan.parts), "parts": parts}
+        whole = {**plan.about, "whole": len(done) == len(plan.parts), "parts": parts}
         folder.write(MANIFEST, json.dumps(whole, indent=1).encode())
         return time.monotonic()
 
@@ -325,10 +308,12 @@ def _run(
     results = each(client, write_part, orders, call=CALL, model=plan.model)
     try:
         with closing(results), progress(CALL, total, unit="rows") as advance:
-            for place, part in results:
+            for place, (part, cut_here) in results:
                 done[missing[place]] = part
+                texts_cut = cut_here + texts_cut
                 advance(plan.parts[missing[place]].rows)
                 if time.monotonic() - saved > _SAVE:
                     saved = save()
     finally:
         save()
+    texts_cut.warn()

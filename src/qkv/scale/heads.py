@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import add
 from typing import Any
 
 from qkv.arrays import Array
 from qkv.circuits.heads import NAMES, HeadSums, checked_names, head_sums
 from qkv.models import Model
-from qkv.models.tasks.truncation import MOST
-from qkv.scale.sources import (
-    Bad,
-    Block,
-    Count,
-    Part,
-    Source,
-    blocks_of,
-    count,
-    cut,
-    described,
-    find_sources,
-    rows_of,
-)
+from qkv.models.tasks.truncation import MOST, Cut, counting
+from qkv.scale.counting import bad_row, counts_of
+from qkv.scale.sources import Bad, Part, cut, described, find_sources, rows_of
 from qkv.scale.workers import current_client, each, named
 
 CALL = "scale.head_scores"
@@ -63,57 +54,29 @@ def head_scores(
     (4, 6)
     """
     names = checked_names(of)
-    found = [described(source, CALL) for source in find_sources(sources, column, CALL)]
+    files = [described(source, CALL) for source in find_sources(sources, column, CALL)]
     used, client = named(model, CALL), current_client(client)
-    parts: list[Part | None] = [*_parts(found, client)]
+    parts: list[Part | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]
     cases = [(part, names) for part in parts or [None]]
-    sums: list[HeadSums] = _in_order(each(client, _part_sums, cases, call=CALL, model=used))
+    found = dict(each(client, _part_sums, cases, call=CALL, model=used))
+    sums = [found[number][0] for number in range(len(cases))]
     while len(sums) > 1:  # as a tree, in one order
         pairs = [sums[n : n + 2] for n in range(0, len(sums), 2)]
         sums = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    reduce(add, (texts_cut for _, texts_cut in found.values())).warn()
     return sums[0].means()
 
 
-def _parts(sources: list[Source], client: Any) -> list[Part]:
-    """The parts that sources are cut into; every row is looked at."""
-
-    def counted(blocks: list[Block]) -> Iterator[Count]:
-        return iter(_in_order(each(client, _counted, blocks, call=CALL)))
-
-    blocks = [blocks_of(source) for source in sources]
-    counts = counted([block for some in blocks for block in some])
-    by_source = [[next(counts) for _ in some] for some in blocks]
-    for number, source in enumerate(sources):
-        if not all(one.whole for one in by_source[number]):  # its rows are not lines
-            by_source[number] = list(counted([Block(source)]))
-        row = 0
-        for one in by_source[number]:
-            if one.bad is not None:
-                raise ValueError(_bad(source, row + one.bad[0], one.bad[1]))
-            row += one.rows
-    return cut(sources, by_source, ROWS, BYTES)
-
-
-def _in_order(found: Iterable[tuple[int, Any]]) -> list[Any]:
-    return [result for _, result in sorted(found, key=lambda one: one[0])]
-
-
-def _counted(_: None, block: Block) -> Count:
-    return count(block)
-
-
-def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> HeadSums:
-    """The sums of one part's texts; those of none have the shapes alone."""
+def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
+    """The sums of one part's texts, and what was cut; those of none have the shapes alone."""
     part, names = case
-    return head_sums(model, () if part is None else _texts(part), names)
+    texts_cut = Cut(model.max_length)
+    with counting(texts_cut):
+        return head_sums(model, () if part is None else _texts(part), names), texts_cut
 
 
 def _texts(part: Part) -> Iterator[str]:
     for row, text in enumerate(rows_of(part, MOST), part.row):
         if isinstance(text, Bad):  # it was good when it was counted
-            raise ValueError(_bad(part.source, row, text.reason))
+            raise ValueError(bad_row(CALL, part.source, row, text.reason))
         yield text
-
-
-def _bad(source: Source, row: int, reason: str) -> str:
-    return f"{CALL}: {source.path}, row {row} {reason}"

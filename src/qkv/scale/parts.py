@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,11 +12,13 @@ import numpy as np
 from qkv.extras import need
 from qkv.models import Model
 from qkv.models.tasks.encode import EmptyText
-from qkv.models.tasks.truncation import MOST
+from qkv.models.tasks.truncation import MOST, Cut, counting
+from qkv.scale.counting import bad_row
 from qkv.scale.manifest import Folder
 from qkv.scale.sources import Bad, Part, digest_of, rows_of
 
 _WINDOW = 2048  # rows that are encoded at once
+WAY = 'mend it, or skip bad rows with on_error="skip"'
 
 
 @dataclass(frozen=True)
@@ -45,24 +46,25 @@ class Order:
         return f"rows {part.row} to {part.row + part.rows - 1} of {part.source.path}"
 
 
-def write_part(model: Model, order: Order) -> dict[str, Any]:
-    """Encode the rows of a part and write them; what the manifest says of it.
+def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
+    """Encode the rows of a part and write them; what the manifest says of it, and what was cut.
 
     Raises:
         ValueError: a row is bad; the error names it. Or the source has changed.
     """
     part, rows, vectors, skipped = order.part, [], [], []
-    seen = 0
+    seen, texts_cut = 0, Cut(model.max_length)
     for window in _windows(rows_of(part, MOST)):
         good: list[Any] = []
         bad: list[Any] = []
         for row, text in enumerate(window, part.row + seen):
             (bad if isinstance(text, Bad) else good).append((row, text))
         seen += len(window)
-        found = _encoded(model, good, bad)
+        with counting(texts_cut):
+            found = _encoded(model, good, bad)
         if bad and not order.skip:
             row, why = min(bad, key=lambda one: one[0])
-            raise ValueError(bad_row(order.call, part.source.path, row, why.reason))
+            raise ValueError(bad_row(order.call, part.source, row, why.reason, WAY))
         skipped += [[row, why.reason] for row, why in sorted(bad, key=lambda one: one[0])]
         rows += [row for row, _ in good]
         vectors.append(found)
@@ -73,12 +75,7 @@ def write_part(model: Model, order: Order) -> dict[str, Any]:
     if not order.folder.is_ours(order.run):
         raise RuntimeError(f"{order.call}: the run that asked for {order.name} has ended")
     order.folder.write(order.name, data)
-    return {**about, "bytes": len(data), "checksum": digest_of(data)}
-
-
-def bad_row(call: str, path: str, row: int, reason: str) -> str:
-    """The error of a row that is none."""
-    return f'{call}: {path}, row {row}, {reason}: mend it, or skip bad rows with on_error="skip"'
+    return {**about, "bytes": len(data), "checksum": digest_of(data)}, texts_cut
 
 
 def is_whole(_: Any, case: tuple[Folder, dict[str, Any]]) -> bool:
@@ -92,12 +89,14 @@ def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
     """The vectors of rows; those without a token go from `good` to `bad`."""
     while True:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # long texts are cut, as everywhere
-                return model.encode([text for _, text in good], show_progress_bar=False)
+            return model.encode([text for _, text in good], show_progress_bar=False)
         except EmptyText as error:
             empty = good[error.number][1].strip()
-            bad += [(row, Bad(error.reason)) for row, text in good if text.strip() == empty]
+            bad += [
+                (row, Bad(f"is empty: {error.reason}"))
+                for row, text in good
+                if text.strip() == empty
+            ]
             good[:] = [one for one in good if one[1].strip() != empty]
 
 

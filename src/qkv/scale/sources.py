@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import islice, pairwise
 from typing import IO, Any, TypeVar, cast
 
@@ -172,10 +171,8 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
                 f"{call}: {one} is of no kind that is read: give .txt, .jsonl or .csv, "
                 "compressed or not, or .parquet"
             )
-        if packed == ".zst" and find_spec("zstandard") is None:
-            raise ImportError(
-                f"{call}: {one} needs zstandard, which is not installed: pip install zstandard"
-            )
+        if packed == ".zst":
+            need("zstandard", "scale")
         if "://" not in one:
             one = os.path.abspath(one)  # workers may be in another folder
         yield Source(one, kind, column, bool(packed))

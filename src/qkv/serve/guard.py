@@ -32,6 +32,7 @@ _FILES = "/static-offline-docs"
 ASSETS = frozenset(
     f"{_FILES}/{name}" for name in ("favicon.png", "swagger-ui-bundle.js", "swagger-ui.css")
 )
+_KEYLESS = OPEN | ASSETS
 
 # a name or an address, with a port; an IPv6 address stands in brackets
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]*[a-z0-9_-])\.?)(?::[0-9]*)?", re.IGNORECASE)
@@ -127,7 +128,7 @@ class Guard:
                 "the page that asks comes from somewhere else than this server",
                 code="origin_not_allowed",
             )
-        if self._key is not None and path not in OPEN | ASSETS:
+        if self._key is not None and path not in _KEYLESS:
             self._check_key(found.get(b"authorization", b""))
         if path.startswith(_FILES) and path not in ASSETS:  # nothing else is looked for on the disk
             raise Refused(404, "there is nothing at this path: GET / has the routes")

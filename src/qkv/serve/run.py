@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -60,18 +60,19 @@ def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that is bound to an address, or an error that names it."""
-    try:
-        kind, _, _, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(kind, socket.SOCK_STREAM) as found:
+    with ExitStack() as stack:
+        try:
+            kind, _, _, _, place = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            found = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(place)
             found.listen(2048)
-            yield found
-    except OSError as error:
-        where = f"{host}:{port}"
-        raise OSError(error.errno, f"cannot listen there: {error.strerror}", where) from error
+        except OSError as error:
+            where = f"{host}:{port}"
+            raise OSError(error.errno, f"cannot listen there: {error.strerror}", where) from error
+        yield found
 
 
 class _Server(uvicorn.Server):

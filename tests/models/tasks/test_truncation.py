@@ -202,7 +202,7 @@ def said(cutter):
     """The warning, None where there is none."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        cutter.warn()
+        cutter.cut.warn()
     return str(noted[0].message) if noted else None
 
 

@@ -116,12 +116,12 @@ class Encoder:
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
             for texts in _windows(_checked(sentences)):
-                first = truncator.total
+                first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
                     self.check(ids, number)
                 yield self._vectors(batch, advance)
-        truncator.warn()
+        truncator.cut.warn()
 
     @property
     def width(self) -> int:

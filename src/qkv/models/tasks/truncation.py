@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
@@ -14,6 +17,66 @@ from qkv.text import Tokenized, Tokenizer
 
 MOST = 2**20  # characters of a text that are read
 ROOM = 8  # characters for each token of the limit, of what is looked at first
+
+
+@dataclass
+class Cut:
+    """How many texts were cut; those of two parts of a corpus add up: `one + other`.
+
+    Attributes:
+        limit: the most tokens of a text; None for no limit.
+        total: how many texts were read.
+        count: how many had more tokens than the limit.
+        torn: how many were cut to a million characters first.
+        longest: the most tokens that a text had.
+        unread: the most characters of a text whose tokens were not all counted.
+    """
+
+    limit: int | None
+    total: int = 0
+    count: int = 0
+    torn: int = 0
+    longest: int = 0
+    unread: int = 0
+
+    def __add__(self, other: Cut) -> Cut:
+        return Cut(
+            self.limit,
+            self.total + other.total,
+            self.count + other.count,
+            self.torn + other.torn,
+            max(self.longest, other.longest),
+            max(self.unread, other.unread),
+        )
+
+    def warn(self) -> None:
+        """A warning that counts what was cut, if anything was and nobody is `counting`."""
+        counted = _counted.get()
+        if counted is not None:
+            vars(counted).update(vars(counted + self))
+            return
+        length = f"{self.longest}"
+        if self.unread:
+            length = f"{min(self.unread, MOST):,} characters{' or more' * (self.unread > MOST)}"
+        texts, whose = ("texts were", "the longest") if self.total > 1 else ("text was", "it")
+        cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
+        cut[f"{MOST:,} characters"] = self.torn
+        said = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
+        if said:
+            warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
+
+
+_counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
+
+
+@contextmanager
+def counting(cut: Cut) -> Iterator[None]:
+    """Add to `cut` what is cut in here, and do not warn of it."""
+    token = _counted.set(cut)
+    try:
+        yield
+    finally:
+        _counted.reset(token)
 
 
 class Truncator:
@@ -33,34 +96,21 @@ class Truncator:
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        self._tokenizer, self.limit = tokenizer, limit
-        self.count = self.total = self._torn = 0
-        self._longest = self._unread = 0  # in tokens, and in characters where those are not known
+        self._tokenizer, self.cut = tokenizer, Cut(limit)
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, none of them more than the limit."""
-        limit = math.inf if self.limit is None else self.limit
+        cut = self.cut
+        limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
         short = iter(
             self._tokenizer.tokenize_batch([text for text in texts if len(text) <= enough])
         )
         batch = [next(short) if len(text) <= enough else self._beginning(text) for text in texts]
-        self._longest = max([self._longest, *map(len, batch)])
-        self.total += len(batch)
-        self.count += sum(len(text) > limit for text in batch)
-        return [_cut(text, limit) for text in batch]
-
-    def warn(self) -> None:
-        """A warning that counts what was cut, if anything was."""
-        length = f"{self._longest}"
-        if self._unread:
-            length = f"{min(self._unread, MOST):,} characters{' or more' * (self._unread > MOST)}"
-        texts, whose = ("texts were", "the longest") if self.total > 1 else ("text was", "it")
-        cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
-        cut[f"{MOST:,} characters"] = self._torn
-        said = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
-        if said:
-            warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
+        cut.longest = max([cut.longest, *map(len, batch)])
+        cut.total += len(batch)
+        cut.count += sum(len(text) > limit for text in batch)
+        return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
         """The tokens of a long text, so many that those up to the limit are certain.
@@ -69,7 +119,7 @@ class Truncator:
         certain where the longer one begins with the same. That holds for all that may follow, since
         no token reaches from one word into the next (`keeps_words_apart`).
         """
-        limit = self.limit
+        cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
             most = ROOM * limit
             while 2 * most <= min(len(text), MOST):
@@ -83,10 +133,10 @@ class Truncator:
                 alike = np.array_equal(short.ids[:body], long.ids[:body])
                 alike = alike and short.offsets[:body] == long.offsets[:body]
                 if enough and alike:
-                    self._unread = max(self._unread, len(text))
+                    cut.unread = max(cut.unread, len(text))
                     return long
         if len(text) > MOST:
-            self._unread, self._torn = max(self._unread, len(text)), self._torn + 1
+            cut.unread, cut.torn = max(cut.unread, len(text)), cut.torn + 1
             text = text[: _word_end(text, MOST) or MOST]
         return self._tokenizer.tokenize(text)
 
@@ -112,7 +162,7 @@ def _tail(text: Tokenized) -> int:
     return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 
-def _cut(text: Tokenized, limit: float) -> Tokenized:
+def _shortened(text: Tokenized, limit: float) -> Tokenized:
     """The first tokens, with the special ones at the end kept as the last."""
     if len(text) <= limit:
         return text
