@@ -240,6 +240,8 @@ def in_unit(value: float, unit: str) -> str:
         return f"{value / 1e6:,.0f} MB"
     if unit == "":
         return f"{value:.0e}"
+    if unit == "n":
+        return f"{value:,.0f}"
     return f"{value:.2f}x"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Goal, Row, Way, beside, ours, seconds
+from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
 
@@ -30,7 +31,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "1GB"}
     with (
         LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
         yield tasks(client, 1024 // shrink)
         yield transport(client, MOVED // shrink)
@@ -108,18 +109,30 @@ def attention(client: Any, length: int) -> Row:
         finally:
             qkv.set_num_threads(before)
 
+    seen: dict[str, Any] = {}  # of the workers, in the last turn
+
     def together() -> np.ndarray:
-        return client.compute(scale.attention(*cut, is_causal=True)).result()
+        with client.as_current():
+            [found], about = on_workers(client, [scale.attention(*cut, is_causal=True)])
+            seen.update(about)
+            return found.compute()
 
     ways: dict[str, Way | None] = {
         "one process, 1 thread": Way(alone, error(), allowed, work),
         "qkv.scale, 2 workers": Way(together, error(), 2 * allowed, work),
     }
-    goal = Goal(
-        "2 workers, beside one process on 1 thread",
-        lambda row: seconds(row, "one process, 1 thread") / seconds(row, "qkv.scale, 2 workers"),
+    goals = (
+        Goal(
+            "2 workers, beside one process on 1 thread",
+            lambda row: (
+                seconds(row, "one process, 1 thread") / seconds(row, "qkv.scale, 2 workers")
+            ),
+        ),
+        Goal("workers that were restarted", lambda row: seen["restarted"], "n", most=0),
+        Goal("spilled to a disk", lambda row: seen["spilled"], "B", most=0),
+        Goal("the most memory of a worker", lambda row: max(seen["peaks"]), "B", most=1e9),
     )
-    return Row(f"{length:,} tokens, causal, one head of 64", ways, (goal,), rounds=1)
+    return Row(f"{length:,} tokens, causal, one head of 64", ways, goals, rounds=1)
 
 
 def tasks(client: Any, length: int) -> Row:

@@ -1,0 +1,41 @@
+"""What a worker does around its work."""
+
+import platform
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.scale.workers import _keeping_memory, connected
+
+
+def _faults(keeping: bool) -> tuple[int, int]:
+    """Pages that the system gave for one array of 2 MB after the other, and for more of them."""
+
+    def made() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(50):
+            np.ones(2**18)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    if not keeping:
+        return made(), made()
+    with _keeping_memory():
+        inside = made()
+    return inside, made()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="Dask's setting is one of glibc")
+def test_a_worker_keeps_the_memory_of_arrays_while_it_computes() -> None:
+    """Each array has 512 pages: Dask has them given back and asked for again every time."""
+    with connected("local:1", "test") as client:
+
+        def ask(keeping: bool) -> Any:
+            [found] = client.run(_faults, keeping).values()
+            return found
+
+        assert min(ask(False)) > 50 * 500
+        inside, after = ask(True)
+        assert inside < 3 * 512
+        assert after > 50 * 500  # as Dask would have it again
