@@ -23,9 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
-# scale.md reads its figures from the claim `scale`, which has to be measured first:
-# `make bench ONLY=scale AGAIN=1` on a machine that does nothing else
-exclude_patterns = ["_build", "scale.md"]
+exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from qkv.serve.bodies import described, read_json
 from qkv.serve.completing import Choice, Completion, CompletionsBody, Usage, joined
 from qkv.serve.errors import Refused
-from qkv.serve.guard import in_one_line
+from qkv.serve.guard import failed, in_one_line
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -104,11 +104,7 @@ async def _events(
                 step = await anext(pieces, None)
     except Exception as error:
         _log.error("/v1/completions: %s", in_one_line(error))
-        told = (
-            error
-            if isinstance(error, Refused)
-            else Refused(500, "the server failed: its log says why")
-        )
+        told = error if isinstance(error, Refused) else failed()
         yield b"event: error\n" + _event(told.body())
         return
     if include_usage:
