@@ -193,7 +193,7 @@ def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> Non
         mask[2] = -1e12
         mask[2, 4:9] += 1e5
         mask[3] = 3e9
-        mask[4] = -np.inf  # nothing, beside rows of such scores
+        mask[1] = -np.inf  # sees nothing, beside rows of such scores
     chunked = [da.from_array(x, chunks=(2, 2, 4, 7)) for x in (query, key, value)]
     out, weights, lse = scale.attention(*chunked, mask, return_weights=True, return_lse=True)
     truth = exact.attention(query, key, value, mask).loops
