@@ -95,7 +95,15 @@ def test_the_metadata_says_what_the_answer_does(client: TestClient, tmp_path: Pa
     assert about == {name: answer[name] for name in ("tokens", "layers", "heads")}
 
 
-@pytest.mark.parametrize("accept", ["*/*", "text/html", "application/json, application/*;q=0.5"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "text/html",
+        "application/json, application/*;q=0.5",
+        "application/octet-stream;q=0, */*",
+    ],
+)
 def test_everything_else_is_json(client: TestClient, accept: str) -> None:
     assert post(client, accept, input=TEXT, layers=0).json()["layers"] == [0]
 
@@ -151,6 +159,9 @@ def test_what_is_too_large_is_refused_before_it_is_computed(
             assert error["code"] == "answer_too_large"
         octets = "application/octet-stream"
         assert post(small, octets, input=text, layers=0).status_code == 413
+        response = post(small, input="the river " * 50, layers=0, heads=0)  # one head would do
+        assert response.status_code == 413
+        assert "of 102 tokens would have about 124848 bytes" in response.json()["error"]["message"]
         few = {"input": "the river " * 50, "layers": [0, 1], "heads": 0}  # 102 tokens
         assert post(small, input="the", layers=0).status_code == 500  # it would be
         response = post(small, octets, **few)
