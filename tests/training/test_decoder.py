@@ -1,0 +1,74 @@
+"""From a very small WordNet to a decoder that writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models.untrained import fresh_model
+from training import decoder, wordnet
+from training.decoder import Recipe, sequences, tokenizer_of
+
+SMALL = [
+    *("--layers", "1", "--heads", "4", "--kv_heads", "2", "--dim", "16", "--hidden", "24"),
+    *("--vocabulary", "300", "--tokens", "60", "--length", "40"),
+]
+COUNTS = ["bank%1:14:00:: 1 5", "ox%1:05:00:: 1 1"]
+
+
+@pytest.fixture(autouse=True)
+def held_out(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "cntlist.rev").write_text("\n".join(COUNTS) + "\n")
+    monkeypatch.setattr(wordnet, "is_held_out", lambda text: text == "they pulled up on the bank")
+
+
+def test_a_text_is_a_sequence_with_its_end_as_often_as_it_is_read() -> None:
+    tokenizer = tokenizer_of(["bank: sloping land", "ox: a bull"] * 9, 300)
+    end = tokenizer.vocabulary["<|endoftext|>"]
+    found = sequences(["bank: land", "ox: a bull"], [1, 2], tokenizer, 40)
+    bank, ox = tokenizer("bank: land").ids, tokenizer("ox: a bull").ids
+    expected = [[*bank, end], [*ox, end], [*ox, end]]
+    assert [one.tolist() for one in found] == expected
+    assert all(one.dtype == np.int32 for one in found)
+    assert [len(one) for one in sequences(["bank: land"], [1], tokenizer, 3)] == [4]  # 3 are seen
+
+
+def test_the_first_word_has_the_tokens_that_it_has_elsewhere() -> None:
+    text = "bank: the bank: sloping"
+    tokens = tokenizer_of([text, "bank"] * 9, 300)(text)
+    assert tokens.tokens[0] == tokens.tokens[tokens.tokens.index(":") + 2] == "Ġbank"
+    assert tokens.offsets[0] == (0, 4)
+
+
+def test_a_run_is_a_llama_that_writes_and_goes_on(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begun = [*SMALL, "--wordnet", str(folder), "-o", str(run), "--steps", "3", "--snapshots"]
+    decoder.main(begun)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [set(row["losses"]) for row in rows] == [{"causal"}] * 3
+    model = qkv.load(run)
+    config = model.config
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
+    assert config["tie_word_embeddings"] is True
+    assert not any("head" in name for name in model.parameters)
+    assert model.trace("bank: a", names=["k", "q"])["k", 0].shape == (1, 3, 2, 4)
+    assert model.generate("bank:", max_new_tokens=4).finish_reason in ("eos", "length")
+    assert "pulled" not in json.loads((run / "tokenizer.json").read_text())["model"]["vocab"]
+
+    kept = (run / "checkpoints" / "tokenizer.json").read_bytes()
+    decoder.main([*begun, "--resume"])
+    assert (run / "checkpoints" / "tokenizer.json").read_bytes() == kept
+    with pytest.raises(ValueError, match="holds a run"):
+        decoder.main(begun)
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    config = Recipe().config(tokenizer_of(["a"], 300)) | {"vocab_size": 8192}
+    arrays = fresh_model(config).parameters
+    # the table, and of six layers: queries and output, keys and values of a third, MLP, norms
+    layer = 2 * 192 * 192 + 2 * 192 * 64 + 3 * 192 * 512 + 2 * 192
+    assert sum(array.size for array in arrays.values()) == 8192 * 192 + 6 * layer + 192 == 3_934_656

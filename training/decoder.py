@@ -1,0 +1,231 @@
+"""Train the decoder that ships, from WordNet alone: `python -m training.decoder -o DIR`.
+
+It learns to write "word: definition. example". DIR is then a run of `qkv.learn`, as that of
+`training.make` is: `--resume` goes on with one that was stopped, `python -m training.writing DIR`
+measures it, and `python -m training.ship DIR` makes the folder of the package from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from qkv.learn import (
+    AdamW,
+    Causal,
+    Network,
+    Schedule,
+    Sequences,
+    Trained,
+    fresh_model,
+    last_checkpoint,
+    train,
+    train_tokenizer,
+)
+from qkv.learn.corpus import ENDS
+from qkv.learn.run_folder import tokenizer_path
+from qkv.text import SubwordTokenizer, Tokenizer
+from training import command
+from training.definitions import entries, repeats, tagged
+from training.wordnet import FOLDER, read
+
+NAME = "wordnet-decoder"
+STEPS = 10_000  # about two hours on two cores
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the model is, and how it learns.
+
+    Attributes:
+        layers: how many.
+        heads: of each, Hq.
+        kv_heads: Hkv, how many key and value heads they share.
+        dim: D, the size of the vectors.
+        hidden: F, the size between the layers of an MLP.
+        vocabulary: V, at most.
+        length: the most tokens of a text; what is longer is cut.
+        tokens: at least so many a step.
+        rate: the highest learning rate.
+        warmup: the share of the run in which it rises to that.
+        seed: of everything.
+    """
+
+    layers: int = 6
+    heads: int = 6
+    kv_heads: int = 2
+    dim: int = 192
+    hidden: int = 512
+    vocabulary: int = 8192
+    length: int = 128
+    tokens: int = 4096
+    rate: float = 2e-3
+    warmup: float = 0.03
+    seed: int = 0
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The config.json of the model, a Llama."""
+        end = end_of(tokenizer)
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.dim,
+            "intermediate_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": self.length,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "bos_token_id": end,
+            "eos_token_id": end,
+        }
+
+
+def end_of(tokenizer: Tokenizer) -> int:
+    """The token that ends a text."""
+    vocabulary = tokenizer.vocabulary
+    return next(vocabulary[name] for name in ENDS if name in vocabulary)
+
+
+def tokenizer_of(texts: Iterable[str], vocabulary: int) -> SubwordTokenizer:
+    """Pairs of bytes that are joined, as GPT-2's, but for the first word of a text.
+
+    That is the word to be defined. It gets a blank before it, so that it has the tokens that it has
+    in definitions and examples, and what is learned of them there is known of it here.
+
+    >>> tokenizer = tokenizer_of(["bank: sloping land. he sat on the bank"] * 9, 300)
+    >>> tokens = tokenizer("bank: sloping land. he sat on the bank").tokens
+    >>> tokens[0], tokens[-1]
+    ('Ġbank', 'Ġbank')
+    """
+    found = train_tokenizer((f" {text}" for text in texts), "bytes", vocabulary)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        found.save(path)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["pre_tokenizer"]["add_prefix_space"] = True
+        path.write_text(json.dumps(content), encoding="utf-8")
+        return SubwordTokenizer.from_file(path)
+
+
+def sequences(
+    texts: Iterable[str], times: Iterable[int], tokenizer: Tokenizer, length: int
+) -> list[Array]:
+    """Each text as token ids with its end, as often as it is read in one round.
+
+    One sequence for `qkv.learn.Causal` is one text, so that a word is always met where it will be
+    asked for, at the beginning; a step lays as many of them end to end as make its tokens, without
+    padding.
+    """
+    end = np.array([end_of(tokenizer)], np.int32)
+    found: list[Array] = []
+    for ids, count in zip(tokenizer.ids_batch(texts), times, strict=True):
+        found += [np.concatenate([ids, end])[: length + 1]] * count
+    return found
+
+
+def make(
+    recipe: Recipe,
+    wordnet_folder: Path,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    resume: bool = False,
+    snapshots: Sequence[int] | None = None,
+    tokenizer: SubwordTokenizer | None = None,
+) -> Trained:
+    """Train it.
+
+    A run keeps its tokenizer from the beginning, so that another release of the library that trains
+    it changes nothing half-way.
+
+    Args:
+        recipe: what it is.
+        wordnet_folder: where WordNet's files are.
+        folder: of the run.
+        steps: as for `qkv.learn.train`, and so are the next three.
+        minutes: how long it may take.
+        resume: go on with the run in the folder.
+        snapshots: after which steps a copy is kept.
+        tokenizer: of an earlier run, to have that again; trained unless given.
+    """
+    wordnet = read(wordnet_folder)
+    found = entries(wordnet)
+    texts, times = [one.text for one in found], repeats(found, wordnet, tagged(wordnet_folder))
+    kept = tokenizer_path(folder)
+    if resume:
+        tokenizer = SubwordTokenizer.from_file(kept)
+    elif tokenizer is None:
+        tokenizer = tokenizer_of(texts, recipe.vocabulary)
+    if not resume and last_checkpoint(folder) is None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(kept)
+    source = Sequences(sequences(texts, times, tokenizer, recipe.length), seed=recipe.seed)
+    model = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name=NAME)
+    network = Network(model)
+    return train(
+        network,
+        Causal(source, tokens_per_step=recipe.tokens),
+        folder=folder,
+        steps=steps,
+        minutes=minutes,
+        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
+        optimizer=AdamW(network),
+        seed=recipe.seed,
+        resume=resume,
+        snapshots=snapshots,
+        settings={"recipe": asdict(recipe)},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m training.decoder", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
+    parser.add_argument("--minutes", type=float, help="how long, at most")
+    parser.add_argument("--steps", type=int, help=f"how many ({STEPS} without --minutes)")
+    parser.add_argument("--threads", type=int, help="how many (all cores)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--snapshots", type=int, nargs="*", help="after which steps a copy is kept")
+    parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    recipe = parser.add_argument_group("the recipe")
+    for one in fields(Recipe):
+        kind = type(one.default)
+        recipe.add_argument(f"--{one.name}", type=kind, default=one.default, help=f"{one.default}")
+    given = parser.parse_args(arguments)
+    if given.threads is not None:
+        qkv.set_num_threads(given.threads)
+    done = make(
+        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
+        given.wordnet,
+        given.out,
+        steps=STEPS if given.minutes is None and given.steps is None else given.steps,
+        minutes=given.minutes,
+        resume=given.resume,
+        snapshots=given.snapshots,
+        tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),
+    )
+    print(
+        f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
+        f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    command(main)
