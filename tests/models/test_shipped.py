@@ -12,9 +12,9 @@ import pytest
 from safetensors import safe_open
 
 import qkv
-from qkv.models.files.find import SHIPPED
+from qkv.models.files.find import shipped
 
-PLACE = SHIPPED["wordnet"]
+PLACE = shipped()["wordnet"]
 STREAM = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",

