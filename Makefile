@@ -74,10 +74,11 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MINUTES=10
-	$(BIN)/python -m training.make -o build/wordnet $(MINUTES:%=--minutes %) \
-	  $(if $(wildcard build/wordnet/checkpoints/step-*),--resume)
-	$(BIN)/python -m training.ship build/wordnet
+model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
+model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MODEL=decoder MINUTES=10
+	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) -o $(RUN) $(MINUTES:%=--minutes %) \
+	  $(if $(wildcard $(RUN)/checkpoints/step-*),--resume)
+	$(BIN)/python -m training.ship $(RUN)
 
 wheel: ## build a wheel, and one without a compiler; try both where there is none
 	@sh tests/try_wheels.sh $(PYTHON)

@@ -1,7 +1,7 @@
-"""From a run of `training.make` to the folder in the package: `python -m training.ship RUN`.
+"""From a run to the folder in the package: `python -m training.ship RUN`.
 
-It holds the model in float16, its tokenizer, a card with its figures on held-out examples, and
-WordNet's licence.
+RUN is what `training.make` or `training.decoder` wrote. The folder holds the model in float16, its
+tokenizer, a card with its figures on held-out examples, and WordNet's licence.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import numpy as np
 import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
-from training import command
+from training import command, decoder, decoder_card, writing
 from training.senses import HEAD_SCORES, evaluate, held_out_uses, senses
-from training.wordnet import FOLDER, read
+from training.wordnet import FOLDER, WordNet, read
 
-PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
+NAME = "wordnet"
+MOST = 8_000_000  # bytes of a decoder's numbers
 PEER = "minilm"
 
 CARD = """---
@@ -84,32 +86,55 @@ licence is in LICENSE.wordnet.
 
 
 def ship(
-    run: Path, place: Path, wordnet_folder: Path = FOLDER, peer: str | None = PEER
-) -> dict[str, Any]:
-    """Write the folder, and give the figures of the model in it, beside those of a peer.
+    run: Path, place: Path | None = None, wordnet_folder: Path = FOLDER, peer: str | None = PEER
+) -> tuple[Path, dict[str, Any]]:
+    """Write the folder, and measure the model in it.
+
+    Args:
+        run: of an encoder or of a decoder.
+        place: the folder; that of the package for such a model unless given.
+        wordnet_folder: where WordNet's files are.
+        peer: what an encoder is measured beside, if it can be loaded.
+
+    Returns:
+        The folder and the figures.
 
     Raises:
         FileNotFoundError: there is no run, or no WordNet.
+        ValueError: the decoder is too large.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
     wordnet = read(wordnet_folder)
     trained = qkv.load(run)
-    trained.with_parameters(trained.parameters, np.float16).save(place)
+    place = place or PLACES / (decoder.NAME if trained.generates else NAME)
+    small = trained.with_parameters(trained.parameters, np.float16)
+    size = sum(array.nbytes for array in small.parameters.values())
+    if trained.generates and size > MOST:
+        raise ValueError(f"ship: {run} has {size:,} bytes in float16: at most {MOST:,} ship")
+    small.save(place)
     model = qkv.load(place)
-    found = evaluate(model, wordnet)
-    beside = None
-    if peer is not None:
-        try:
-            beside = senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
-        except FileNotFoundError:
-            print(f"ship: {peer} was not found: the card goes without its figures")
-    text = card(found, beside, model, checkpoint.about)
+    if model.generates:
+        found = writing.evaluate(model, wordnet, wordnet_folder)
+        text = decoder_card.card(found, model, checkpoint.about)
+    else:
+        found = evaluate(model, wordnet)
+        text = card(found, _beside(peer, wordnet), model, checkpoint.about)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
-    return found
+    return place, found
+
+
+def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
+    """The senses of a peer, if there is one."""
+    if peer is not None:
+        try:
+            return senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
+        except FileNotFoundError:
+            print(f"ship: {peer} was not found: the card goes without its figures")
+    return None
 
 
 def card(
@@ -177,13 +202,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make the folder, and print where it is."""
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, help="what training.make wrote")
-    parser.add_argument("-o", "--out", type=Path, default=PLACE, help="the folder of the package")
+    parser.add_argument("run", type=Path, help="what training.make or training.decoder wrote")
+    parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    found = ship(given.run, given.out, given.wordnet)
-    *_, last = found["layers"].values()
-    print(f"{given.out}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
+    place, found = ship(given.run, given.out, given.wordnet)
+    if "layers" in found:
+        *_, last = found["layers"].values()
+        print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
+    else:
+        of = found["definitions"]
+        print(f"{place}: of {of['words']} texts {of['pass']} pass and {of['differ']} differ")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from training import command
 from training.definitions import above, entries, hypernyms, read_nouns
 from training.wordnet import FOLDER, WordNet, read
 
+SHOWN = ("bank", "river", "music")  # what is written for these stands in the card
 MOST_TOKENS = 64
 LEAST_WORDS = 4
 RUN = 4  # tokens that may not come twice
@@ -306,6 +307,7 @@ def evaluate(
     on_texts = {"copies": copied.pop("heads"), **head_scores(model, texts, HEAD_SCORES[1:])}
     return {
         "model": model.name,
+        "shown": [{"word": one.word, "text": one.text} for one in written(model, SHOWN)],
         "definitions": definitions(model, wordnet, read_nouns()[:most], folder),
         "held_out": held_out_loss(model, wordnet, most),
         "copying": copied,
@@ -324,6 +326,8 @@ def shown(found: dict[str, Any]) -> str:
     n = of["words"]
     return "\n".join(
         [
+            *(f"{one['word']}:{one['text']}" for one in found["shown"]),
+            "",
             *(
                 f"{one['word']}:{one['text']}{'' if one['passes'] else '  (does not pass)'}"
                 for one in of["texts"]

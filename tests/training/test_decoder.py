@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.learn import last_checkpoint
 from qkv.models.untrained import fresh_model
-from training import decoder, wordnet
+from training import decoder, decoder_card, ship, wordnet, writing
 from training.decoder import Recipe, sequences, tokenizer_of
+from training.wordnet import read
 
 SMALL = [
     *("--layers", "1", "--heads", "4", "--kv_heads", "2", "--dim", "16", "--hidden", "24"),
@@ -64,6 +66,47 @@ def test_a_run_is_a_llama_that_writes_and_goes_on(folder: Path, tmp_path: Path) 
     assert (run / "checkpoints" / "tokenizer.json").read_bytes() == kept
     with pytest.raises(ValueError, match="holds a run"):
         decoder.main(begun)
+
+
+def test_a_run_is_shipped_with_its_card(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    small = [*SMALL[:-1], "80"]  # 64 tokens can be added
+    decoder.main([*small, "--wordnet", str(folder), "-o", str(run), "--steps", "3", "--snapshots"])
+    monkeypatch.setattr(writing, "read_nouns", lambda: ["bank", "ox"])
+    monkeypatch.setattr(ship, "PLACES", data)
+    ship.main([str(run), "--wordnet", str(folder)])
+    assert "of 2 texts" in capsys.readouterr().out
+    model = qkv.load(data / "wordnet-decoder")
+    for name, array in qkv.load(run).parameters.items():
+        np.testing.assert_array_equal(
+            model.parameters[name], array.astype(np.float16).astype(np.float32)
+        )
+    text = (data / "wordnet-decoder" / "README.md").read_text()
+    found = writing.evaluate(model, read(folder), folder)
+    assert "1 layers, 4 query heads on 2 key and value\nheads, vectors of 16" in text
+    assert f"| end | {found['definitions']['end']} |" in text
+    assert f"| differ from each other | {found['definitions']['differ']} |" in text
+    assert f"is {found['held_out']['loss']:.3f} nats a token" in text
+    assert f"- bank:{model.generate('bank:', max_new_tokens=64)}" in text
+    assert "It has no induction head (0.4 or more)." in text
+    assert f"| 0.3 | {found['heads'][3]['copies']:.2f} |" in text
+    assert (data / "wordnet-decoder" / "LICENSE.wordnet").read_text() == "a licence, indented\n"
+
+    copier = {
+        **found,
+        "heads": [{**row, "copies": 0.1 * row["head"] + 0.2} for row in found["heads"]],
+    }
+    about = last_checkpoint(run).about
+    assert "(0.4 or more): 0.2 (0.40), 0.3 (0.50)." in decoder_card.card(copier, model, about)
+    monkeypatch.setattr(ship, "MOST", 1000)
+    with pytest.raises(ValueError, match=r"in float16: at most 1,000 ship"):
+        ship.ship(run, tmp_path / "other", folder)
+    assert not (tmp_path / "other").exists()
 
 
 def test_it_is_small_enough_to_ship() -> None:
