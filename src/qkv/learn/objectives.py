@@ -14,8 +14,8 @@ from qkv.learn.corpus import Source
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
+from qkv.text.tokenizer import MASKS
 
-MASKS = ("[MASK]", "<mask>")
 _LOGITS_AT_ONCE = 1 << 23
 _MOST_BARREN = 10_000
 
@@ -218,14 +218,12 @@ class Masked(_Filled):
         super().__init__(source, tokens_per_step=tokens_per_step)
         if not 0 < share < 1:
             raise ValueError(f"Masked: share is {share}: it must be between 0 and 1")
-        vocabulary = tokenizer.vocabulary
-        masks = [vocabulary[mask] for mask in MASKS if mask in vocabulary]
-        if not masks:
+        if tokenizer.mask is None:
             raise ValueError(
                 f"Masked: the tokenizer has no mask, {' or '.join(MASKS)}: take one that has, or "
                 "train one"
             )
-        self.mask, self.share = masks[0], share
+        self.mask, self.share = tokenizer.vocabulary[tokenizer.mask], share
         self._special = np.array([tokenizer.is_special(one) for one in range(len(tokenizer))])
         self._special[self.mask] = True
         self._others = np.flatnonzero(~self._special)

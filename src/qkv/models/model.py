@@ -12,18 +12,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, frozen, whole_number
+from qkv.arrays import Array, as_array, frozen, is_float, whole_number
 from qkv.layers import Block
-from qkv.layers.packed import starts_of
+from qkv.layers.packed import padded, starts_of
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
+from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import edits
+from qkv.models.tasks.edit import Ablate, Edits, Hide, edits
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,
@@ -36,7 +37,8 @@ from qkv.models.tasks.generate import (
     steps,
     tokens_to_add,
 )
-from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given
+from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given, named
+from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.trace import names_to_keep
 from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.text import Tokenized, Tokenizer
@@ -202,6 +204,11 @@ class Model:
         return self._body.dim
 
     @property
+    def _head(self) -> BuiltHead | None:
+        """What gives logits."""
+        return self._body.head
+
+    @property
     def embedding(self) -> Embedding:
         """What turns token ids into the vectors that the first layer takes."""
         return self._body.embedding
@@ -254,8 +261,9 @@ class Model:
         layers: int | Iterable[int] | None = None,
         names: str | Iterable[str] | None = None,
         top_k: int | None = None,
-        ablate: Iterable[tuple[int, int]] = (),
-        hide: str | Iterable[str] = (),
+        logits: bool = False,
+        ablate: Ablate = (),
+        hide: Hide = (),
     ) -> Trace:
         """Run texts and keep every intermediate by its name.
 
@@ -274,15 +282,20 @@ class Model:
             top_k: keep only a summary of each layer's attention, `top_indices`, `top_weights`
                 (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B, Hq, T), and what `names`
                 asks for: for texts whose (T, T) weights would not fit.
-            ablate: heads to go without, as (layer, head): they look at nothing, so that their
-                `hook_z` is 0 and they add nothing.
+            logits: keep `trace["logits"]` (B, T, V) too, what the head gives for each word of the
+                vocabulary.
+            ablate: heads to go without, as (layer, head), (layer, None) for all of a layer: they
+                look at nothing, so that their `hook_z` is 0 and they add nothing.
             hide: words, or special tokens such as "[SEP]", that no token may look at, themselves
-                included, wherever they occur. A hidden word still looks at the others.
+                included, wherever they occur; or places, of each text that has them, from its end
+                with -1. What is hidden still looks at the others; a token that sees nothing gets 0.
 
         Raises:
-            TypeError: a text is not a string, or `ablate` holds no pairs.
-            ValueError: a text is empty, there is none, there is no such layer or head, a word to
-                hide is in no text, or a text has no other word.
+            TypeError: a text is not a string, `ablate` holds no pairs, or `hide` neither words
+                nor places.
+            ValueError: a text is empty, there is none, there is no such layer or head, a word or
+                place to hide is in no text, a text has no other word, or `logits` are asked of a
+                model that gives none over words.
             KeyError: there is no such name; the message has the nearest ones.
 
         >>> import qkv
@@ -294,12 +307,17 @@ class Model:
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
         """
         keep = names_to_keep(self._body.hook_names, layers, names, top_k)
+        if logits:
+            self._need_words("trace")
         single, batch = self._texts(texts)
-        heads = [layer.attn.num_heads for layer in self._body.layers]
-        masks, asked = edits(ablate, hide, batch=batch, heads=heads, pieces=self.pieces)
+        edited = self._edits(ablate, hide, map(self._with_names, batch), "trace")
+        masks = self._body.masks(edited.visible, edited.ablated)
         record = Recorder(keep)
-        self._run(batch, record=record, top_k=top_k, masks=masks)
-        return self._as_trace(record.arrays, batch, single, self._body, masks, asked)
+        rows, cu_lengths = self._run(batch, record=record, top_k=top_k, masks=masks)
+        if logits:
+            found = self._body.logits(rows)  # (total, V)
+            record.arrays["logits"] = found[None] if len(batch) == 1 else padded(found, cu_lengths)
+        return self._as_trace(record.arrays, batch, single, self._body, masks, edited.asked)
 
     def _as_trace(
         self,
@@ -574,8 +592,136 @@ class Model:
         self._run(batch, record=record)
         return self._as_trace(record.arrays, batch, False, self._body)
 
+    def predict(
+        self, text: Any, top_k: int = 5, *, ablate: Ablate = (), hide: Hide = ()
+    ) -> Guesses:
+        """The likeliest words at each mask token of a text, or, of a decoder, behind the text.
+
+        A word is as a reader knows it: without the mark of the blank before it, and with "##" in
+        front where it continues the word before.
+
+        Args:
+            text: one text, in which an encoder's mask token ("[MASK]", or as the model spells it)
+                stands wherever a word is missing; or the ids of its tokens, (T,) or (1, T).
+            top_k: how many words.
+            ablate: heads to go without, as in `trace`.
+            hide: words and places that no token may look at, as in `trace`.
+
+        Returns:
+            For each mask token in turn, or for the one next place, a list of `top_k` pairs of a
+            word and its probability, the likeliest first. Probabilities are those of the softmax of
+            the logits over the whole vocabulary, in float64.
+
+        Raises:
+            TypeError: `text` is neither a string nor integers, or `top_k` is not a whole number.
+            ValueError: the model has no head over words, or reads one text and writes another; the
+                text is empty or too long, has no mask token, or is not one; `top_k` is below 1 or
+                above V; as for `trace`.
+            FloatingPointError: the model's logits are not finite.
+
+        >>> import qkv
+        >>> (first,) = qkv.load().predict("The sun rises in the [MASK].", top_k=3)
+        >>> len(first), all(0 < probability < 1 for _, probability in first)
+        (3, True)
+        """
+        tokens, places = self.blanks(text)
+        return self.guesses(tokens, places, top_k, ablate=ablate, hide=hide)
+
+    def blanks(self, text: Any) -> tuple[Tokenized, list[int]]:
+        """The tokens of a text, and the places at which `predict` reads its guesses off.
+
+        Args:
+            text: as for `predict`, with its errors.
+        """
+        self._need_words("predict")
+        if not self.continues:
+            raise ValueError(
+                f"predict: {self.name} reads one text and writes another: call generate(text)"
+            )
+        tokens = one_text(
+            text,
+            name=self.name,
+            need_tokenizer=self._need_tokenizer,
+            prepared=self._sentence.prepared,
+            rows=len(self._body.embedding.table),
+            limit=self.max_length,
+            cuts=not self.generates,
+        )
+        tokens = self._with_names(tokens)
+        if self.generates:
+            return tokens, [len(tokens) - 1]
+        return tokens, mask_places(tokens, self.tokenizer, self.name)
+
+    def guesses(
+        self,
+        tokens: Tokenized,
+        places: Sequence[int],
+        top_k: int = 5,
+        *,
+        ablate: Ablate = (),
+        hide: Hide = (),
+    ) -> Guesses:
+        """What `predict` gives for a text that `blanks` has read."""
+        most = self._need_words("predict")
+        top_k = whole_number(top_k, call="predict", name="top_k", least=1)
+        if top_k > most:
+            raise ValueError(
+                f"predict: top_k is {top_k} and {self.name} has {most} words: give 1 to {most}"
+            )
+        edited = self._edits(ablate, hide, [tokens], "predict")
+        masks = self._body.masks(edited.visible, edited.ablated)
+        rows, _ = self._run([tokens], masks=masks)
+        ranked = likeliest(self._body.logits(rows[list(places)]), top_k)
+        behind = places if self.generates else [place - 1 for place in places]
+        before = [tokens.tokens[max(0, place) : place + 1] for place in behind]
+        return in_words(ranked, before, self.tokenizer)
+
+    def unembed(self, resid: ArrayLike, *, norm: bool = True) -> Array:
+        """Vectors as logits over words: through the final norm, where there is one, and the head.
+
+        The head of a masked-LM is its linear layer, activation and norm too. Where the norms of a
+        model stand before its parts, `unembed(trace["resid_post", -1])` is `trace["logits"]`; where
+        they stand after, `unembed(trace["normalized_resid_post", -1])` is.
+
+        Args:
+            resid: (..., D), float.
+            norm: whether vectors go through the final norm first; False for what has been through
+                it. The norm inside a masked-LM head is always part of the head.
+
+        Returns:
+            (..., V), float32, or float64 for a model of that.
+
+        Raises:
+            TypeError: `resid` is not of floats.
+            ValueError: it has another size than D, or the model has no head over words.
+
+        >>> import qkv
+        >>> model = qkv.load()
+        >>> trace = model.trace("The sun rises.", logits=True)
+        >>> found = model.unembed(trace["normalized_resid_post", -1])
+        >>> found.shape == trace["logits"].shape, bool(abs(found - trace["logits"]).max() < 1e-4)
+        (True, True)
+        """
+        self._need_words("unembed")
+        array = as_array(resid, call="unembed", name="resid")
+        if not is_float(array.dtype):
+            raise TypeError(f"unembed: resid is {array.dtype}: give floats (..., {self.dim})")
+        if array.shape[-1:] != (self.dim,):
+            raise ValueError(
+                f"unembed: resid has shape {array.shape} and {self.name} has vectors of "
+                f"{self.dim}: give (..., {self.dim})"
+            )
+        rows = array.reshape(-1, self.dim).astype(self._body.dtype, copy=False)
+        found = self._body.unembed(rows, norm=norm)
+        return found.reshape(*array.shape[:-1], found.shape[-1])
+
     def __call__(
-        self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None
+        self,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        *,
+        ablate: Ablate = (),
+        hide: Hide = (),
     ) -> ModelOutput:
         """Run token ids.
 
@@ -583,17 +729,24 @@ class Model:
             input_ids: (B, T) integers. A token's position is its column.
             attention_mask: (B, T), True or 1 where there is a token; elsewhere is padding, on
                 whichever side, which is not read. Without it all are tokens.
+            ablate: heads to go without, as in `trace`.
+            hide: words that no token may look at, as in `trace`, and places: columns of
+                `input_ids`.
 
         Raises:
-            TypeError: ids that are not integers, a mask that is not of bools or 0 and 1.
-            ValueError: shapes that do not fit, an id that the table does not have.
+            TypeError: ids that are not integers, a mask that is not of bools or 0 and 1; as for
+                `trace`.
+            ValueError: shapes that do not fit, an id that the table does not have; as for `trace`.
 
         >>> import qkv
         >>> qkv.load("random")([[0, 1, 2]], [[1, 1, 0]]).last_hidden_state.shape
         (1, 3, 8)
         """
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
-        return output_of(self._body, self._body.masked(ids, mask)[0], mask)
+        texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
+        edited = self._edits(ablate, hide, texts, "model")
+        rows, _ = self._body.masked(ids, mask, edited.visible, edited.ablated)
+        return output_of(self._body, rows, mask)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
@@ -621,6 +774,35 @@ class Model:
         The options are those of a call of `Transformer`.
         """
         return self._body.packed([text.ids for text in batch], **options)
+
+    def _edits(self, ablate: Ablate, hide: Hide, batch: Iterable[Tokenized], call: str) -> Edits:
+        """What is to be done otherwise in these texts, checked."""
+        heads = [layer.attn.num_heads for layer in self._body.layers]
+        pieces = self.pieces if self._knows_words else None
+        return edits(ablate, hide, batch=batch, heads=heads, pieces=pieces, call=call)
+
+    @property
+    def _knows_words(self) -> bool:
+        """Whether a word can be found among its tokens."""
+        return self.tokenizer is not None
+
+    def _with_names(self, text: Tokenized) -> Tokenized:
+        """A text whose tokens were given as ids, by their names; another as it is."""
+        if text.text or any(text.special) or text.tokens != [str(one) for one in text.ids]:
+            return text
+        return named(text.ids, np.ones(len(text), bool), self.tokenizer)
+
+    def _need_words(self, call: str) -> int:
+        """V, how many words the head gives logits for, or an error where it gives none."""
+        head = self._head
+        if head is None or not head.predicts:
+            has = "no head" if head is None else "a head for classes, not for words"
+            raise ValueError(
+                f"{call}: {self.name} has {has}, so it gives no logits over words: load a model "
+                "with its head (architectures in its config.json says ...ForMaskedLM or "
+                "...ForCausalLM)"
+            )
+        return head.steps.outputs
 
     def _given(self, texts: Any, call: str) -> tuple[bool, list[str], list[Tokenized]]:
         """Whether it is one text; the texts, or the tokens where ids stand in their place."""

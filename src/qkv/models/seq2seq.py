@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,9 @@ from qkv.layers.packed import padded, starts_of
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import unpacked
+from qkv.models.tasks.edit import Ablate, Hide
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.inputs import Texts, checked_ids
 from qkv.models.tasks.trace import names_to_keep
@@ -25,6 +27,11 @@ _NO_WORDS = (
     *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
     *("cross_attn.hook_k", "cross_attn.hook_v"),
 )
+
+
+def _given(ablate: Ablate, hide: Hide) -> bool:
+    """Whether something is to be done otherwise."""
+    return bool([*ablate] or isinstance(hide, int) or [*hide])
 
 
 class Seq2SeqModel(Model):
@@ -57,6 +64,9 @@ class Seq2SeqModel(Model):
         attention_mask: ArrayLike | None = None,
         decoder_input_ids: ArrayLike | None = None,
         decoder_attention_mask: ArrayLike | None = None,
+        *,
+        ablate: Ablate = (),
+        hide: Hide = (),
     ) -> ModelOutput:
         """Run token ids.
 
@@ -66,6 +76,8 @@ class Seq2SeqModel(Model):
                 whichever side, which is not read. Without it all are tokens.
             decoder_input_ids: (B, L) integers, what is written so far, from the start token on.
             decoder_attention_mask: (B, L), the same for these.
+            ablate: only `trace` without a target has it: it is for the encoder alone.
+            hide: the same.
 
         Returns:
             `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask
@@ -74,9 +86,14 @@ class Seq2SeqModel(Model):
         Raises:
             TypeError: ids that are not integers, a mask that is not of bools or 0 and 1.
             ValueError: shapes that do not fit, an id that the table does not have, no
-                `decoder_input_ids`.
+                `decoder_input_ids`; `ablate` or `hide` was given.
         """
         body = self._body
+        if _given(ablate, hide):
+            raise ValueError(
+                "model: ablate and hide are for the encoder alone: call trace(text, ...) without a "
+                "target"
+            )
         if decoder_input_ids is None:
             raise ValueError(
                 f"model: decoder_input_ids are missing: begin with [[{body.first}]], or call "
@@ -101,8 +118,9 @@ class Seq2SeqModel(Model):
         texts: Texts,
         *,
         target: Texts | None = None,
-        ablate: Iterable[tuple[int, int]] = (),
-        hide: str | Iterable[str] = (),
+        logits: bool = False,
+        ablate: Ablate = (),
+        hide: Hide = (),
         **kept: Any,
     ) -> Trace | Seq2SeqTrace:
         """Run texts and keep every intermediate by its name.
@@ -115,6 +133,7 @@ class Seq2SeqModel(Model):
             texts: what is read; see `Model.trace`.
             target: what is written, a text for each of `texts`; or token ids from the start
                 token on, which are taken as they are.
+            logits: keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
             ablate: as in `Model.trace`; not with a target.
             hide: as in `Model.trace`; not with a target.
             kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike.
@@ -125,10 +144,14 @@ class Seq2SeqModel(Model):
             A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
         """
         if target is None:
+            if logits:
+                raise ValueError(f"trace: {self.name} gives logits where it writes: add target=...")
             return super().trace(texts, ablate=ablate, hide=hide, **kept)
-        if [*ablate, *hide]:
+        if _given(ablate, hide):
             raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
         keep = names_to_keep(self._body.pair_hook_names, **kept)
+        if logits:
+            self._need_words("trace")
         single, batch = self._texts(texts)
         _, written = self._texts(target)
         if len(batch) != len(written):
@@ -139,7 +162,9 @@ class Seq2SeqModel(Model):
             for number, text in enumerate(written):
                 ended = text.special[-1] and int(text.ids[-1]) in self._eos_ids
                 written[number] = self._after_start(text, len(text) - ended)
-        return self._pair_traced(batch, written, single, Recorder(keep), kept.get("top_k"))
+        return self._pair_traced(
+            batch, written, single, Recorder(keep), kept.get("top_k"), logits=logits
+        )
 
     def _pair_traced(
         self,
@@ -148,6 +173,8 @@ class Seq2SeqModel(Model):
         single: bool,
         record: Recorder,
         top_k: int | None = None,
+        *,
+        logits: bool = False,
     ) -> Seq2SeqTrace:
         """The trace of texts, and of what the decoder is given with them."""
         rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
@@ -155,7 +182,9 @@ class Seq2SeqModel(Model):
         ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
         real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
         inside = record.under("decoder.")
-        self._body.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
+        last = self._body.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
+        if logits:
+            record.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in record.arrays.items():
             side, _, local = name.partition(".")
@@ -169,6 +198,10 @@ class Seq2SeqModel(Model):
             parts["cross"],
             settings={layer: one.options for layer, one in enumerate(self._body.cross_attention)},
         )
+
+    @property
+    def _head(self) -> BuiltHead | None:
+        return self._body.decoder.head
 
     def _after_start(self, text: Tokenized, count: int) -> Tokenized:
         """The token that a decoder begins with, and the first tokens of a text."""

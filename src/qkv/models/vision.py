@@ -15,6 +15,7 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.design import VisionDesign
+from qkv.models.tasks.edit import Ablate, Hide
 from qkv.text import Tokenized
 
 FIRST = "[CLS]"  # the token before the patches
@@ -115,11 +116,15 @@ class VisionModel(Model):
             raise ValueError("pixels: there is no image: give at least one")
         return np.stack(found)
 
-    def __call__(self, pixel_values: ArrayLike) -> ModelOutput:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self, pixel_values: ArrayLike, *, ablate: Ablate = (), hide: Hide = ()
+    ) -> ModelOutput:
         """Run images.
 
         Args:
             pixel_values: (B, C, H, W), floats, as `pixels` makes them.
+            ablate: heads to go without, as in `trace`.
+            hide: patches by their names, and places, that no token may look at, as in `trace`.
 
         Returns:
             `last_hidden_state` (B, N + 1, D), of the first token and of the patches row by row,
@@ -138,8 +143,10 @@ class VisionModel(Model):
         if images.ndim != 4:
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
+        edited = self._edits(ablate, hide, self._patches(images), "model")
+        masks = self._body.masks(edited.visible, edited.ablated)
         shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
-        return output_of(self._body, self._through(images)[0], shown)
+        return output_of(self._body, self._through(images, masks=masks)[0], shown)
 
     @property
     def _wants(self) -> str:
@@ -162,12 +169,20 @@ class VisionModel(Model):
         self._check(images, "trace")
         if not len(images):
             raise ValueError("trace: there is no image: give at least one")
+        return len(images) == 1, self._patches(images)
+
+    def _patches(self, images: Iterable[Array]) -> list[Tokenized]:
+        """Each image as tokens."""
         names = patch_names(*self.grid)
         count = len(names)
         special = [True] + [False] * (count - 1)
-        return len(images) == 1, [
+        return [
             Picture(np.arange(count), names, [(0, 0)] * count, special, image) for image in images
         ]
+
+    @property
+    def _knows_words(self) -> bool:
+        return True  # the names of patches
 
     def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:
         images = np.stack([one.pixels for one in batch if isinstance(one, Picture)])

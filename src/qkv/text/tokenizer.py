@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bound=Sized)
 
+MASKS = ("[MASK]", "<mask>")  # what stands for a word that is to be guessed
+
 _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank as tokens have it, behind what is none
 
 
@@ -60,6 +62,12 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Each word and its id, in the order of the ids; a copy."""
         return dict(sorted(self._inner.get_vocab().items(), key=lambda item: item[1]))
+
+    @cached_property
+    def mask(self) -> str | None:
+        """The token that stands for a word to be guessed; None where the vocabulary has none."""
+        known = self._inner.get_vocab()
+        return next((token for token in MASKS if token in known), None)
 
     @cached_property
     def keeps_words_apart(self) -> bool:

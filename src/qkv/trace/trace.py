@@ -41,7 +41,8 @@ class Trace:
         settings: for each layer the options its attention ran with, as `qkv.attention` takes them.
         single: whether it was made from one string, so that `tokens` is that text's own list.
         model: the name of the model.
-        changed: what the run went without, "ablate" (pairs of layer and head) and "hide" (words).
+        changed: what the run went without, "ablate" (pairs of layer and head) and "hide" (words
+            and places).
         last_is_normed: whether the last of `hidden_states` is what the norm behind the last layer
             gives, where there is one: for models of images `transformers` leaves it out.
         others: of layers whose queries or keys are not the trace's tokens, what they are.
@@ -154,13 +155,13 @@ class Trace:
 
     @property
     def changed(self) -> dict[str, list[Any]]:
-        """What the run went without: "ablate", pairs of layer and head, and "hide", words.
+        """What the run went without: "ablate", pairs of layer and head, "hide", words and places.
 
         Empty for a run of the model as it is.
         """
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
-        words = [str(word) for word in self._changed.get("hide", ())]
-        return {name: found for name, found in (("ablate", pairs), ("hide", words)) if found}
+        hidden = [x if isinstance(x, int) else str(x) for x in self._changed.get("hide", ())]
+        return {name: found for name, found in (("ablate", pairs), ("hide", hidden)) if found}
 
     @property
     def other_layers(self) -> dict[int, str]:

@@ -197,9 +197,18 @@ class EncoderDecoder(Transformer):
         """The decoder's vectors (B, n, D) of the ids that follow; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the decoder gives logits over words."""
+        return self.decoder.predicts
+
     def logits(self, rows: Array) -> Array:
-        """From the decoder's vectors (B, D), one of each text, to logits (B, V)."""
+        """From the decoder's vectors (n, D), each on its own, to logits (n, V)."""
         return self.decoder.logits(rows)
+
+    def unembed(self, rows: Array, *, norm: bool) -> Array:
+        """The same through the decoder's final norm; see `Transformer.unembed`."""
+        return self.decoder.unembed(rows, norm=norm)
 
     @property
     def pair_hook_names(self) -> list[str]:

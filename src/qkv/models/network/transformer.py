@@ -103,6 +103,27 @@ class Transformer:
             found[number]["attn_mask"] = mask
         return found
 
+    def masks(
+        self, visible: Array | None, ablated: Mapping[int, Sequence[int]]
+    ) -> dict[int, Array]:
+        """Which keys each head sees, (B, Hq or 1, 1, T), of the layers where that is not all.
+
+        A head that is ablated sees nothing: its context is 0, and so is all it would add.
+
+        Args:
+            visible: (B, T), which tokens are looked at; None for all, and then none is ablated.
+            ablated: the heads that go without, by their layer.
+        """
+        if visible is None:
+            return {}
+        keys = visible[:, None, None]  # (B, 1, 1, T)
+        found = {} if visible.all() else dict.fromkeys(range(len(self.layers)), keys)
+        for layer, heads in ablated.items():
+            shape = (len(keys), self.layers[layer].attn.num_heads, *keys.shape[2:])
+            found[layer] = np.broadcast_to(keys, shape).copy()
+            found[layer][:, list(heads)] = False
+        return found
+
     def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
         """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
         return self.run(ids, places, cu_lengths, **options)[0]
@@ -119,26 +140,36 @@ class Transformer:
         rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
         return rows, cu_lengths
 
-    def masked(self, ids: Array, mask: Array) -> tuple[Array, Array]:
-        """The vectors (total, D) of the tokens that are seen, and where each text begins.
+    def masked(
+        self,
+        ids: Array,
+        mask: Array,
+        visible: Array | None = None,
+        ablated: Mapping[int, Sequence[int]] | None = None,
+    ) -> tuple[Array, Array]:
+        """The vectors (total, D) of the tokens that are there, and where each text begins.
 
-        What is hidden between two tokens keeps them apart, but for ALiBi, which counts what is
-        seen.
+        What the mask hides between two tokens keeps them apart, but for ALiBi, which counts what is
+        there.
+
+        Args:
+            ids: (B, T) token ids.
+            mask: (B, T), where there is a token.
+            visible: (B, T), which of them are looked at; all of them unless given.
+            ablated: the heads that go without, by their layer.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
         text = mask
         if not any("alibi_slopes" in options for options in self.options):
             text = without_holes(mask)
-        starts, holes = starts_of(text.sum(1)), None
-        if (text != mask).any():
-            seen = padded(mask[text], starts)
-            holes = dict.fromkeys(range(len(self.layers)), seen[:, None, None])  # (B, 1, 1, T)
+        starts = starts_of(text.sum(1))
+        hidden = ~mask if visible is None else ~(mask & visible)
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
             self.embedding.places(ids, text),
             starts,
-            masks=holes,
+            masks=self.masks(~padded(hidden[text], starts), ablated or {}),
         )
         return rows[mask[text]], starts_of(mask.sum(1))
 
@@ -215,16 +246,31 @@ class Transformer:
         return found | self.embedding.backward(grad, saved.embedding)
 
     @property
+    def predicts(self) -> bool:
+        """Whether it gives logits over words for each token."""
+        return self.head is not None and self.head.predicts
+
+    @property
     def generates(self) -> bool:
         """Whether it gives logits for the token behind each one, from those up to it."""
-        causal = all(one.get("is_causal") for one in self.options)
-        return causal and self.head is not None and self.head.predicts
+        return self.predicts and all(one.get("is_causal") for one in self.options)
 
     def logits(self, rows: Array) -> Array:
-        """From last vectors (B, D), one of each text, to logits (B, V)."""
+        """From last vectors (n, D), each on its own, to logits (n, V)."""
         if self.head is None:
             raise ValueError("logits: this model has no head")
         return self.head(rows, np.arange(len(rows) + 1))
+
+    @quiet
+    def unembed(self, rows: Array, *, norm: bool) -> Array:
+        """From vectors (n, D), through the final norm if there is one and it is wanted, to logits.
+
+        Returns:
+            (n, V)
+        """
+        if norm and self.final_norm is not None:
+            rows, _ = self.final_norm.run(rows)
+        return self.logits(rows)
 
     def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
         """Empty caches for texts, and the ids (B, n) to `step` through first, lengths (B,)."""

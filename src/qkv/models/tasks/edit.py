@@ -2,103 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number
+from qkv.arrays import Array, is_whole_number, shown
 from qkv.text import Tokenized
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
-from qkv.text.tokenizer import check_text
+
+Ablate = Iterable[tuple[int, int | None]]  # heads, and layers whole
+Hide = str | int | Iterable[str | int]  # words and places
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What a run does otherwise, once it is known to fit the model and its texts.
+
+    Attributes:
+        ablated: the heads to leave out, by their layer.
+        visible: (B, T), which tokens are looked at; None where nothing is edited.
+        asked: "ablate", pairs of layer and head, and "hide", words and places, where there are any.
+    """
+
+    ablated: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    visible: Array | None = None
+    asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 def edits(
-    ablate: Iterable[tuple[int, int]],
-    hide: str | Iterable[str],
+    ablate: Ablate,
+    hide: Hide,
     *,
-    batch: Sequence[Tokenized],
+    batch: Iterable[Tokenized],
     heads: Sequence[int],
-    pieces: Callable[[str], list[list[str]]],
-) -> tuple[dict[int, Array], dict[str, Sequence[Any]]]:
-    """Which keys each head sees, `(B, Hq or 1, 1, T)`, by the layers that need it; what was asked.
-
-    A head that is left out sees nothing: its context is 0, and so is all it would add.
+    pieces: Callable[[str], list[list[str]]] | None,
+    call: str,
+) -> Edits:
+    """What was asked for, checked.
 
     Args:
-        ablate: the heads to leave out.
-        hide: the words that nobody may look at.
-        batch: the texts.
+        ablate: the heads to leave out, None for all of a layer.
+        hide: the words and places that nobody may look at.
+        batch: the texts, which are read only if there is something to edit.
         heads: how many each layer has.
-        pieces: the ways in which a word may be cut, none if the vocabulary does not have it.
-
-    Returns:
-        The masks, and "ablate", pairs of layer and head, and "hide", words, where there are any.
+        pieces: the ways in which a word may be cut, none if the vocabulary does not have it; None
+            where the model knows no words.
+        call: who is named in an error.
 
     Raises:
-        TypeError: `ablate` holds something else than pairs, or a word is not a string.
-        ValueError: there is no such layer, head or word, or a text is left with no word.
+        TypeError: `ablate` holds something else than pairs, or `hide` than words and places.
+        ValueError: there is no such layer, head, word or place, or a text is left with no word.
     """
-    ablated = _ablated_heads(ablate, heads)
-    words = [hide] if isinstance(hide, str) else list(hide)
-    visible = _visible(words, batch, pieces)
-    masks = dict.fromkeys(range(len(heads)), visible) if words else {}
-    for layer, head in ablated:
-        shape = (len(batch), heads[layer], *visible.shape[2:])
-        masks[layer] = np.broadcast_to(masks.get(layer, visible), shape).copy()
-        masks[layer][:, head] = False
-    asked: dict[str, Sequence[Any]] = {"ablate": ablated, "hide": words}
-    return masks, {name: value for name, value in asked.items() if value}
+    pairs = _ablated_heads(ablate, heads, call)
+    hidden = _hidden(hide, call)
+    if not pairs and not hidden:
+        return Edits()
+    texts = list(batch)
+    visible = np.ones((len(texts), max(map(len, texts), default=0)), bool)
+    if words := [one for one in hidden if isinstance(one, str)]:
+        if pieces is None:
+            raise ValueError(
+                f"{call}: hide has {words[0]!r} and the model has no tokenizer to know words by: "
+                "give places, as hide=[3]"
+            )
+        _hide_words(visible, words, texts, pieces, call)
+    _hide_places(visible, [one for one in hidden if isinstance(one, int)], texts, call)
+    ablated: dict[int, list[int]] = {}
+    for layer, head in pairs:
+        ablated.setdefault(layer, []).append(head)
+    asked: dict[str, Sequence[Any]] = {"ablate": pairs, "hide": hidden}
+    return Edits(ablated, visible, {name: value for name, value in asked.items() if value})
 
 
-def _ablated_heads(pairs: Iterable[tuple[int, int]], heads: Sequence[int]) -> list[tuple[int, int]]:
+def _ablated_heads(pairs: Any, heads: Sequence[int], call: str) -> list[tuple[int, int]]:
     """The (layer, head) pairs in order, each once, counted from 0; negative ones from the end."""
     found = set()
-    for pair in [pairs] if is_whole_number(pairs) else pairs:
+    many = isinstance(pairs, Iterable) and not isinstance(pairs, Mapping)
+    for pair in pairs if many else [pairs]:
         numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
-        if len(numbers) != 2 or not all(map(is_whole_number, numbers)):
-            raise TypeError(f"trace: ablate has {pair!r}: write (layer, head) pairs, as [(0, 4)]")
-        layer, head = (int(number) for number in numbers)
-        layer = _from_start(layer, len(heads), "layer", "the model")
-        found.add((layer, _from_start(head, heads[layer], "head", f"layer {layer}")))
+        whole = len(numbers) == 2 and is_whole_number(numbers[0])
+        if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
+            raise TypeError(
+                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, as [(0, 4)]"
+            )
+        layer = _from_start(int(numbers[0]), len(heads), "layer", "the model", call)
+        if numbers[1] is None:
+            found |= {(layer, head) for head in range(heads[layer])}
+        else:
+            head = _from_start(int(numbers[1]), heads[layer], "head", f"layer {layer}", call)
+            found.add((layer, head))
     return sorted(found)
 
 
-def _visible(
-    words: Sequence[str], batch: Sequence[Tokenized], pieces: Callable[[str], list[list[str]]]
-) -> Array:
-    """Which tokens of each text may be looked at, `(B, 1, 1, T)`: not these words, wherever.
+def _hidden(hide: Any, call: str) -> list[str | int]:
+    """The words and places, each a string or an int."""
+    many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
+    found: list[str | int] = []
+    for one in hide if many else [hide]:
+        if not isinstance(one, str) and not is_whole_number(one):
+            raise TypeError(
+                f"{call}: hide has {shown(one)}: give words, and places as whole numbers"
+            )
+        found.append(one if isinstance(one, str) else int(one))
+    return found
+
+
+def _hide_words(
+    visible: Array,
+    words: Sequence[str],
+    batch: Sequence[Tokenized],
+    pieces: Callable[[str], list[list[str]]],
+    call: str,
+) -> None:
+    """Nobody looks at these words, wherever they stand, of those that are `visible`, (B, T).
 
     A word may be a special token such as "[SEP]", by its name.
     """
-    visible = np.ones((len(batch), 1, 1, max(map(len, batch))), bool)
     for word in words:
-        ways = pieces(check_text(word, call="trace", name="a word of hide"))
+        ways = pieces(word)
         seen = False
         for text, row in zip(batch, visible, strict=True):
             tokens = plain_tokens(text.tokens, text.special)
             places = [i for cut in ways for found in find_pieces(tokens, cut) for i in found]
             marks = zip(text.tokens, text.special, strict=True)
             places += [i for i, (token, special) in enumerate(marks) if special and token == word]
-            row[..., places] = False
+            row[places] = False
             seen |= bool(places)
         if not seen:
             raise ValueError(
-                f"trace: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
+                f"{call}: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
             )
     for number, text in enumerate(batch):
-        if not (visible[number, 0, 0, : len(text)] & ~np.array(text.special, bool)).any():
+        own = ~np.array(text.special, bool)
+        if own.any() and not (visible[number, : len(text)] & own).any():
             which = "the text" if len(batch) == 1 else f"text {number}"
-            raise ValueError(f"trace: hide leaves {which} no word to look at: leave one in sight")
-    return visible
+            raise ValueError(f"{call}: hide leaves {which} no word to look at: leave one in sight")
 
 
-def _from_start(number: int, count: int, what: str, whole: str) -> int:
+def _hide_places(
+    visible: Array, places: Sequence[int], batch: Sequence[Tokenized], call: str
+) -> None:
+    """Nobody looks at the tokens at these places of each text that has them; -1 is its last."""
+    longest = visible.shape[1]
+    for place in places:
+        if not -longest <= place < longest:
+            raise ValueError(
+                f"{call}: hide has place {place} and no text has more than {longest} tokens: "
+                f"give {-longest} to {longest - 1}, or a word"
+            )
+        for text, row in zip(batch, visible, strict=True):
+            if -len(text) <= place < len(text):
+                row[place % len(text)] = False
+
+
+def _from_start(number: int, count: int, what: str, whole: str, call: str) -> int:
     """The number of a layer or head, of which there are `count`, counted from 0."""
     if not -count <= number < count:
         raise ValueError(
-            f"trace: ablate has {what} {number} and {whole} has {count}, 0 to {count - 1}"
+            f"{call}: ablate has {what} {number} and {whole} has {count}, 0 to {count - 1}"
         )
     return number % count
 

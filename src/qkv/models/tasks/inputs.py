@@ -56,6 +56,16 @@ def ids_given(
     ]
 
 
+def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
+    """One text's ids (T,) as tokens by their names; what the mask (T,) hides has none."""
+    tokens, special = [], []
+    for one, there in zip(ids.tolist(), mask.tolist(), strict=True):
+        known = tokenizer.token(one) if there and tokenizer is not None else None
+        tokens.append((known or str(one)) if there else "")
+        special.append(not there or bool(tokenizer and tokenizer.is_special(one)))
+    return Tokenized(ids, tokens, [(0, 0)] * len(tokens), special)
+
+
 def checked_ids(
     embedding: Embedding,
     input_ids: ArrayLike,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,29 @@ def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int 
     if len(text) <= most:
         return text
     return (text[: most + 1].rpartition(" ")[0] or text[: most - 1]) + "…"
+
+
+def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
+    """What a run went without (`Trace.changed`), in words: its heads, and what it hid.
+
+    >>> went_without({"ablate": [(0, 4)], "hide": ["river", 3]})
+    (['layer 0, head 4'], ['river', 'token 3'])
+    """
+    pairs = changed.get("ablate", ())
+    heads = [f"layer {layer}" + ("" if head is None else f", head {head}") for layer, head in pairs]
+    return heads, [x if isinstance(x, str) else f"token {x}" for x in changed.get("hide", ())]
+
+
+def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
+    """What a run is called: what it went without.
+
+    >>> run_name({"ablate": [(0, 4)], "hide": ["river"]}), run_name({})
+    ('without layer 0, head 4, river hidden', 'as it is')
+    """
+    heads, hidden = went_without(changed)
+    parts = ["without " + " and ".join(heads)] if heads else []
+    parts += [f"{' and '.join(hidden)} hidden"] if hidden else []
+    return ", ".join(parts) or "as it is"
 
 
 def is_punctuation(token: str) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
+from qkv.see.analysis.words import went_without
 from qkv.see.steps.attention_inputs import AttentionInputs
 from qkv.see.steps.sums import Op, product, spell
 from qkv.trace import Trace
@@ -281,7 +282,7 @@ def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) ->
 def _why_hidden(at: AttentionInputs) -> str:
     """Which rules hide something, in words."""
     changed = at.trace.changed
-    heads = [f"layer {layer}, head {head}" for layer, head in changed.get("ablate", ())]
+    heads, hidden = went_without(changed)
     rules = [
         ("is_causal", "a token sees itself and what comes before it"),
         ("window", "a token sees only those near it"),
@@ -290,7 +291,7 @@ def _why_hidden(at: AttentionInputs) -> str:
     ]
     said = [words for name, words in rules if at.settings.get(name) not in (None, False)]
     if changed:
-        said.append(f"this run went without {'; '.join([*heads, *changed.get('hide', ())])}")
+        said.append(f"this run went without {'; '.join([*heads, *hidden])}")
     elif at.settings.get("attn_mask") is not None:
         said.append("a mask was given")
     return "; ".join(dict.fromkeys(said))

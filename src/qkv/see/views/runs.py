@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.see.analysis import findings, selection
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.largest import strongest
-from qkv.see.analysis.words import quoted
+from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
 from qkv.see.page.payload import text_payload
 from qkv.see.views.head_panels import HeadShown, heading_of, places_of_layers
@@ -186,7 +186,7 @@ def compare_runs(
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
-    names = _name(a), _name(b)
+    names = run_name(a.changed), run_name(b.changed)
     heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
     without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
     return RunsView(
@@ -201,16 +201,3 @@ def compare_runs(
         theme=theme,
         stretch=stretch,
     )
-
-
-def _name(trace: Trace) -> str:
-    """What a run is called: what it went without.
-
-    >>> _name(Trace({}, changed={"ablate": [(0, 4)], "hide": ["river"]}))
-    'without layer 0, head 4, river hidden'
-    """
-    heads = [f"layer {layer}, head {head}" for layer, head in trace.changed.get("ablate", ())]
-    parts = ["without " + " and ".join(heads)] if heads else []
-    words = trace.changed.get("hide", [])
-    parts += [f"{' and '.join(words)} hidden"] if words else []
-    return ", ".join(parts) or "as it is"

@@ -1,0 +1,464 @@
+"""Logits, and the words that a model guesses by them, with heads left out and words hidden."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models import load
+
+from .. import decoders
+from ..small_models import CONFIGS, write_small
+from ..support import CONFIG, WORDS, Folder, bert_tensors, plain_bert, tokenizer_json
+
+TEXT = "the cat sat on the [MASK]."
+TWO = "the [MASK] ran. a [MASK] sat"
+SHORT = "a dog"
+MASK = 19
+HEAD = "cls.predictions.transform"
+
+
+def mask_bert(folder: Path) -> dict[str, Any]:
+    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's."""
+    made, config = Folder(folder), {**CONFIG, "architectures": ["BertForMaskedLM"]}
+    rng = np.random.default_rng(7)
+    body = bert_tensors(config)
+    head = {
+        f"{HEAD}.dense.weight": rng.standard_normal((12, 12)),
+        f"{HEAD}.dense.bias": rng.standard_normal(12),
+        f"{HEAD}.LayerNorm.weight": 1 + 0.3 * rng.standard_normal(12),
+        f"{HEAD}.LayerNorm.bias": rng.standard_normal(12),
+        "cls.predictions.bias": rng.standard_normal(30),
+    }
+    head = {name: array.astype(np.float32) for name, array in head.items()}
+    made.config, made.tensors = config, {f"bert.{name}": x for name, x in body.items()} | head
+    made.write()
+    words = [*WORDS, "[MASK]"]
+    assert words.index("[MASK]") == MASK
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json(words))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return body | head
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("mask") / "model"
+    tensors = mask_bert(folder)
+    return load(folder, dtype=np.float64), tensors
+
+
+@pytest.fixture(scope="module")
+def model(made: tuple[qkv.Model, dict[str, Any]]) -> qkv.Model:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
+
+
+def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    """BERT's head over words once more: linear layer, gelu, norm, token table, bias."""
+    p = {name: array.astype(np.float64) for name, array in tensors.items()}
+    x = x @ p[f"{HEAD}.dense.weight"].T + p[f"{HEAD}.dense.bias"]
+    x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG["layer_norm_eps"])
+    x = x * p[f"{HEAD}.LayerNorm.weight"] + p[f"{HEAD}.LayerNorm.bias"]
+    return x @ p["embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]
+
+
+def plain(made: tuple[qkv.Model, dict[str, Any]], ids: Any, **edits: Any) -> np.ndarray:
+    """The logits (T, V) of the whole model once more."""
+    found, tensors = made
+    return plain_head(tensors, plain_bert(tensors, found.config, ids, **edits)[0][-1])
+
+
+def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-11) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
+
+
+# logits in a trace
+
+
+def test_the_logits_of_a_trace_are_those_of_the_plain_bert(made: Any, tmp_path: Path) -> None:
+    model, _ = made
+    trace = model.trace([TEXT, SHORT], logits=True)
+    assert trace["logits"].shape == (2, 9, 30)
+    for number, text in enumerate([TEXT, SHORT]):
+        expected = plain(made, model.tokenize(text).ids)
+        close(trace[number]["logits"][0], expected)
+        assert not trace["logits"][number, len(expected) :].any()
+    close(model.trace(SHORT, logits=True)["logits"][0], expected)
+    trace.save(tmp_path / "trace.safetensors")
+    loaded = qkv.Trace.load(tmp_path / "trace.safetensors")
+    np.testing.assert_array_equal(loaded["logits"], trace["logits"])
+    np.testing.assert_array_equal(loaded[1]["logits"], trace["logits"][1:, :4])
+
+
+def test_logits_are_kept_where_they_are_asked_for_alone(model: qkv.Model) -> None:
+    assert "logits" not in model.trace(TEXT)
+    assert model.trace(TEXT, names=(), logits=True).names() == ["logits"]
+    both = model.trace(TEXT, layers=0, top_k=2, logits=True)
+    close(both["logits"], model.trace(TEXT, logits=True)["logits"])
+    assert ("received", 0) in both
+    assert ("received", 1) not in both
+
+
+def test_float32_gives_float32(tmp_path: Path) -> None:
+    mask_bert(tmp_path / "model")
+    model = load(tmp_path / "model")
+    trace = model.trace(TEXT, logits=True)
+    assert trace["logits"].dtype == np.float32
+    assert model.unembed(trace["normalized_resid_post", -1].astype(np.float64)).dtype == np.float32
+
+
+# from vectors to logits
+
+
+def test_unembed_is_the_head_of_a_bert(made: Any) -> None:
+    model, tensors = made
+    rng = np.random.default_rng(0)
+    assert model.unembed(np.zeros((2, 0, 12))).shape == (2, 0, 30)
+    for shape in ((12,), (4, 12), (2, 3, 12)):
+        x = rng.standard_normal(shape)
+        before = x.copy()
+        expected = plain_head(tensors, x)
+        for norm in (True, False):  # its own norm is a part of the head
+            close(model.unembed(x, norm=norm), expected)
+        np.testing.assert_array_equal(x, before)
+    trace = model.trace(TEXT, logits=True)
+    close(model.unembed(trace["normalized_resid_post", -1]), trace["logits"])
+
+
+def test_unembed_of_a_decoder_goes_through_the_final_norm(llama: qkv.Model) -> None:
+    trace = llama.trace([[4, 5, 6], [7, 8]], logits=True)
+    x, parameters = trace["resid_post", -1], llama.parameters
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * parameters["final_norm.weight"]
+    expected = normed @ parameters["head.out_proj.weight"]
+    close(llama.unembed(x), expected)
+    close(llama.unembed(x, norm=False), x @ parameters["head.out_proj.weight"])
+    close(trace[0]["logits"], expected[:1])
+    close(trace[1]["logits"], expected[1:, :2])
+    close(llama.unembed(trace.hidden_states[-1], norm=False)[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("resid", "error", "said"),
+    [
+        (np.zeros((2, 11)), ValueError, r"resid has shape \(2, 11\) and .* vectors of 12: give"),
+        (np.float64(3), ValueError, r"resid has shape \(\)"),
+        (np.zeros((2, 12), int), TypeError, "resid is int64: give floats"),
+    ],
+)
+def test_what_cannot_be_unembedded(model: qkv.Model, resid: Any, error: type, said: str) -> None:
+    with pytest.raises(error, match=f"^unembed: {said}"):
+        model.unembed(resid)
+
+
+# runs of ids without some heads, or with words out of sight
+
+EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"ablate": [(0, 1), (1, -1)]}, {"ablated": [(0, 1), (1, 2)]}),
+    ({"ablate": [(1, None)]}, {"ablated": [(1, 0), (1, 1), (1, 2)]}),
+    ({"hide": "cat"}, {"hidden": [2]}),
+    ({"hide": ["the", "[SEP]"]}, {"hidden": [1, 5, 8]}),
+    ({"hide": [3, -1]}, {"hidden": [3, 8]}),
+    ({"hide": np.array([2])}, {"hidden": [2]}),
+    ({"hide": ["cat", 0], "ablate": [(0, 0)]}, {"hidden": [0, 2], "ablated": [(0, 0)]}),
+]
+
+
+@pytest.mark.parametrize(("given", "by_hand"), EDITS)
+def test_ids_are_run_with_edits_as_the_plain_bert_and_as_in_a_trace(
+    made: Any, given: dict[str, Any], by_hand: dict[str, Any]
+) -> None:
+    model, _ = made
+    ids = model.tokenize(TEXT).ids
+    states, weights = plain_bert(made[1], model.config, ids, **by_hand)
+    found = model(ids[None], **given)
+    close(found.last_hidden_state[0], states[-1])
+    close(found.logits[0], plain(made, ids, **by_hand))
+    assert np.abs(found.logits - model(ids[None]).logits).max() > 0.01
+    trace = model.trace(TEXT, logits=True, **given)
+    close(trace["logits"], found.logits)
+    close(trace.hidden_states[-1][0], states[-1])
+    close(model.trace(ids, logits=True, **given)["logits"], found.logits)
+    if "ablate" not in given:
+        close(np.stack(trace.attentions)[:, 0], np.stack(weights))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_part_of_it_and_a_place_is_a_column(made: Any, side: str) -> None:
+    model, _ = made
+    rows = [model.tokenize(text).ids for text in (TEXT, "the dog")]
+    ids, mask = np.full((2, 11), -9), np.zeros((2, 11), int)
+    for number, row in enumerate(rows):
+        begin = 0 if side == "right" else 11 - len(row)
+        ids[number, begin : begin + len(row)] = row
+        mask[number, begin : begin + len(row)] = 1
+    edits: dict[str, Any] = {"ablate": [(1, 1)]}
+    found = model(ids, mask, hide="the", **edits).logits
+    for number, hidden in enumerate([[1, 5], [1]]):
+        there = mask[number] == 1
+        if side == "right":  # on the left they have other positions than the plain BERT gives them
+            close(found[number, there], plain(made, rows[number], hidden=hidden, ablated=[(1, 1)]))
+        assert not found[number, ~there].any()
+        columns = np.flatnonzero(there)[hidden]
+        close(model(ids, mask, hide=columns, **edits).logits[number], found[number])
+
+
+def test_a_hole_in_the_mask_and_a_hidden_place_are_two_things(made: Any) -> None:
+    model, _ = made
+    ids = model.tokenize(TEXT).ids[None]
+    mask = np.array([[1, 1, 1, 0, 1, 1, 1, 1, 1]])
+    found = model(ids, mask, hide=[1]).logits[0]
+    expected = plain(made, ids[0], hidden=[1, 3])
+    close(found[mask[0] == 1], expected[mask[0] == 1])
+    assert not found[3].any()
+
+
+def test_a_query_that_sees_nothing_gets_nothing(model: qkv.Model) -> None:
+    trace = model.trace(SHORT, hide=[0, 1, 2, 3])
+    assert not trace["z", 0].any()
+    assert not trace["pattern", 1].any()
+    ids = model.tokenize(SHORT).ids[None]
+    close(model(ids, hide=[0, 1, 2, 3]).last_hidden_state, trace.hidden_states[-1])
+
+
+def test_a_trace_says_which_places_were_hidden(model: qkv.Model, tmp_path: Path) -> None:
+    trace = model.trace(TEXT, hide=["cat", 3], ablate=[(0, None)])
+    assert trace.changed == {"ablate": [(0, 0), (0, 1), (0, 2)], "hide": ["cat", 3]}
+    trace.save(tmp_path / "trace.safetensors")
+    assert qkv.Trace.load(tmp_path / "trace.safetensors").changed == trace.changed
+    said = qkv.compare(model.trace(TEXT), trace).sentence
+    assert "token 3" in said or "token 3" in str(qkv.compare(model.trace(TEXT), trace))
+
+
+def test_texts_of_unlike_lengths_hide_the_places_that_they_have(model: qkv.Model) -> None:
+    together = model.trace([TEXT, SHORT], hide=[6], logits=True)
+    close(together[0]["logits"], model.trace(TEXT, hide=[6], logits=True)["logits"])
+    close(together[1]["logits"], model.trace(SHORT, logits=True)["logits"])
+    last = model.trace([TEXT, SHORT], hide=-1, logits=True)
+    for number, text in enumerate([TEXT, SHORT]):
+        expected = model.trace(text, hide="[SEP]", logits=True)["logits"]
+        close(last[number]["logits"], expected)
+
+
+def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
+    mask_bert(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    model = load(tmp_path / "model", dtype=np.float64)
+    assert model([[2, 4, 5, 3]], hide=[1]).logits is not None
+    for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
+        with pytest.raises(ValueError, match=r"hide has 'cat' and .* no tokenizer .*hide=\[3\]"):
+            call()
+    with pytest.raises(ValueError, match=r"^predict: model fills in words and has no tokenizer"):
+        model.predict([2, 4, 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"ablate": [(2, 0)]}, ValueError, "ablate has layer 2 and the model has 2"),
+        ({"ablate": [(0, "1")]}, TypeError, r"ablate has \(0, '1'\)"),
+        ({"hide": "dog"}, ValueError, "hide has 'dog', which is in no text: the words are the, c"),
+        ({"hide": 9}, ValueError, "hide has place 9 and no text has more than 9"),
+    ],
+)
+def test_what_cannot_be_edited_is_said_of_the_model(
+    model: qkv.Model, options: dict[str, Any], error: type, said: str
+) -> None:
+    with pytest.raises(error, match=f"^model: {said}"):
+        model(model.tokenize(TEXT).ids[None], **options)
+    with pytest.raises(error, match=f"^predict: {said}"):
+        model.predict(TEXT, **options)
+
+
+# guesses
+
+
+def expected_guesses(logits: np.ndarray, count: int) -> list[tuple[str, float]]:
+    """The largest of a softmax, written down once more."""
+    shares = np.exp(logits) / np.exp(logits).sum()
+    order = sorted(range(len(shares)), key=lambda i: -shares[i])[:count]
+    return [(([*WORDS, "[MASK]"] + [str(i) for i in range(20, 30)])[i], shares[i]) for i in order]
+
+
+def same(found: Any, expected: Any) -> None:
+    assert [word for word, _ in found] == [word for word, _ in expected]
+    np.testing.assert_allclose([x for _, x in found], [x for _, x in expected], rtol=1e-10)
+
+
+@pytest.mark.parametrize(("given", "by_hand"), [({}, {}), *EDITS])
+def test_guesses_are_the_softmax_of_the_plain_bert(
+    made: Any, given: dict[str, Any], by_hand: dict[str, Any]
+) -> None:
+    model, _ = made
+    ids = model.tokenize(TEXT).ids
+    expected = expected_guesses(plain(made, ids, **by_hand)[6], 30)
+    (found,) = model.predict(TEXT, 30, **given)
+    same(found, expected)
+    assert sum(share for _, share in found) == pytest.approx(1, abs=1e-12)
+    assert isinstance(found[0][1], float)
+    assert {"##s", "[PAD]", "29"} < {word for word, _ in found}  # a row that no token has: its id
+    for text in (ids, ids[None], ids.tolist()):
+        (again,) = model.predict(text, **given)
+        same(again, expected[:5])
+
+
+def test_each_mask_token_has_its_guesses_in_turn(made: Any) -> None:
+    model, _ = made
+    tokens = model.tokenize(TWO)
+    logits = plain(made, tokens.ids)
+    found = model.predict(TWO, top_k=3)
+    assert [i for i, token in enumerate(tokens.tokens) if token == "[MASK]"] == [2, 6]
+    for row, place in zip(found, (2, 6), strict=True):
+        same(row, expected_guesses(logits[place], 3))
+    assert len(model.predict("[MASK]")) == 1
+
+
+def test_a_decoder_guesses_what_comes_next(llama: qkv.Model) -> None:
+    ids = [4, 5, 9, 11]
+    logits = llama([ids]).logits
+    (found,) = llama.predict(ids, top_k=1)
+    (longer,) = llama.predict([*ids, 7], top_k=9, hide=[1], ablate=[(1, 3)])
+    same(found, expected_guesses(logits[0, -1], 1))
+    logits = llama([[*ids, 7]], hide=[1], ablate=[(1, 3)]).logits
+    same(longer, expected_guesses(logits[0, -1], 9))
+
+
+def test_words_of_bytes_are_as_a_reader_knows_them(tmp_path: Path) -> None:
+    model = decoders.writer(tmp_path / "writer", "a b", " the")
+    (found,) = model.predict("a b", top_k=2)
+    assert found[0][0] == "the"
+    assert model.generate("a b", max_new_tokens=1) == " the"
+    joined = decoders.writer(tmp_path / "joined", "a b", "the")
+    assert joined.predict("a b")[0][0][0] == "##the"
+    stop = decoders.writer(tmp_path / "stop", "a b.", "the")
+    assert stop.predict("a b.")[0][0][0] == "the"  # it continues no word
+
+
+def test_a_decoder_s_first_guess_is_what_it_writes(tmp_path: Path) -> None:
+    model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
+    for text in ("the cat", "A", "other, one"):
+        generated = model.generate(text, max_new_tokens=1, trace=True)
+        (found,) = model.predict(text, top_k=1)
+        assert found[0][1] == pytest.approx(generated.probabilities[0], rel=1e-5)
+
+
+def test_of_equal_words_the_first_comes_first(llama: qkv.Model) -> None:
+    flat = llama.with_parameters(
+        {n: a * 0 if n == "head.out_proj.weight" else a for n, a in llama.parameters.items()}
+    )
+    (found,) = flat.predict([4, 5], top_k=3)
+    assert found == [("[PAD]", 1 / 30), ("[UNK]", 1 / 30), ("[CLS]", 1 / 30)]
+
+
+def test_a_long_text_of_an_encoder_is_cut_and_of_a_decoder_refused(
+    model: qkv.Model, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match="cut to 16 tokens"):
+        (found,) = model.predict("the [MASK] " + "cat " * 30)
+    assert len(found) == 5
+    decoder = decoders.gpt2(tmp_path / "model", seed=3)
+    full = "a" * decoders.PLACES
+    assert len(decoder.predict(full)) == 1
+    with pytest.raises(ValueError, match="has 97 tokens and model takes texts of at most 96"):
+        decoder.predict(full + "a")
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "said"),
+    [
+        ("the cat", {}, ValueError, r"the text has no mask token, .*: write \[MASK\] where a word"),
+        ([2, 4, 3], {}, ValueError, "the text has no mask token"),
+        ("", {}, ValueError, "the text is empty"),
+        ("  ", {}, ValueError, "the text is empty"),
+        ([], {}, TypeError, "text is list, not a string"),
+        (None, {}, TypeError, "text is NoneType, not a string"),
+        (["a [MASK]", "[MASK]"], {}, TypeError, "text is a list of 2: give one text at a time"),
+        ([[2, 19, 3], [2, 19, 3]], {}, ValueError, r"there are 2 texts: give one, \(T,\) or"),
+        ([2, 30], {}, ValueError, "there is no token 30"),
+        ([2.0, 3.0], {}, TypeError, ""),
+        (TEXT, {"top_k": 0}, ValueError, "top_k is 0: it must be 1 or more"),
+        (TEXT, {"top_k": 31}, ValueError, "top_k is 31 and model has 30 words: give 1 to 30"),
+        (TEXT, {"top_k": 2.5}, TypeError, "top_k is 2.5: give a whole number"),
+        (TEXT, {"top_k": True}, TypeError, "top_k is True"),
+    ],
+)
+def test_what_cannot_be_guessed(
+    model: qkv.Model, text: Any, options: dict[str, Any], error: type, said: str
+) -> None:
+    with pytest.raises(error, match=f"^predict: {said}") as raised:
+        model.predict(text, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_models_without_a_head_over_words(small: Path, tmp_path: Path) -> None:
+    plain, vit = load(small), load(write_small(tmp_path / "vit", CONFIGS["vit"]))
+    classes = load(write_small(tmp_path / "classes", CONFIGS["modernbert"]))
+    for model, has in ((plain, "no head"), (classes, "a head for classes")):
+        ids = [2, 4, 3]
+        for name, call in {
+            "trace": lambda model=model: model.trace("the cat", logits=True),
+            "predict": lambda model=model: model.predict("the cat"),
+            "unembed": lambda model=model: model.unembed(np.zeros(12)),
+        }.items():
+            with pytest.raises(ValueError, match=rf"^{name}: \w+ has {has}.*ForMaskedLM"):
+                call()
+        assert model(np.array([ids]), hide=[1]).last_hidden_state.shape == (1, 3, 12)
+    with pytest.raises(ValueError, match=r"^predict: vit has a head for classes"):
+        vit.predict("the cat")
+
+
+def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
+    model = load(write_small(tmp_path / "t5", CONFIGS["t5"]), dtype=np.float64)
+    with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
+        model.predict("the cat")
+    with pytest.raises(ValueError, match=r"^trace: t5 gives logits where it writes: add target"):
+        model.trace("the cat", logits=True)
+    for edit in ({"hide": 1}, {"hide": ["cat"]}, {"ablate": [(0, 0)]}):
+        with pytest.raises(ValueError, match=r"^model: ablate and hide are for the encoder alone"):
+            model([[2, 4, 3]], None, [[2]], **edit)
+    read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]
+    trace = model.trace(read, target=written, logits=True)
+    ids = np.array([[2, 8, 0], [2, 9, 10]])
+    expected = model([[4, 5, 6], [7, 3, 0]], [[1, 1, 1], [1, 1, 0]], ids, [[1, 1, 0], [1, 1, 1]])
+    close(trace["decoder.logits"], expected.logits)
+    close(trace[0]["decoder.logits"], expected.logits[:1, :2])
+    assert "logits" not in trace.encoder
+    assert "decoder.logits" not in model.trace(read, target=written)
+    close(model.unembed(expected.last_hidden_state[1], norm=False), expected.logits[1])
+
+
+def test_logits_that_are_not_finite_are_no_guesses(llama: qkv.Model) -> None:
+    name = "final_norm.weight"
+    wild = llama.with_parameters(
+        {n: a * np.inf if n == name else a for n, a in llama.parameters.items()}
+    )
+    with np.errstate(all="ignore"), pytest.raises(FloatingPointError, match=r"^predict: the model"):
+        wild.predict([4, 5])
+
+
+def test_images_are_run_with_edits_as_in_a_trace(tmp_path: Path) -> None:
+    model = load(write_small(tmp_path / "vit", CONFIGS["vit"]), dtype=np.float64)
+    pixels = np.random.default_rng(0).standard_normal((2, 2, 8, 8))
+    for edit in ({"hide": "0,1"}, {"hide": [2]}, {"ablate": [(0, None), (1, 1)]}):
+        found = model(pixels, **edit)
+        trace = model.trace(pixels, **edit)
+        close(found.last_hidden_state, trace["ln_final.hook_normalized"])
+        assert np.abs(found.logits - model(pixels).logits).max() > 1e-3
