@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.wordnet import FOLDER, Synset, WordNet, document
+from training.wordnet import FOLDER, REPORTED, Synset, WordNet, document
 
 NOUNS = Path(__file__).with_name("nouns.txt")  # what `common_nouns` gives
 HALF = 50  # of the common nouns are things that can be touched, as many are others
@@ -70,7 +70,7 @@ def entries(wordnet: WordNet, *, held_out: bool = False) -> list[Entry]:
     one in which none is found is left out.
     """
     examples: dict[tuple[int, str], list[str]] = {}
-    for use in wordnet.uses(held_out=held_out):
+    for use in wordnet.uses(REPORTED if held_out else None):
         examples.setdefault((use.synset, use.lemma), []).append(use.sentence)
     found = []
     for number, synset in enumerate(wordnet.synsets):

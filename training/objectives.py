@@ -234,7 +234,7 @@ def sentences(
     synonyms where it stands as it is spelled: they are the other words of its synset, of one word
     each.
     """
-    uses = list(wordnet.uses(held_out=False))
+    uses = list(wordnet.uses())
     before, after = around(tokenizer)
     single = sorted(
         {word.lower() for use in uses for word in wordnet.synsets[use.synset].lemmas if _one(word)}

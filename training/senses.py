@@ -39,38 +39,41 @@ from qkv.arrays import Array
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
 from training import command
-from training.wordnet import FOLDER, Use, WordNet, is_held_out, read
+from training.guesses import named
+from training.shares import in_words
+from training.wordnet import CHOSEN, FOLDER, REPORTED, Use, WordNet, is_in, read
 
 LETTERS = 16_000  # of the texts that are run at once
 MASKED = 0.15  # of the words of a sentence
 HEAD_SCORES = ("previous", "next", "same", "first", "last", "uniform")
 
 
-def evaluate(model: qkv.Model, wordnet: WordNet) -> dict[str, Any]:
+def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dict[str, Any]:
     """Everything that there is to say about a model, as JSON can hold it."""
-    uses = held_out_uses(wordnet)
-    sentences = held_out_sentences(wordnet)
+    uses = held_out_uses(wordnet, twelfth)
+    sentences = held_out_sentences(wordnet, twelfth)
     return {
         "model": model.name,
         **senses(model, wordnet, uses),
         "masked": masked_words(model, sentences),
+        "masked tokens": masked_tokens(model, sentences),
         "heads": heads(model, sentences),
     }
 
 
-def held_out_uses(wordnet: WordNet) -> list[Use]:
+def held_out_uses(wordnet: WordNet, twelfth: int = REPORTED) -> list[Use]:
     """Those in which the word stands as it is spelled, or with an ending."""
     return [
         use
-        for use in wordnet.uses(held_out=True)
+        for use in wordnet.uses(twelfth)
         if use.sentence[use.start : use.end].lower().startswith(use.lemma)
     ]
 
 
-def held_out_sentences(wordnet: WordNet) -> list[str]:
+def held_out_sentences(wordnet: WordNet, twelfth: int = REPORTED) -> list[str]:
     """All of them, each once."""
     examples = (sentence for synset in wordnet.synsets for sentence in synset.examples)
-    return list(dict.fromkeys(sentence for sentence in examples if is_held_out(sentence)))
+    return list(dict.fromkeys(sentence for sentence in examples if is_in(sentence, twelfth)))
 
 
 def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def vectors(
     names = ["embed", "blocks.0.hook_resid_pre", "resid_post", "normalized_resid_post"]
     last = "ln_final.hook_normalized"
     found: Array | None = None
-    for part, trace in _traces(model, texts, [*names, last]):
+    for part, trace in traces(model, texts, [*names, last]):
         weights = np.zeros((len(part), int(trace.lengths.max())), np.float32)  # (B, T)
         for row, text, offsets in zip(weights, part, trace.offsets, strict=True):
             begin, end = (0, len(texts[text])) if spans is None else spans[text]
@@ -167,37 +170,45 @@ def vectors(
 def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
     """How many of the words that are hidden a model names, every piece of them.
 
-    In each sentence 15% of the words are hidden, at least one. None of a model without a head.
+    In each sentence 15% of the words are hidden, at least one. Which ones are, the seed decides
+    and no vocabulary. None of a model without a head.
     """
+    return _masked(model, sentences, seed, is_piece, "words")
+
+
+def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
+    """How many of the tokens that are hidden a model names.
+
+    In each sentence 15% of the tokens are hidden, at least one. None of a model without a head.
+    """
+    return _masked(model, sentences, seed, lambda token: False, "tokens")
+
+
+def _masked(
+    model: qkv.Model, sentences: Sequence[str], seed: int, joins: Callable[[str], bool], name: str
+) -> Any:
+    """How many of the hidden ones are named; one is a token and those behind that join it."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
-    mask = tokenizer.vocabulary.get("[MASK]")
     rng = np.random.default_rng(seed)
-    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the places of each word's pieces
+    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the places of each one's pieces
     for text in tokenizer.tokenize_batch(sentences):
         real = [k for k, special in enumerate(text.special) if not special]
-        starts = [k for k in real if not is_piece(text.tokens[k])]
+        starts = [k for k in real if not joins(text.tokens[k])]
         ends = [*starts[1:], real[-1] + 1]
         count = max(1, round(MASKED * len(starts)))
         chosen = rng.choice(len(starts), count, replace=False)
         hidden.append((text.ids, [list(range(starts[k], ends[k])) for k in chosen]))
-    if mask is None or model(hidden[0][0][None]).logits is None:
+    places = [[k for one in found for k in one] for _, found in hidden]
+    guesses = named(model, [ids for ids, _ in hidden], places)
+    if guesses is None:
         return None
     right = tries = 0
-    hidden.sort(key=lambda one: len(one[0]))
-    for begin in range(0, len(hidden), 64):
-        part = hidden[begin : begin + 64]
-        ids = np.zeros((len(part), len(part[-1][0])), np.int64)
-        for row, (true, words) in zip(ids, part, strict=True):
-            row[: len(true)] = true
-            row[[k for word in words for k in word]] = mask
-        seen = np.arange(ids.shape[1]) < np.array([[len(true)] for true, _ in part])
-        logits = model(ids, seen).logits
-        assert logits is not None
-        for row, (true, words) in zip(logits.argmax(-1), part, strict=True):
-            right += sum(bool((row[word] == true[word]).all()) for word in words)
-            tries += len(words)
-    return {"top1": right / tries, "words": tries}
+    for (true, found), at, guess in zip(hidden, places, guesses, strict=True):
+        good = dict(zip(at, guess == true[at], strict=True))
+        right += sum(all(good[k] for k in one) for one in found)
+        tries += len(found)
+    return {"top1": right / tries, name: tries}
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
@@ -209,7 +220,7 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))
-    for _, trace in _traces(model, sentences, ["pattern"]):
+    for _, trace in traces(model, sentences, ["pattern"]):
         ids = np.full((len(trace), int(trace.lengths.max())), -1)
         for row, text in zip(ids, trace.ids, strict=True):
             row[: len(text)] = text
@@ -241,7 +252,7 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _traces(
+def traces(
     model: qkv.Model, texts: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[list[int], Trace]]:
     """Traces of texts of like length, and which texts they are."""
@@ -262,7 +273,6 @@ def _unit(rows: Array) -> Array:
 
 def shown(found: dict[str, Any]) -> str:
     """The same as tables of plain text."""
-    masked = found["masked"]
     lines = [
         f"{found['model']}: {found['uses']} uses, {found['pairs']} pairs, "
         f"{found['pairs_of_one_sense']} of them of one sense",
@@ -273,9 +283,7 @@ def shown(found: dict[str, Any]) -> str:
             for name, row in {"chance": found["chance"], **found["layers"]}.items()
         ),
         "",
-        "masked words: no head"
-        if masked is None
-        else f"masked words: {masked['top1']:.3f} of {masked['words']} named",
+        *(_masked_in_words(found[key], unit) for key, unit in _MASKED.items() if key in found),
         "",
         "head  " + " ".join(f"{name:>8}" for name in HEAD_SCORES),
         *(
@@ -287,15 +295,29 @@ def shown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_MASKED = {"masked": "words", "masked tokens": "tokens"}
+
+
+def _masked_in_words(found: dict[str, Any] | None, unit: str) -> str:
+    if found is None:
+        return f"masked {unit}: no head"
+    right = round(found["top1"] * found[unit])
+    return f"masked {unit}: {in_words(right, found[unit])} of {found[unit]:,} named"
+
+
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
     """Measure one model."""
     parser = argparse.ArgumentParser(prog="python -m training.senses", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
     parser.add_argument("--json", action="store_true", help="numbers, not tables")
+    parser.add_argument(
+        "--choose", action="store_true", help="on the examples for choices, not for results"
+    )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    found = evaluate(qkv.load(given.model), read(given.wordnet))
+    twelfth = CHOSEN if given.choose else REPORTED
+    found = evaluate(qkv.load(given.model), read(given.wordnet), twelfth)
     say(json.dumps(found, indent=2) if given.json else shown(found))
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
-HELD_OUT = 12  # one sentence of so many
+TWELFTHS = 12  # the parts that examples fall into, by their text alone
+REPORTED, CHOSEN = 0, 1  # where results are reported, and where choices are made
+KEPT = 2  # twelfths that are kept from tokenizer and training, from the first on
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings and what a word has in their place when it is looked up (Debian's `man 7WN morphy`).
@@ -76,12 +78,15 @@ class WordNet:
             most common sense first.
         exceptions: for each part of speech, irregular forms -> the words they are forms of.
         held_out: the words of each held-out example.
+        kept: how many of the twelfths are held out, from the first on: `KEPT`, or 1 in a final run,
+            which learns from those again that choices were made on.
     """
 
     synsets: list[Synset]
     index: dict[tuple[str, str], tuple[int, ...]]
     exceptions: dict[str, dict[str, tuple[str, ...]]]
     held_out: frozenset[tuple[str, ...]]
+    kept: int = KEPT
 
     def senses(self, lemma: str, part: str | None = None) -> tuple[int, ...]:
         """The synsets of a word as one part of speech, or as any."""
@@ -98,16 +103,27 @@ class WordNet:
                 found.add(word[: -len(ending)] + instead)
         return found
 
-    def uses(self, *, held_out: bool) -> Iterator[Use]:
-        """The held-out examples in which a word of their synset is found, or the others.
+    def base(self, word: str) -> str:
+        """The word that one, in small letters, is a form of, whichever part of speech it is.
 
-        The others are those that may be learned from: see `may_learn`.
+        That is the shortest one that WordNet knows, and the word itself where there is no other.
+        """
+        parts = PARTS.values()
+        found = {
+            base for part in parts for base in self.bases(word, part) if (base, part) in self.index
+        }
+        return min(found - {word}, key=lambda base: (len(base), base), default=word)
+
+    def uses(self, twelfth: int | None = None) -> Iterator[Use]:
+        """The examples of a twelfth in which a word of their synset is found.
+
+        Without one, those that may be learned from: see `may_learn`.
         A word of several words comes before a shorter one, then the order of the synset decides.
         Of a word that stands there twice the first is taken.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
-                if is_held_out(sentence) if held_out else self.may_learn(sentence):
+                if self.may_learn(sentence) if twelfth is None else is_in(sentence, twelfth):
                     found = self._find(sentence, synset)
                     if found is not None:
                         lemma, start, end = found
@@ -115,7 +131,7 @@ class WordNet:
 
     def may_learn(self, sentence: str) -> bool:
         """Whether an example is not held out, and none of several words that is stands in it."""
-        if is_held_out(sentence):
+        if is_held_out(sentence, self.kept):
             return False
         words = _words(sentence)
         lengths = range(2, len(words) + 1)
@@ -141,21 +157,41 @@ class WordNet:
         return None
 
 
-def is_held_out(sentence: str) -> bool:
-    """Whether an example is kept from training; its text alone decides.
+def twelfth_of(sentence: str) -> int:
+    """Which twelfth an example is in, from 0; its text alone decides.
 
-    >>> [is_held_out(text) for text in ("he cashed a check at the bank", "the bank was steep")]
-    [False, False]
+    >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
+    [5, 6]
     """
-    return int(hashlib.sha256(sentence.encode()).hexdigest(), 16) % HELD_OUT == 0
+    return int(hashlib.sha256(sentence.encode()).hexdigest(), 16) % TWELFTHS
 
 
-def read(folder: Path = FOLDER) -> WordNet:
+def is_in(sentence: str, twelfth: int) -> bool:
+    """Whether an example is in this twelfth."""
+    return twelfth_of(sentence) == twelfth
+
+
+def is_held_out(sentence: str, kept: int = KEPT) -> bool:
+    """Whether an example is kept from training: those of so many twelfths are."""
+    return any(is_in(sentence, twelfth) for twelfth in range(kept))
+
+
+def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
     """WordNet from the files of Debian's package.
+
+    Args:
+        folder: where they are.
+        kept: how many twelfths of the examples are held out.
 
     Raises:
         FileNotFoundError: a file is missing.
+        ValueError: not even the examples are held out that results are reported on, or all are.
     """
+    if not REPORTED < kept < TWELFTHS:
+        raise ValueError(
+            f"wordnet: kept is {kept}: keep {REPORTED + 1} to {TWELFTHS - 1} twelfths of the "
+            "examples from training"
+        )
     synsets: list[Synset] = []
     index: dict[tuple[str, str], tuple[int, ...]] = {}
     exceptions: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -174,8 +210,8 @@ def read(folder: Path = FOLDER) -> WordNet:
             for form, *of in map(str.split, _lines(folder / f"{file}.exc"))
         }
     examples = (sentence for synset in synsets for sentence in synset.examples)
-    held_out = frozenset(_words(sentence) for sentence in examples if is_held_out(sentence))
-    return WordNet(synsets, index, exceptions, held_out)
+    held_out = frozenset(_words(sentence) for sentence in examples if is_held_out(sentence, kept))
+    return WordNet(synsets, index, exceptions, held_out, kept)
 
 
 def documents(wordnet: WordNet) -> Iterator[str]:

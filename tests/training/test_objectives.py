@@ -165,7 +165,7 @@ def test_the_gradient_goes_through_the_whole_network() -> None:
 
 
 def test_uses_become_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: sentence == "two banks")
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence, *_: sentence == "two banks")
     (folder / "index.noun").write_text(
         (folder / "index.noun").read_text() + "shore n 1 0 1 0 00000100\n"
     )

@@ -9,7 +9,7 @@ from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.model import Model
 from qkv.models.untrained import fresh_model
 from training import senses
-from training.senses import auc, heads, masked_words, shown, vectors
+from training.senses import auc, heads, masked_tokens, masked_words, shown, vectors
 from training.wordnet import Synset, Use, WordNet
 
 SENTENCES = ["The cat sat on the mat.", "I love you today.", "I sat on the bank of the river."]
@@ -105,3 +105,35 @@ def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
     assert (every["top1"], every["words"]) in ((1.0, 4), (0.75, 4))
     found = masked_words(model, ["bank"] * 2 + ["cat"])
     assert found == {"top1": pytest.approx(2 / 3), "words": 3}
+
+
+def test_tokens_are_hidden_one_by_one_and_words_with_all_their_pieces() -> None:
+    model = bert()
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    pieces = tokenizer.tokenize("banktoday").tokens[1:-1]
+    assert pieces[0] == "bank"
+    assert len(pieces) > 1
+    bias = np.zeros(80, np.float32)
+    bias[tokenizer.vocabulary["bank"]] = 1e6
+    model.parameters["head.out_proj.bias"] = bias
+    texts = ["banktoday"] * 200
+    assert masked_words(model, texts) == {"top1": 0.0, "words": 200}  # never all of its pieces
+    found = masked_tokens(model, texts)
+    assert found["tokens"] == 200
+    assert found["top1"] == pytest.approx(1 / len(pieces), abs=0.1)
+    text = shown(
+        {
+            "model": "x",
+            "uses": 1,
+            "pairs": 1,
+            "pairs_of_one_sense": 1,
+            "layers": {},
+            "chance": {"sense": 0.5, "auc": 0.5},
+            "heads": [],
+            "masked": {"top1": 0.25, "words": 400},
+            "masked tokens": None,
+        }
+    )
+    assert "masked words: 25.0% (21.0 to 29.5) of 400 named" in text
+    assert "masked tokens: no head" in text

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from training import wordnet
-from training.wordnet import document, documents, is_held_out, read
+from training.wordnet import (
+    CHOSEN,
+    REPORTED,
+    document,
+    documents,
+    is_held_out,
+    is_in,
+    read,
+    twelfth_of,
+)
 
 
 def test_a_line_is_taken_apart(folder: Path) -> None:
@@ -28,8 +37,8 @@ def test_senses_come_in_the_order_of_the_index(folder: Path) -> None:
 
 
 def test_uses_are_found_with_their_endings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: False)
-    uses = list(read(folder).uses(held_out=False))
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence, *_: False)
+    uses = list(read(folder).uses())
     assert [(use.lemma, use.synset, use.sentence[use.start : use.end]) for use in uses] == [
         ("bank", 0, "bank"),
         ("bank", 1, "Bank"),
@@ -58,34 +67,61 @@ def test_bases(folder: Path, word: str, part: str, base: str) -> None:
     assert base in read(folder).bases(word, part)
 
 
+def test_the_base_of_a_word_is_one_that_wordnet_knows(folder: Path) -> None:
+    small = read(folder)
+    words = ("banks", "banked", "banking", "bank", "oxen", "biggest", "plane", "wells")
+    assert [small.base(word) for word in words] == [
+        *(["bank"] * 4),
+        *("ox", "big", "plane", "wells"),  # no noun has that plural, nor a verb that ending
+    ]
+
+
 def test_words_of_several_words_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: False)
+    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence, *_: False)
     path = folder / "data.verb"
     path.write_text(path.read_text().replace("so!", "He looked up the bank"))
-    use = [one for one in read(folder).uses(held_out=False) if one.synset == 3][-1]
+    use = [one for one in read(folder).uses() if one.synset == 3][-1]
     assert (use.lemma, use.sentence[use.start : use.end]) == ("look up", "looked up")
 
 
 def test_the_split_is_the_hash_of_the_sentence() -> None:
     texts = [f"sentence {n}" for n in range(500)]
-    expected = [int(hashlib.sha256(t.encode("utf-8")).hexdigest(), 16) % 12 == 0 for t in texts]
-    assert [is_held_out(text) for text in texts] == expected
-    assert 20 < sum(expected) < 65
+    expected = [int(hashlib.sha256(t.encode("utf-8")).hexdigest(), 16) % 12 for t in texts]
+    assert [twelfth_of(text) for text in texts] == expected
+    assert [is_in(text, CHOSEN) for text in texts] == [n == 1 for n in expected]
+    assert [is_held_out(text) for text in texts] == [n in (0, 1) for n in expected]
+    assert [is_held_out(text, 1) for text in texts] == [n == 0 for n in expected]
+    assert 20 < expected.count(0) < 65
+
+
+def test_a_final_run_learns_from_what_choices_were_made_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"they pulled up on the bank": REPORTED, "two banks": CHOSEN}
+    monkeypatch.setattr(wordnet, "twelfth_of", lambda sentence: parts.get(sentence, 7))
+    for kept, left_out in ((2, set(parts)), (1, {"they pulled up on the bank"})):
+        small = read(folder, kept=kept)
+        assert not {use.sentence for use in small.uses()} & left_out
+        assert [use.sentence for use in small.uses(CHOSEN)] == ["two banks"]
+        texts = " ".join(documents(small))
+        assert [one in texts for one in parts] == [False, kept == 1]
+    with pytest.raises(ValueError, match="kept is 0: keep 1 to 11 twelfths"):
+        read(folder, kept=0)
 
 
 def test_nothing_held_out_is_learned_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wordnet, "is_held_out", lambda sentence: sentence == "the Bank's doors")
+    monkeypatch.setattr(
+        wordnet, "twelfth_of", lambda sentence: REPORTED if sentence == "the Bank's doors" else 5
+    )
     path = folder / "data.verb"
     path.write_text(path.read_text().replace("so!", "see, the bank's doors are open"))
     small = read(folder)
     texts = list(documents(small))
     assert texts[1] == "bank: an institution: money. two banks"
     assert texts[3] == "bank, look up: tip. he banked the plane"  # it stands in the other example
-    assert [use.sentence for use in small.uses(held_out=True)] == ["the Bank's doors"]
-    assert {"two banks", "he banked the plane"} <= {
-        use.sentence for use in small.uses(held_out=False)
-    }
-    assert not any("doors" in use.sentence for use in small.uses(held_out=False))
+    assert [use.sentence for use in small.uses(REPORTED)] == ["the Bank's doors"]
+    assert {"two banks", "he banked the plane"} <= {use.sentence for use in small.uses()}
+    assert not any("doors" in use.sentence for use in small.uses())
 
 
 def test_a_document_ends_its_sentences(folder: Path) -> None:

@@ -120,6 +120,15 @@ def bare(token: str) -> str:
     return token[2:] if is_piece(token) else token.lstrip("".join(_WORD_STARTS)) or token
 
 
+def is_function_word(word: str) -> bool:
+    """Whether an English word, in small letters, joins others and means little by itself.
+
+    >>> [is_function_word(word) for word in ("the", "of", "she", "don't", "river", "don")]
+    [True, True, True, True, False, False]
+    """
+    return word in _FUNCTION_WORDS
+
+
 def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
     """Which tokens are words or pieces of them, bool: neither special nor punctuation."""
     pairs = zip(tokens, special, strict=True)

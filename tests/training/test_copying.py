@@ -1,0 +1,116 @@
+"""The measure of copying, on a model whose head says one word whatever it sees."""
+
+import json
+
+import numpy as np
+import pytest
+
+from qkv.learn.tokenizer import train_tokenizer
+from qkv.models.model import Model
+from qkv.models.untrained import fresh_model
+from training import copying
+from training.copying import Example, drawn, examples_of, main, place_of
+from training.guesses import named
+
+SENTENCES = [
+    "The baker put bread into ovens.",
+    "Bread of the baker tastes like ovens.",
+    "He put the bread on the Baker's table.",
+    "bread and bread and bread again",  # none stands once
+    "the bread is on it",  # there is no other content word
+    "too short",
+]
+
+
+def says(word: str) -> Model:
+    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 120)
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
+    config |= {"intermediate_size": 16, "max_position_embeddings": 32}
+    model = fresh_model(config, tokenizer, seed=3)
+    bias = np.zeros(len(tokenizer), np.float32)
+    bias[tokenizer.vocabulary[word]] = 1e6
+    model.parameters["head.out_proj.bias"] = bias
+    return model
+
+
+def test_content_words_that_stand_once() -> None:
+    words = [[one.word for one in examples_of(sentence)] for sentence in SENTENCES]
+    assert words == [
+        ["baker", "put", "bread", "ovens"],
+        ["bread", "baker", "tastes", "like", "ovens"],
+        ["put", "bread", "table"],  # "Baker's" is no word by itself, but stands in sight
+        [],
+        ["bread"],
+        [],
+    ]
+    put, _, table = examples_of(SENTENCES[2])
+    assert (put.sentence[put.start : put.end], put.others) == ("put", {"bread", "baker", "table"})
+    assert table.others == {"put", "bread", "baker"}
+    long = "bread " + "on " * 16
+    assert not examples_of(long)
+    assert examples_of(long[:-4])
+
+
+def test_words_are_whole_in_every_vocabulary() -> None:
+    every = train_tokenizer(SENTENCES * 9, "wordpiece", 120)
+    few = train_tokenizer(["bread table"] * 9, "wordpiece", 60)
+    usable = {one.word for one in examples_of(SENTENCES[2]) if place_of(one, few) is not None}
+    assert usable == {"bread", "table"}
+    found = drawn(SENTENCES, [every, few], count=800, seed=1)
+    assert {one.word for one in found} <= {"bread", "table"}
+    assert sorted(one.sentence for one in found) == sorted([*SENTENCES[:3], SENTENCES[4]])
+    assert found == drawn(SENTENCES, [few, every], count=800, seed=1)
+    assert len(drawn(SENTENCES, [every], count=2)) == 2
+    several = {tuple(one.word for one in drawn(SENTENCES, [every], seed=k)) for k in range(9)}
+    assert len(several) > 1
+    unknown = Example("put \N{SNOWMAN} on the table", 4, 5, frozenset())
+    assert place_of(unknown, every) is None
+
+
+def test_the_first_guess_by_hand() -> None:
+    examples = [one for sentence in SENTENCES[:3] for one in examples_of(sentence)]
+    model = says("bread")
+    found = copying.copying(model, examples)
+    assert found["guesses"] == ["bread"] * 12
+    assert (found["right"], found["another"], found["examples"]) == (3, 9, 12)
+    assert copying.copying(says("baker"), examples)["another"] == 10  # in "Baker's" too
+    assert copying.copying(says("of"), examples)["another"] == 0  # a function word
+    odd = Example("put xyzzy on the table", 4, 9, frozenset())
+    with pytest.raises(ValueError, match="1 examples are given and 1 have words that are no token"):
+        copying.copying(model, [odd])
+
+
+def test_guesses_come_in_the_order_of_the_texts_and_padding_changes_nothing() -> None:
+    model = says("the")
+    model.parameters["head.out_proj.bias"] = np.zeros(len(model.tokenizer), np.float32)
+    for name, array in model.parameters.items():
+        model.parameters[name] = array * np.float32(5)
+    texts = [model.tokenizer.tokenize(sentence).ids for sentence in SENTENCES]
+    places = [[1, 2], [3], [], [4], [2, 3], [1]]
+    together = named(model, texts, places)
+    for ids, at, found in zip(texts, places, together, strict=True):
+        alone = ids.copy()
+        alone[at] = model.tokenizer.vocabulary["[MASK]"]
+        logits = model(alone[None]).logits
+        assert found.tolist() == logits[0, at].argmax(-1).tolist()
+
+
+def test_the_command_measures_all_on_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"one": says("bread"), "two": says("of")}
+    monkeypatch.setattr(copying.qkv, "load", models.get)
+    monkeypatch.setattr(copying, "read", lambda _: None)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        copying, "held_out_sentences", lambda _, twelfth: asked.append(twelfth) or SENTENCES[:3]
+    )
+    said: list[str] = []
+    main(["one", "two"], said.append)
+    main(["one", "two", "--json", "--choose"], said.append)
+    assert asked == [0, 1]
+    assert "3 examples, the same for all" in said[0]
+    rows = json.loads(said[1])
+    assert [row["examples"] for row in rows] == [3, 3]
+    assert rows[0]["another"] + rows[0]["right"] == 3
+    assert rows[1]["another"] == rows[1]["right"] == 0
+    assert rows[1]["right, from, to"] == [0, pytest.approx(0.5615, abs=1e-3)]

@@ -1,0 +1,189 @@
+"""Whether a model names a hidden word by repeating another that it sees.
+
+`python -m training.copying MODEL...` measures all of them on the same sentences and prints it; a
+MODEL is a folder or a name, and without any it is the default.
+
+How it is measured. From the held-out examples of 5 to 16 words 800 are drawn by a seed, and in each
+of them one content word that stands once in it and is one token in the vocabulary of every model.
+That word is hidden, and the model's first guess is looked at: the token with the largest logit,
+with nothing taken from the logits. *Another* is how often it is another content word of the
+sentence (the word before the apostrophe of "Bank's" among them), *right* how often the hidden one.
+A piece of a word is neither. Intervals are Wilson's, of 95%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.see.analysis.words import is_function_word
+from qkv.text import Tokenizer
+from training import command
+from training.guesses import named
+from training.senses import held_out_sentences
+from training.shares import in_words, wilson
+from training.wordnet import CHOSEN, FOLDER, REPORTED, read
+
+EXAMPLES = 800
+SHORTEST, LONGEST = 5, 16  # words of a sentence
+MOST_TOKENS = 64  # of a sentence, special ones included
+_WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence with one word to hide.
+
+    Attributes:
+        sentence: as it is.
+        start: where the word begins.
+        end: where it ends.
+        others: the other content words of the sentence, in small letters.
+    """
+
+    sentence: str
+    start: int
+    end: int
+    others: frozenset[str]
+
+    @property
+    def word(self) -> str:
+        """The word, in small letters."""
+        return self.sentence[self.start : self.end].lower()
+
+
+def examples_of(sentence: str) -> list[Example]:
+    """One for each content word that stands once in a sentence; none if it is short or long.
+
+    >>> [one.word for one in examples_of("The baker put the bread into the oven, then more bread.")]
+    ['baker', 'put', 'oven']
+    """
+    words = [(match[0].lower(), *match.span()) for match in _WORD.finditer(sentence)]
+    if not SHORTEST <= len(words) <= LONGEST:
+        return []
+    content = [one for one in words if one[0].isalpha() and not is_function_word(one[0])]
+    every = {re.split(r"\W", word)[0] for word, _, _ in words if not is_function_word(word)}
+    counts = Counter(re.split(r"\W", word)[0] for word, _, _ in words)
+    return [
+        Example(sentence, start, end, frozenset(every - {word}))
+        for word, start, end in content
+        if counts[word] == 1
+    ]
+
+
+def drawn(
+    sentences: Sequence[str],
+    tokenizers: Sequence[Tokenizer],
+    *,
+    count: int = EXAMPLES,
+    seed: int = 0,
+) -> list[Example]:
+    """So many examples, one of a sentence, whose words are one token for each tokenizer.
+
+    Args:
+        sentences: where they come from.
+        tokenizers: of all models that are to be measured on them.
+        count: how many, at most.
+        seed: decides which.
+    """
+    rng = np.random.default_rng(seed)
+    found: list[Example] = []
+    for number in rng.permutation(len(sentences)):
+        usable = [
+            one
+            for one in examples_of(sentences[number])
+            if all(place_of(one, tokenizer) is not None for tokenizer in tokenizers)
+        ]
+        if usable:
+            found.append(usable[int(rng.integers(len(usable)))])
+            if len(found) == count:
+                break
+    return found
+
+
+def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
+    """Which token of its sentence the word is; None if it is several, or unknown."""
+    text = tokenizer.tokenize(example.sentence)
+    span = (example.start, example.end)
+    if len(text) > MOST_TOKENS or span not in text.offsets:
+        return None
+    place = text.offsets.index(span)
+    return None if text.tokens[place] == tokenizer.unknown else place
+
+
+def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
+    """How often the first guess is another content word, and how often it is right."""
+    assert model.tokenizer is not None
+    places = [place_of(one, model.tokenizer) for one in examples]
+    ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]
+    if not ids or None in places:
+        raise ValueError(
+            f"copying: {len(examples)} examples are given and {places.count(None)} have words that "
+            f"are no token of {model.name}: draw them with its tokenizer"
+        )
+    guesses = named(model, ids, [[place] for place in places if place is not None])
+    if guesses is None:
+        raise ValueError(f"copying: {model.name} has no mask or no head over words: take another")
+    words = list(_words(model.tokenizer, [int(one[0]) for one in guesses]))
+    return {
+        "model": model.name,
+        "examples": len(examples),
+        "another": sum(word in one.others for word, one in zip(words, examples, strict=True)),
+        "right": sum(word == one.word for word, one in zip(words, examples, strict=True)),
+        "guesses": words,
+    }
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
+    names = {index: name for name, index in tokenizer.vocabulary.items()}
+    yield from (names[one].lower() for one in ids)
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """The same as a table of plain text."""
+    width = max(len(row["model"]) for row in found)
+    lines = [f"{found[0]['examples']} examples, the same for all", ""]
+    lines.append(f"{'':{width}} {'another':>22} {'right':>22}")
+    for row in found:
+        cells = (in_words(row[name], row["examples"]) for name in ("another", "right"))
+        lines.append(f"{row['model']:{width}} " + " ".join(f"{cell:>22}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure some models on the same examples."""
+    parser = argparse.ArgumentParser(prog="python -m training.copying", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("models", nargs="*", help="folders or names, or nothing for the default")
+    parser.add_argument("--seed", type=int, default=0, help="of the examples (0)")
+    parser.add_argument(
+        "--choose", action="store_true", help="on the examples for choices, not for results"
+    )
+    parser.add_argument("--json", action="store_true", help="numbers, not a table")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    models = [qkv.load(name) for name in given.models or [None]]
+    sentences = held_out_sentences(read(given.wordnet), CHOSEN if given.choose else REPORTED)
+    tokenizers = [model.tokenizer for model in models if model.tokenizer is not None]
+    examples = drawn(sentences, tokenizers, seed=given.seed)
+    found = [copying(model, examples) for model in models]
+    if given.json:
+        for row in found:
+            for name in ("another", "right"):
+                row[f"{name}, from, to"] = wilson(row[name], row["examples"])
+        say(json.dumps(found, indent=2))
+    else:
+        say(shown(found))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,48 @@
+"""What a model puts first in the places that are hidden from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from qkv.learn.objectives import MASKS
+
+_AT_ONCE = 64  # texts
+
+
+def named(
+    model: qkv.Model, texts: Sequence[Array], places: Sequence[Sequence[int]]
+) -> list[Array] | None:
+    """The first guess at each hidden place of each text, from the logits as they are.
+
+    Args:
+        model: one that names hidden words.
+        texts: token ids, (T,) each, special tokens included.
+        places: of each text, which of its tokens are hidden.
+
+    Returns:
+        For each text the ids that have the largest logits, one for each place; None of a model that
+        has no mask, or no head over words.
+    """
+    assert model.tokenizer is not None
+    vocabulary = model.tokenizer.vocabulary
+    mask = next((vocabulary[name] for name in MASKS if name in vocabulary), None)
+    if mask is None or model(texts[0][None]).logits is None:
+        return None
+    found: list[Array] = [np.zeros(0, np.int64)] * len(texts)
+    order = sorted(range(len(texts)), key=lambda one: len(texts[one]))
+    for begin in range(0, len(order), _AT_ONCE):
+        part = order[begin : begin + _AT_ONCE]
+        ids = np.zeros((len(part), len(texts[part[-1]])), np.int64)
+        for row, one in zip(ids, part, strict=True):
+            row[: len(texts[one])] = texts[one]
+            row[list(places[one])] = mask
+        seen = np.arange(ids.shape[1]) < np.array([[len(texts[one])] for one in part])
+        logits = model(ids, seen).logits
+        assert logits is not None
+        for row, one in zip(logits, part, strict=True):
+            found[one] = row[list(places[one])].argmax(-1)
+    return found
