@@ -8,7 +8,6 @@ import numpy as np
 
 import qkv
 from qkv.arrays import Array
-from qkv.learn.objectives import MASKS
 
 _AT_ONCE = 64  # texts
 
@@ -28,10 +27,9 @@ def named(
         has no mask, or no head over words.
     """
     assert model.tokenizer is not None
-    vocabulary = model.tokenizer.vocabulary
-    mask = next((vocabulary[name] for name in MASKS if name in vocabulary), None)
-    if mask is None or model(texts[0][None]).logits is None:
+    if model.tokenizer.mask is None or model(texts[0][None]).logits is None:
         return None
+    mask = model.tokenizer.vocabulary[model.tokenizer.mask]
     found: list[Array] = [np.zeros(0, np.int64)] * len(texts)
     order = sorted(range(len(texts)), key=lambda one: len(texts[one]))
     for begin in range(0, len(order), _AT_ONCE):

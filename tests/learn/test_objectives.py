@@ -60,6 +60,74 @@ def test_the_same_generator_hides_the_same_words(tokenizer) -> None:
     assert not np.array_equal(second.batch(1, rng(2)).at, one.at)
 
 
+def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
+    """Of each text, what became of each token: "hidden", "other", "kept" or "seen"."""
+    names = {index: name for name, index in tokenizer.vocabulary.items()}
+    plain = batch.ids.copy()
+    plain[batch.at] = batch.targets
+    chosen = np.zeros(len(plain), bool)
+    chosen[batch.at] = True
+    found = []
+    for begin, end in zip(batch.cu_lengths, batch.cu_lengths[1:], strict=False):
+        text: dict[str, set[str]] = {}
+        for k in range(begin, end):
+            fate = "seen"
+            if chosen[k]:
+                mask = batch.ids[k] == tokenizer.vocabulary["[MASK]"]
+                fate = "hidden" if mask else "kept" if batch.ids[k] == plain[k] else "other"
+            text.setdefault(names[plain[k]], set()).add(fate)
+        found.append(text)
+    return found
+
+
+def test_words_that_are_alike_share_their_fate() -> None:
+    """By hand: "the" and all its like together, the pieces of one word too, marks one by one."""
+    texts = ["The cat sat on the mat, the dog, too", "mat, matted, mat"]
+    tokenizer = train_tokenizer([*TEXT, ", , the dog , too"] * 3, "wordpiece", 90)
+    ids = [tokenizer.tokenize(text).ids for text in texts]
+    assert tokenizer.tokenize("matted").tokens[1:-1][0] == "mat"
+    objective = Masked(
+        Sequences(ids), tokenizer, share=0.3, tokens_per_step=3000, alike=str.casefold
+    )
+    batch = objective.batch(0, rng())
+    seen: dict[str, list[str]] = {}
+    commas = []
+    for text in fates(batch, tokenizer):
+        if "cat" in text:
+            for word in ("the", "cat", "sat", "dog"):
+                fate = text[word]  # another token drawn by lot may be the same again
+                assert len(fate) == 1 or fate == {"other", "kept"}
+                seen.setdefault(word, []).append(max(fate))
+            commas.append(text[","])
+        pieces = [name for name in text if name.startswith("##")]
+        if pieces and "cat" not in text:
+            assert len({fate for piece in pieces for fate in text[piece]}) == 1
+    for word, found in seen.items():
+        share = 1 - found.count("seen") / len(found)
+        assert share == pytest.approx(0.3, abs=0.08), word  # however often it stands there
+        assert "hidden" in found
+    every = [fate for found in seen.values() for fate in found if fate != "seen"]
+    assert every.count("hidden") / len(every) == pytest.approx(0.8, abs=0.07)
+    assert any(len(one) > 1 for one in commas)
+    assert len(batch.at) / (~np.isin(batch.ids, [2, 3])).sum() == pytest.approx(0.3, abs=0.01)
+    assert (np.diff(batch.at) > 0).all()
+
+
+def test_a_longer_word_is_not_its_beginning_and_what_is_alike_is_for_the_caller_to_say(
+    tokenizer,
+) -> None:
+    ids = [tokenizer.tokenize("mat matted mats mat").ids]
+    pieces = tokenizer.tokenize("mat matted mats mat").tokens[1:-1]
+    assert pieces[0] == pieces[-1] == pieces[1] == "mat"
+    whole = Masked(Sequences(ids), tokenizer, alike=str.casefold)
+    length = len(pieces)
+    ends = pieces.index("mat", 2)  # where "mats" begins
+    expected = [0, *[1] * (ends - 1), *[2] * (length - 1 - ends), 0]
+    assert whole._words(ids, str.casefold).tolist() == expected
+    assert set(whole._words(ids, lambda word: word[:3]).tolist()) == {0}
+    assert whole._words(ids * 2, lambda word: word[:3]).tolist() == [0] * length + [1] * length
+
+
 def test_causal_names_what_follows() -> None:
     sequences = [[1, 2, 3, 4], [5], [6, 7]]
     batch = Causal(Sequences(sequences), tokens_per_step=11).batch(0, rng())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from qkv.learn.corpus import Source
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
+from qkv.text.tokenized import is_piece, plain_tokens
 from qkv.text.tokenizer import MASKS
 
 _LOGITS_AT_ONCE = 1 << 23
@@ -192,11 +193,17 @@ class Masked(_Filled):
     Of the tokens that are no special ones a share is chosen; of these 80% become the mask, 10% any
     other token and 10% stay as they are, and all of them are to be named.
 
+    With `alike`, words are chosen and not tokens: all pieces of one, and with it all words of its
+    text that are alike, share its fate, so that none of them gives the others away. Punctuation is
+    chosen mark by mark.
+
     Args:
         source: of sequences, special tokens included.
         tokenizer: says which tokens are special, and which is the mask.
         share: of the tokens that are chosen.
         tokens_per_step: at least so many a step.
+        alike: of a word as it is spelled, what words that are hidden together have in common:
+            `str.casefold` for the same spelling, whatever the case.
 
     Raises:
         ValueError: the tokenizer has no mask, or the share is not between 0 and 1.
@@ -214,6 +221,7 @@ class Masked(_Filled):
         *,
         share: float = 0.2,
         tokens_per_step: int = 8192,
+        alike: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__(source, tokens_per_step=tokens_per_step)
         if not 0 < share < 1:
@@ -223,7 +231,8 @@ class Masked(_Filled):
                 f"Masked: the tokenizer has no mask, {' or '.join(MASKS)}: take one that has, or "
                 "train one"
             )
-        self.mask, self.share = tokenizer.vocabulary[tokenizer.mask], share
+        self.mask, self.share, self.alike = tokenizer.vocabulary[tokenizer.mask], share, alike
+        self._names = {index: name for name, index in tokenizer.vocabulary.items()}
         self._special = np.array([tokenizer.is_special(one) for one in range(len(tokenizer))])
         self._special[self.mask] = True
         self._others = np.flatnonzero(~self._special)
@@ -234,8 +243,42 @@ class Masked(_Filled):
         ids = np.concatenate(found).astype(np.int64)
         free = np.flatnonzero(~self._special[ids])
         count = max(1, round(self.share * free.size))
-        at = np.sort(rng.choice(free, count, replace=False))
+        if self.alike is None:
+            at = np.sort(rng.choice(free, count, replace=False))
+            luck = rng.random(count)
+        else:
+            words = self._words(found, self.alike)  # (free.size,)
+            order = rng.permutation(int(words.max()) + 1)
+            enough = np.searchsorted(np.cumsum(np.bincount(words)[order]), count)
+            fates = np.full(len(order), np.nan)
+            fates[order[: enough + 1]] = rng.random(enough + 1)
+            at, luck = free[~np.isnan(fates[words])], fates[words]
+            luck = luck[~np.isnan(luck)]
         targets = ids[at]
-        luck, others = rng.random(count), rng.choice(self._others, count)
+        others = rng.choice(self._others, len(at))
         ids[at] = np.where(luck < 0.8, self.mask, np.where(luck < 0.9, others, targets))
         return Words(ids, starts_of(map(len, found)), at, targets)
+
+    def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
+        """For each token that is no special one a number, the same where they share their fate."""
+        numbers: list[int] = []
+        count = 0
+        for ids in texts:
+            special = self._special[ids].tolist()
+            tokens = plain_tokens([self._names.get(one, "") for one in ids.tolist()], special)
+            known: dict[str, int] = {}
+            words: list[list[str]] = []
+            for token, is_apart in zip(tokens, special, strict=True):
+                if is_apart:
+                    words.append([])  # what follows begins a word
+                elif is_piece(token) and words and words[-1]:
+                    words[-1].append(token[2:])
+                else:
+                    words.append([token])
+            for word in filter(None, words):
+                spelled = "".join(word)
+                is_word = any(letter.isalnum() for letter in spelled)
+                number = known.setdefault(alike(spelled), count) if is_word else count
+                count += number == count
+                numbers += [number] * len(word)
+        return np.array(numbers)
