@@ -1,0 +1,78 @@
+"""The tokenizer of the model that ships: whole words by hand, and pieces for all others."""
+
+from pathlib import Path
+
+import pytest
+
+from qkv.learn.tokenizer import train_tokenizer
+from qkv.text import SubwordTokenizer
+from training import wordnet
+from training.vocabulary import built, commonest, main, running_text, with_whole_words
+from training.wordnet import read
+
+TEXTS = ["the cats sat on the mat", "a cat sits, the mats", "unsittable", "unmatted mats"] * 3
+WORDS = ["the", "cats", "mats", "sat", "cat", "on", "mat"]
+
+
+def test_the_commonest_come_first_with_a_share_of_their_forms() -> None:
+    texts = ["sing sing sing", "sings", "mat mat", "his", "the the the the 1945 1945", "Mat!"]
+    assert commonest(texts) == ["the", "mat", "sing", "his", "sings"]
+    asked = []
+
+    def base(word: str) -> str:
+        asked.append(word)
+        return {"sings": "sing", "his": "sing"}.get(word, word)
+
+    # sing 3 + 4/4, sings 1 + 4/4, his 1 + 1/4: it is a function word, and is no form of another
+    assert commonest(texts, base) == ["the", "sing", "mat", "sings", "his"]
+    assert not {"his", "the"} & set(asked)
+    assert commonest(texts, base, of_forms=9) == ["the", "sing", "sings", "mat", "his"]
+
+
+def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
+    tokenizer = with_whole_words(TEXTS, WORDS, 60, 3)
+    names = list(tokenizer.vocabulary)
+    assert names[:8] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cats", "mats"]
+    assert len(names) == len(set(names)) <= 60
+    assert tokenizer("The CATS unmatted").tokens[:3] == ["[CLS]", "the", "cats"]
+    assert "[UNK]" not in tokenizer("matscat unsat themats").tokens
+    more = with_whole_words(TEXTS, WORDS, 90, 3)
+    assert len(more) <= 90
+    assert set(WORDS) <= set(more.vocabulary)  # they fill what pieces leave
+
+
+def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:
+    tokenizer = with_whole_words(TEXTS, WORDS, 60, 5)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = SubwordTokenizer.from_file(tmp_path / "tokenizer.json")
+    text = again("The c\N{LATIN SMALL LETTER A WITH ACUTE}ts sat [MASK].")
+    assert text.tokens[:5] == ["[CLS]", "the", "cats", "sat", "[MASK]"]
+    assert again.vocabulary == tokenizer.vocabulary
+    assert again.decode(again("cats sat").ids) == "cats sat"
+    assert [text.special[0], text.special[1], text.special[-1]] == [True, False, True]
+
+
+def test_nothing_held_out_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        wordnet, "twelfth_of", lambda text: 1 if text == "they pulled up on the bank" else 7
+    )
+    small = read(folder)
+    texts = list(running_text(small))
+    assert "sloping land" in texts
+    assert "he banked the plane" in texts
+    assert "they pulled up on the bank" not in texts
+    assert "they pulled up on the bank" in list(running_text(read(folder, kept=1)))
+    found = built(small, 120, 0.3).vocabulary
+    assert "banked" in found
+    assert not {"pulled", "they"} & set(found)
+    plain = train_tokenizer(list(wordnet.documents(small)), "wordpiece", 120)
+    assert built(small, 120, 0).vocabulary == plain.vocabulary
+
+
+def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "new" / "tokenizer.json"
+    options = ["--entries", "120", "--whole", "0.3", "--wordnet", str(folder)]
+    main(["-o", str(out), *options], said.append)
+    assert f"{len(SubwordTokenizer.from_file(out)):,} entries" in said[0]
+    assert said[1].startswith("in pieces or unknown: ")

@@ -1,0 +1,164 @@
+"""The tokenizer of the model that ships: the commonest words whole, then pieces for the others.
+
+`python -m training.vocabulary -o tokenizer.json` makes it, and prints how many of the everyday
+words are in pieces.
+
+Ordinary WordPiece training joins what stands together most often, wherever it does, and much of a
+vocabulary goes to endings and to parts of names. Here the commonest words of definitions and
+examples, inflected ones among them, are entries as they are; what is left of the vocabulary is
+trained by the usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
+
+How common a word is these texts show badly where they have it a few times: "cooks" stands there
+five times, "cook" and its forms 346. So a quarter of what all forms of a word have counts for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from qkv.learn import train_tokenizer
+from qkv.see.analysis.words import is_function_word
+from qkv.text import SubwordTokenizer, Tokenizer
+from training import command, everyday
+from training.wordnet import FOLDER, KEPT, WordNet, documents, read
+
+ENTRIES = 16_384
+WHOLE = 0.82  # of the entries; 13,434 words
+OF_FORMS = 0.25  # what counts for a word of the times that forms of it stand there
+_SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
+
+
+def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tokenizer:
+    """A tokenizer with so many entries, as BERT's in lower case.
+
+    Its tokens are, in this order: the special ones, the commonest words, and the rest.
+
+    Args:
+        wordnet: what of its examples is held out is not looked at.
+        entries: V, at most.
+        whole: the share of them that are whole words, at least; 0 for the usual training alone.
+    """
+    texts = list(documents(wordnet))
+    if not whole:
+        return train_tokenizer(texts, "wordpiece", entries)
+    words = commonest(running_text(wordnet), wordnet.base)
+    return with_whole_words(texts, words, entries, int(whole * entries))
+
+
+def running_text(wordnet: WordNet) -> Iterator[str]:
+    """Definitions, and the examples that may be learned from, without the words they explain."""
+    for synset in wordnet.synsets:
+        yield synset.definition
+        yield from filter(wordnet.may_learn, synset.examples)
+
+
+def commonest(
+    texts: Iterable[str], base: Callable[[str], str] = str, of_forms: float = OF_FORMS
+) -> list[str]:
+    """All words of letters, in small letters as the tokenizer cuts them, the commonest first.
+
+    Args:
+        texts: where they stand.
+        base: of a content word what its forms have in common.
+        of_forms: the share that counts for a word of the times that all of these stand there.
+
+    >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
+    >>> commonest(texts)
+    ['the', 'cat', 'cafe', 'sat']
+    """
+    counts = Counter(word for text in texts for word, _ in _cut(text) if word.isalpha())
+    bases = {word: word if is_function_word(word) else base(word) for word in counts}
+    forms: Counter[str] = Counter()
+    for word, count in counts.items():
+        forms[bases[word]] += count
+    score = {word: count + of_forms * forms[bases[word]] for word, count in counts.items()}
+    return sorted(counts, key=lambda word: (-score[word], word))
+
+
+def with_whole_words(
+    texts: Sequence[str], words: Sequence[str], entries: int, whole: int
+) -> SubwordTokenizer:
+    """The first so many words whole, pieces of all others, and more words while there is space.
+
+    Args:
+        texts: what pieces are trained on.
+        words: the commonest first.
+        entries: V.
+        whole: how many of the words are entries before pieces are trained.
+
+    >>> texts = ["the cat sat on mats"] * 9
+    >>> tokenizer = with_whole_words(texts, ["the", "cat", "sat", "on", "mats"], 40, 3)
+    >>> list(tokenizer.vocabulary)[4:8], len(tokenizer) <= 40
+    (['[MASK]', 'the', 'cat', 'sat'], True)
+    """
+    import tokenizers
+
+    first = list(dict.fromkeys(words[:whole]))
+    known = set(first)
+    rest = [
+        " ".join(word for word, _ in _cut(text) if word not in known) for text in texts
+    ]  # the letters of whole words are needed too, for words that are made of them
+    rest.append(" ".join(dict.fromkeys(letter for word in first for letter in word)))
+    trained = train_tokenizer(rest, "wordpiece", entries - len(first))
+    order = list(trained.vocabulary)
+    special, pieces = order[:_SPECIAL], order[_SPECIAL:]
+    names = list(dict.fromkeys([*special, *first, *pieces]))
+    kept = set(names)
+    more = [word for word in words[whole:] if word not in kept][: entries - len(names)]
+    names = list(dict.fromkeys([*special, *first, *more, *pieces]))
+    content = json.loads(_text(trained))
+    content["model"]["vocab"] = {name: number for number, name in enumerate(names)}
+    return SubwordTokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)))
+
+
+def _text(tokenizer: SubwordTokenizer) -> str:
+    """Its tokenizer.json."""
+    return tokenizer._inner.to_str()
+
+
+def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:
+    """Words and marks as BERT's tokenizer has them before it looks for pieces."""
+    small, cut = _rules()
+    found: list[tuple[str, tuple[int, int]]] = cut.pre_tokenize_str(small.normalize_str(text))
+    return found
+
+
+@cache
+def _rules() -> tuple[Any, Any]:
+    from tokenizers import normalizers, pre_tokenizers
+
+    return normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Make it, and say how it does on everyday words."""
+    parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json")
+    parser.add_argument("--entries", type=int, default=ENTRIES, help=f"V ({ENTRIES})")
+    parser.add_argument(
+        "--whole", type=float, default=WHOLE, help=f"the share of words ({WHOLE}), 0 for none"
+    )
+    parser.add_argument(
+        "--held_out", type=int, default=KEPT, help=f"twelfths of the examples ({KEPT})"
+    )
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    wordnet = read(given.wordnet, kept=given.held_out)
+    tokenizer = built(wordnet, given.entries, given.whole)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(given.out)
+    common = set(commonest(running_text(wordnet)))
+    words = sum(name in common for name in tokenizer.vocabulary)
+    say(f"{given.out}: {len(tokenizer):,} entries, {words:,} of them whole words of the texts")
+    say(everyday.shown(tokenizer))
+
+
+if __name__ == "__main__":
+    command(main)
