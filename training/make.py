@@ -7,8 +7,9 @@ on with one that was stopped; `python -m training.ship DIR` makes the folder of 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from qkv.learn import (
     fresh_model,
     last_checkpoint,
     train,
-    train_tokenizer,
 )
 from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.objectives import Senses, entries, pieces_of, sentences
-from training.wordnet import FOLDER, WordNet, documents, read
+from training.vocabulary import ENTRIES, WHOLE, built
+from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 STEPS = 7500  # about an hour on two cores
 
@@ -45,9 +46,14 @@ class Recipe:
         heads: of each.
         dim: D, the size of the vectors; the MLPs are four times as wide.
         vocabulary: V, at most.
+        whole: the share of it that are the commonest words, at least; the rest are pieces.
+        held_out: twelfths of the examples that are kept from tokenizer and training; 1 in a final
+            run, which learns from those again that choices were made on.
         length: the most tokens of a text, special ones included.
         tokens: at least so many tokens of documents a step.
         masked: the share of them that is hidden.
+        alike: what is hidden together: "word" for all occurrences of a word in its text, "base" for
+            those of its inflected forms too, "token" for each token by itself.
         rate: the highest learning rate.
         warmup: the share of the run in which it rises to that.
         begin: the share of the run after which senses are learned too.
@@ -66,10 +72,13 @@ class Recipe:
     layers: int = 4
     heads: int = 6
     dim: int = 192
-    vocabulary: int = 8192
+    vocabulary: int = ENTRIES
+    whole: float = WHOLE
+    held_out: int = KEPT
     length: int = 64
     tokens: int = 4096
     masked: float = 0.2
+    alike: str = "word"
     rate: float = 1e-3
     warmup: float = 0.03
     begin: float = 0.35
@@ -83,6 +92,10 @@ class Recipe:
     late: float = 0.8
     late_prior: float = 2.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.alike not in ("word", "base", "token"):
+            raise ValueError(f"make: alike is {self.alike!r}: choose word, base or token")
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The config.json of the model: that of `qkv train`, with its table tied and no dropout."""
@@ -121,17 +134,30 @@ def make(
         snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; trained unless given.
     """
+    if wordnet.kept != recipe.held_out:
+        raise ValueError(
+            f"make: held_out is {recipe.held_out} and {wordnet.kept} twelfths of this WordNet's "
+            "examples are kept: read it with as many"
+        )
     texts = list(documents(wordnet))
     kept = tokenizer_path(folder)
     if resume:
         tokenizer = SubwordTokenizer.from_file(kept)
     elif tokenizer is None:
-        tokenizer = train_tokenizer(texts, "wordpiece", recipe.vocabulary)
+        tokenizer = built(wordnet, recipe.vocabulary, recipe.whole)
     if not resume and last_checkpoint(folder) is None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         tokenizer.save(kept)
     source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
-    masked = Masked(source, tokenizer, share=recipe.masked, tokens_per_step=recipe.tokens)
+    together: dict[str, Callable[[str], str] | None]
+    together = {"word": str.casefold, "base": cache(wordnet.base), "token": None}
+    masked = Masked(
+        source,
+        tokenizer,
+        share=recipe.masked,
+        tokens_per_step=recipe.tokens,
+        alike=together[recipe.alike],
+    )
     uses, definitions = sentences(wordnet, tokenizer, recipe.length)
     words, theirs = entries(wordnet, tokenizer, recipe.length)
     first, late = (
@@ -197,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer = None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer)
     done = make(
         Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
-        read(given.wordnet),
+        read(given.wordnet, kept=given.held_out),
         given.out,
         steps=steps,
         minutes=given.minutes,

@@ -12,7 +12,7 @@ from training.wordnet import read
 
 SMALL = [
     *("--layers", "1", "--heads", "2", "--dim", "8", "--vocabulary", "120", "--tokens", "400"),
-    *("--length", "16", "--uses", "16", "--begin", "0.4"),
+    *("--length", "16", "--uses", "16", "--begin", "0.4", "--whole", "0.3"),
 ]
 
 
@@ -53,7 +53,9 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
 
 def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held_out: str) -> None:
     small = read(folder)
-    recipe = make.Recipe(layers=1, heads=2, dim=8, vocabulary=120, tokens=40, length=16, uses=4)
+    recipe = make.Recipe(
+        layers=1, heads=2, dim=8, vocabulary=120, whole=0.3, tokens=40, length=16, uses=4
+    )
     make.make(recipe, small, tmp_path / "run", steps=2)
     kept = tmp_path / "run" / "checkpoints" / "tokenizer.json"
     before = kept.read_bytes()
@@ -67,3 +69,38 @@ def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no run: make one with training\.make"):
         ship.ship(tmp_path / "run", tmp_path / "place", folder)
+
+
+def test_recipes_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="alike is 'letter': choose word, base or token"):
+        make.Recipe(alike="letter")
+    with pytest.raises(ValueError, match="held_out is 2 and 1 twelfths of this WordNet's examples"):
+        make.make(make.Recipe(), read(folder, kept=1), tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("alike", "together"), [("word", {"bank"}), ("base", {"bank", "banks"}), ("token", set())]
+)
+def test_what_is_hidden_together(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alike: str,
+    together: set[str],
+) -> None:
+    made = []
+
+    class Seen(make.Masked):
+        def __init__(self, *given: object, **named: object) -> None:
+            super().__init__(*given, **named)
+            made.append(self)
+
+    monkeypatch.setattr(make, "Masked", Seen)
+    recipe = make.Recipe(layers=1, heads=2, dim=8, vocabulary=120, whole=0.3, alike=alike)
+    make.make(recipe, read(folder), tmp_path / "run", steps=1)
+    found = made[0].alike
+    if found is None:
+        assert not together
+    else:
+        assert {word for word in ("bank", "banks", "plane") if found(word) == "bank"} == together
