@@ -134,12 +134,22 @@ def _on_cluster(
     with connected(cluster, "encode") as client:
         if output is None:
             found = estimate(model, list(files), client=client, **options)
-            say(f"{found.rows:,} rows, {found.parts:,} parts, {found.hours:.2g} hours")
+            size = f"{_many(found.rows, 'row')}, {_many(found.parts, 'part')}"
+            say(f"{size}, {found.hours:.2g} hours")
             return asdict(found)
         done = scale.encode(model, list(files), output, client=client, resume=resume, **options)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
-    say(f"{done.rows:,} rows{skipped}, {done.parts:,} parts, wrote {output}")
+    say(f"{_many(done.rows, 'row')}{skipped}, {_many(done.parts, 'part')}, wrote {output}")
     return {**asdict(done), "output": output}
+
+
+def _many(count: int, what: str) -> str:
+    """So many of something, in words.
+
+    >>> _many(1, "row"), _many(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
@@ -172,7 +182,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
         raise ValueError(
             f"{name}, line {error.number + 1}: the text is empty: {error.reason}"
         ) from error
-    say(f"{used.name}: {count} text{'s' * (count != 1)}, {size} numbers each, wrote {output}")
+    say(f"{used.name}: {_many(count, 'text')}, {size} numbers each, wrote {output}")
     if as_json:
         print_json({"model": used.name, "texts": count, "size": size, "output": output})
 
