@@ -112,6 +112,33 @@ class Folder:
             self.json("sentence_bert_config.json", {"max_seq_length": limit})
 
 
+MASK_HEAD = "cls.predictions.transform"
+
+
+def mask_bert(folder):
+    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's."""
+    from tokenizers import Tokenizer
+
+    made, config = Folder(folder), {**CONFIG, "architectures": ["BertForMaskedLM"]}
+    rng = np.random.default_rng(7)
+    body = bert_tensors(config)
+    head = {
+        f"{MASK_HEAD}.dense.weight": rng.standard_normal((12, 12)),
+        f"{MASK_HEAD}.dense.bias": rng.standard_normal(12),
+        f"{MASK_HEAD}.LayerNorm.weight": 1 + 0.3 * rng.standard_normal(12),
+        f"{MASK_HEAD}.LayerNorm.bias": rng.standard_normal(12),
+        "cls.predictions.bias": rng.standard_normal(30),
+    }
+    head = {name: array.astype(np.float32) for name, array in head.items()}
+    made.config, made.tensors = config, {f"bert.{name}": x for name, x in body.items()} | head
+    made.write()
+    words = [*WORDS, "[MASK]"]
+    tokenizer = Tokenizer.from_str(tokenizer_json(words))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return body | head
+
+
 def _norm(x, weight, bias, eps):
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias

@@ -11,6 +11,7 @@ from qkv.cli.common import Program, debug_option
 from qkv.cli.compare import compare
 from qkv.cli.encode import encode
 from qkv.cli.generate import generate
+from qkv.cli.guess import guess
 from qkv.cli.info import info
 from qkv.cli.replay import replay
 from qkv.cli.serve import serve
@@ -30,10 +31,11 @@ def main(context: click.Context) -> None:
         qkv walk "The cat sat on the mat"
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
+        qkv guess "I sat on the [MASK] of the river"
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-for verb in (walk, show, compare, replay, encode, generate, train, serve, bench, info):
+for verb in (walk, show, compare, replay, guess, encode, generate, train, serve, bench, info):
     main.add_command(verb)

@@ -1,6 +1,7 @@
 """Attention to look at: in the terminal, as static figures, and as pages that explain."""
 
 from qkv.see.views.compare import CompareView, compare
+from qkv.see.views.guess import GuessView, guess
 from qkv.see.views.head_view import HeadView, head_view
 from qkv.see.views.image_view import ImageView, image_view
 from qkv.see.views.replay import ReplayView, replay
@@ -12,6 +13,7 @@ from qkv.see.views.walk import WalkView, walk
 
 __all__ = [
     "CompareView",
+    "GuessView",
     "HeadView",
     "ImageView",
     "ReplayView",
@@ -21,6 +23,7 @@ __all__ = [
     "View",
     "WalkView",
     "compare",
+    "guess",
     "head_view",
     "image_view",
     "plot_shift",

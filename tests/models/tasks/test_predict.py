@@ -14,38 +14,11 @@ from qkv.models import load
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small
-from ..support import CONFIG, WORDS, Folder, bert_tensors, plain_bert, tokenizer_json
+from ..support import CONFIG, MASK_HEAD, WORDS, mask_bert, plain_bert
 
 TEXT = "the cat sat on the [MASK]."
 TWO = "the [MASK] ran. a [MASK] sat"
 SHORT = "a dog"
-MASK = 19
-HEAD = "cls.predictions.transform"
-
-
-def mask_bert(folder: Path) -> dict[str, Any]:
-    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's."""
-    made, config = Folder(folder), {**CONFIG, "architectures": ["BertForMaskedLM"]}
-    rng = np.random.default_rng(7)
-    body = bert_tensors(config)
-    head = {
-        f"{HEAD}.dense.weight": rng.standard_normal((12, 12)),
-        f"{HEAD}.dense.bias": rng.standard_normal(12),
-        f"{HEAD}.LayerNorm.weight": 1 + 0.3 * rng.standard_normal(12),
-        f"{HEAD}.LayerNorm.bias": rng.standard_normal(12),
-        "cls.predictions.bias": rng.standard_normal(30),
-    }
-    head = {name: array.astype(np.float32) for name, array in head.items()}
-    made.config, made.tensors = config, {f"bert.{name}": x for name, x in body.items()} | head
-    made.write()
-    words = [*WORDS, "[MASK]"]
-    assert words.index("[MASK]") == MASK
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json(words))
-    tokenizer.add_special_tokens(["[MASK]"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return body | head
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +42,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
     """BERT's head over words once more: linear layer, gelu, norm, token table, bias."""
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
-    x = x @ p[f"{HEAD}.dense.weight"].T + p[f"{HEAD}.dense.bias"]
+    x = x @ p[f"{MASK_HEAD}.dense.weight"].T + p[f"{MASK_HEAD}.dense.bias"]
     x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
     x = x - x.mean(-1, keepdims=True)
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG["layer_norm_eps"])
-    x = x * p[f"{HEAD}.LayerNorm.weight"] + p[f"{HEAD}.LayerNorm.bias"]
+    x = x * p[f"{MASK_HEAD}.LayerNorm.weight"] + p[f"{MASK_HEAD}.LayerNorm.bias"]
     return x @ p["embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]
 
 

@@ -1,0 +1,94 @@
+"""qkv guess: the words and their chances, before and after, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import qkv
+from models import decoders
+from models.support import mask_bert
+from qkv.see import guess
+
+from .test_cli import qkv_process, refused, run
+
+TEXT = "the cat sat on the [MASK]."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("mask") / "model"
+    mask_bert(made)
+    return str(made)
+
+
+def test_the_view_is_printed(folder: str) -> None:
+    result = run("guess", TEXT, "--model", folder)
+    expected = guess(TEXT, model=qkv.load(folder))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.strip() == str(expected)
+    assert len(expected.guesses[0]) == 5
+
+
+def test_every_option_reaches_the_model(folder: str) -> None:
+    flags = ("--top", "3", "--hide", "cat", "--hide", "on", "--ablate", "0.1", "--ablate", "1.2")
+    result = run("guess", TEXT, "--model", folder, "--json", *flags)
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
+    found = json.loads(result.stdout)
+    model = qkv.load(folder)
+    (before,) = model.predict(TEXT, 3)
+    (after,) = model.predict(TEXT, 3, hide=["cat", "on"], ablate=[(0, 1), (1, 2)])
+    (one,) = found["guesses"]
+    for name, expected in (("before", before), ("after", after)):
+        assert [(each["word"], each["probability"]) for each in one[name]] == expected
+    assert (found["hide"], found["ablate"]) == (["cat", "on"], [[0, 1], [1, 2]])
+    shown = run("guess", TEXT, "--model", folder, *flags).stdout
+    assert "without layer 0, head 1 and layer 1, head 2, cat and on hidden" in " ".join(
+        shown.split()
+    )
+
+
+def test_a_decoder(tmp_path: Path) -> None:
+    decoders.writer(tmp_path / "writer", "a b", " the")
+    result = run("guess", "a b", "--model", str(tmp_path / "writer"), "--top", "1", "--json")
+    (one,) = json.loads(result.stdout)["guesses"]
+    assert (one["token"], one["before"][0]["word"]) == (None, "the")
+
+
+def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
+    done = qkv_process("guess", "The sun rises in the [MASK].", environment={"COLUMNS": "80"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    (first,) = qkv.load().predict("The sun rises in the [MASK].")
+    for word, share in first:
+        assert f"{share:.3f}" in done.stdout.decode()
+        assert word in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("the cat",), "the text has no mask token, .* write [MASK] where a word is missing"),
+        (("",), "the text is empty: give at least one word"),
+        ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
+        ((TEXT, "--top", "31"), "guess: --top is 31 and model has 30 words: give 1 to 30"),
+        ((TEXT, "--hide", "dog"), "hide has 'dog', which is in no text: the words are the, cat"),
+        ((TEXT, "--ablate", "0"), "0: write LAYER.HEAD, as 0.3"),
+        ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, as 0.3"),
+        ((TEXT, "--ablate", "2.0"), "ablate has layer 2 and the model has 2, 0 to 1"),
+        ((TEXT, "--ablate", "0.3"), "ablate has head 3 and layer 0 has 3, 0 to 2"),
+        ((), "Missing argument 'TEXT'"),
+    ],
+)
+def test_bad_requests(folder: str, args: tuple[str, ...], said: str) -> None:
+    line = refused(run("guess", *args, "--model", folder), "guess")
+    for part in said.split(" .* "):
+        assert part in line
+
+
+def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_MODEL", "random")
+    line = refused(run("guess", TEXT), "guess")
+    assert "random has no head, so it gives no logits over words" in line
