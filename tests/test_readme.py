@@ -176,7 +176,7 @@ def test_the_readme_stays_short() -> None:
 def test_files_that_contributing_names_exist() -> None:
     files = {
         f"/{path.relative_to(ROOT)}"
-        for folder in (".", "benchmarks", "docs", "src/**", "tests/**")
+        for folder in (".", "benchmarks", "docs", "src/**", "tests/**", "training")
         for path in ROOT.glob(f"{folder}/*.*")
     }
     for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml))`", CONTRIBUTING):
