@@ -149,10 +149,12 @@ def vectors(
     Returns:
         (K, n, D): of the token table, the embeddings, and each layer.
     """
-    names = ["embed", "blocks.0.hook_resid_pre", "resid_post", "normalized_resid_post"]
-    last = "ln_final.hook_normalized"
+    names = ["embed", "blocks.0.hook_resid_pre", "resid_post"]
+    design: Any = getattr(model.design, "encoder", model.design)
+    names += ["normalized_resid_post"] * (design.norms == "after")
+    names += ["ln_final.hook_normalized"] * design.final_norm
     found: Array | None = None
-    for part, trace in traces(model, texts, [*names, last]):
+    for part, trace in traces(model, texts, names):
         weights = np.zeros((len(part), int(trace.lengths.max())), np.float32)  # (B, T)
         for row, text, offsets in zip(weights, part, trace.offsets, strict=True):
             begin, end = (0, len(texts[text])) if spans is None else spans[text]

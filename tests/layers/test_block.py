@@ -38,6 +38,10 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
 
 def steps(block: Block, x: Array) -> dict[str, Array]:
     """A causal block over texts (B, T, D), the long way."""
+
+    def spread(name: str, x: Array) -> None:
+        found[f"{name}.scale"] = np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
     p = block.parameters
     attn = {name[5:]: array for name, array in p.items() if name.startswith("attn.")}
     norms = [
@@ -48,19 +52,26 @@ def steps(block: Block, x: Array) -> dict[str, Array]:
         return np.array([loops(t, t, attn, 2, visible=lambda i, j: j <= i)[0] for t in x])
 
     def mlp(x: Array) -> Array:
-        hidden = gelu(x @ p["mlp.up_proj.weight"] + p["mlp.up_proj.bias"])
+        found["mlp.pre"] = x @ p["mlp.up_proj.weight"] + p["mlp.up_proj.bias"]
+        hidden = found["mlp.post"] = gelu(found["mlp.pre"])
         return hidden @ p["mlp.down_proj.weight"] + p["mlp.down_proj.bias"]
 
     found = {"resid_pre": x}
     found["attn_out"] = attend(x) if block.post_norm else attend(norms[0](x))
     found["resid_mid"] = x + found["attn_out"]
     if block.post_norm:
-        h = norms[0](found["resid_mid"])
+        h = found["ln1.normalized"] = norms[0](found["resid_mid"])
+        spread("ln1", found["resid_mid"])
         found["mlp_out"] = mlp(h)
         found["resid_post"] = h + found["mlp_out"]
+        spread("ln2", found["resid_post"])
+        found["ln2.normalized"] = norms[1](found["resid_post"])
         found["normalized_resid_post"] = norms[1](found["resid_post"])
     else:
-        found["mlp_out"] = mlp(norms[1](found["resid_mid"]))
+        found["ln1.normalized"], found["ln2.normalized"] = norms[0](x), norms[1](found["resid_mid"])
+        spread("ln1", x)
+        spread("ln2", found["resid_mid"])
+        found["mlp_out"] = mlp(found["ln2.normalized"])
         found["resid_post"] = found["resid_mid"] + found["mlp_out"]
     return found
 
@@ -78,11 +89,16 @@ def test_each_step(post_norm: bool) -> None:
     np.testing.assert_allclose(out, list(expected.values())[-1], rtol=1e-11, atol=1e-13)
     np.testing.assert_array_equal(block.forward(x, is_causal=True), out)
     trace = block.trace(x, is_causal=True)
-    assert trace.names() == [
-        "blocks.0.hook_resid_pre",
-        *(f"blocks.0.attn.hook_{n}" for n in ("q", "k", "v", "attn_scores", "pattern", "z")),
-        *(f"blocks.0.hook_{n}" for n in ("attn_out", "resid_mid", "mlp_out", "resid_post")),
-        *(["blocks.0.hook_normalized_resid_post"] if post_norm else []),
+    ln1, ln2 = (
+        ["ln1.hook_scale", "ln1.hook_normalized"],
+        ["ln2.hook_scale", "ln2.hook_normalized"],
+    )
+    assert [name.removeprefix("blocks.0.") for name in trace.names()] == [
+        *("hook_resid_pre", *([] if post_norm else ln1)),
+        *(f"attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
+        *("hook_attn_out", "hook_resid_mid", *(ln1 if post_norm else ln2)),
+        *("mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post"),
+        *([*ln2, "hook_normalized_resid_post"] if post_norm else []),
     ]
     for name, array in expected.items():
         np.testing.assert_allclose(trace[name, 0], array, rtol=1e-11, atol=1e-13)
@@ -117,7 +133,8 @@ def test_packed_rows_are_texts_one_by_one(post_norm: bool, rms: bool) -> None:
             continue
         one = block(rows[start:stop], is_causal=True)
         np.testing.assert_allclose(out[start:stop], one, rtol=1e-11, atol=1e-13)
-        for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"):
+        states = ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")
+        for name in (*states, "ln1.scale", "ln2.normalized", "mlp.pre", "mlp.post"):
             alone = block.trace(rows[start:stop], is_causal=True)[name, 0][0]
             there = trace[name, 0][text]
             np.testing.assert_allclose(there[: stop - start], alone, rtol=1e-11, atol=1e-13)
@@ -149,6 +166,46 @@ def test_only_what_is_wanted_is_kept() -> None:
     block(numbers(2, 3, 8), record=record.under("blocks.7."))
     assert list(record.arrays) == ["blocks.7.attn.hook_z", "blocks.7.hook_mlp_out"]
     assert "blocks.7.attn.hook_pattern" in asked
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_each_head_adds(packed: bool) -> None:
+    block = block_of(False, num_kv_heads=1, d_query=3, d_value=5)
+    x = numbers(11, 8) if packed else numbers(2, 4, 8)
+    assert ("result", 0) not in block.trace(x)
+    record = Recorder(lambda name: name.endswith(("hook_result", "hook_z", "attn_out")))
+    block(x, record=record, cu_lengths=CU if packed else None)
+    found = record.arrays
+    weight, bias = (block.parameters[f"attn.out_proj.{name}"] for name in ("weight", "bias"))
+    for head in (0, 1):
+        expected = found["attn.hook_z"][:, :, head] @ weight[5 * head : 5 * head + 5]
+        np.testing.assert_allclose(found["attn.hook_result"][:, :, head], expected, atol=1e-12)
+    whole = found["attn.hook_result"].sum(-2) + bias
+    real = np.arange(6) < np.diff(CU)[:, None] if packed else np.ones((2, 4), bool)
+    np.testing.assert_allclose(found["hook_attn_out"][real], whole[real], atol=1e-12)
+    assert not found["attn.hook_result"][~real].any()
+
+
+def test_norms_of_what_is_added_have_names_of_their_own() -> None:
+    norms = {name: RMSNorm(8, dtype=np.float64) for name in ("out_norm1", "out_norm2")}
+    whole = block_of(False)
+    block = Block(whole.attn, whole.norm1, whole.mlp, whole.norm2, post_norm=False, **norms)
+    trace = block.trace(numbers(2, 4, 8))
+    for norm, out in (("ln1_post", "attn_out"), ("ln2_post", "mlp_out")):
+        np.testing.assert_array_equal(trace[f"{norm}.normalized", 0], trace[out, 0])
+        before = trace[out, 0] * trace[f"{norm}.scale", 0]  # their weights are 1
+        root = np.sqrt(np.square(before).mean(-1, keepdims=True) + 1e-6)
+        np.testing.assert_allclose(trace[f"{norm}.scale", 0], root, rtol=1e-9)
+
+
+@pytest.mark.parametrize("post_norm", [True, False])
+@pytest.mark.parametrize("rotary", [None, {}])
+def test_a_block_says_what_it_may_leave_in_a_trace(post_norm: bool, rotary: Any) -> None:
+    block = block_of(post_norm, rotary=rotary)
+    record = Recorder(lambda name: True)
+    for top_k in (None, 2):
+        block(numbers(3, 8), record=record, top_k=top_k)
+    assert sorted(block.hooks) == sorted(record.arrays)
 
 
 def test_weights_are_not_computed_unless_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

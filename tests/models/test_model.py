@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 import qkv
 from qkv.layers import parameters as layer_parameters
 from qkv.models import ModelError, load
-from qkv.models.network.transformer import EMBED_HOOKS
 
 from .small_models import CONFIGS, write_small
 from .support import WORDS, Folder, plain_bert, tokenizer_json
@@ -84,7 +83,8 @@ def test_other_options(folder, key, value):
 def test_the_names_of_a_trace_and_their_shapes(model):
     trace = model.trace(TEXTS)
     batch, longest, dim, heads, size = 5, 13, 12, 3, 4
-    states = dict.fromkeys(EMBED_HOOKS, (batch, longest, dim))
+    embedded = ("embed", "token_type_embed", "pos_embed", "full_embed")
+    states = {f"hook_{name}": (batch, longest, dim) for name in embedded}
     for layer in range(2):
         here = f"blocks.{layer}."
         for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"):
@@ -94,6 +94,9 @@ def test_the_names_of_a_trace_and_their_shapes(model):
             states[f"{here}attn.hook_{name}"] = (batch, longest, heads, size)
         for name in ("attn_scores", "pattern"):
             states[f"{here}attn.hook_{name}"] = (batch, heads, longest, longest)
+        for name in ("ln1", "ln2"):
+            states[f"{here}{name}.hook_scale"] = (batch, longest, 1)
+            states[f"{here}{name}.hook_normalized"] = (batch, longest, dim)
     assert {name: trace[name].shape for name in trace.names()} == states
 
 
@@ -161,12 +164,58 @@ def test_names_and_layers_are_kept_as_asked(model):
     ]
     assert kept(layers=[], names=["hook_pos_embed"]) == ["hook_pos_embed"]
     assert not any(name.startswith("blocks.0.") for name in kept(layers=-1))
-    assert len(kept(layers=-1)) == 4 + 12
+    assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # what the norms and the MLP hold
+
+
+def test_what_is_wide_is_kept_where_it_or_its_layer_is_named(double):
+    everything = double.trace(TEXTS)
+    assert ("post", 1) not in everything
+    assert ("result", 1) not in everything
+    assert ("post", 1) in double.trace(TEXTS, layers=1)
+    assert ("result", 1) not in double.trace(TEXTS, layers=1)
+    asked = ["mlp.hook_pre", "post", "ln2.scale", "normalized", "hook_result"]
+    trace = double.trace(TEXTS, names=asked)
+    assert len(trace.names()) == 2 * 6
+    parameters, shapes = double.parameters, {"pre": (20,), "post": (20,), "result": (3, 12)}
+    for name, rest in shapes.items():
+        assert trace[name, 1].shape == (5, 13, *rest)
+        for number, text in enumerate(TEXTS):
+            alone = double.trace(text, names=name)[name, 1][0]
+            close(trace[name, 1][number, : len(alone)], alone, 1e-12)
+            assert not trace[name, 1][number, len(alone) :].any()
+    up = "blocks.1.mlp.up_proj"
+    real = trace["post", 1].any(-1)
+    pre = trace["ln1.normalized", 1] @ parameters[f"{up}.weight"] + parameters[f"{up}.bias"]
+    close(trace["pre", 1][real], pre[real], 1e-12)
+    total = trace["result", 1].sum(-2) + parameters["blocks.1.attn.out_proj.bias"]
+    close(everything["attn_out", 1][real], total[real], 1e-12)
+    spread = everything["resid_post", 1][real].var(-1, keepdims=True)
+    close(trace["ln2.scale", 1][real], np.sqrt(spread + double.config["layer_norm_eps"]), 1e-12)
+
+
+def test_norms_and_mlps_come_back_from_a_file(model, tmp_path):
+    trace = model.trace(TEXTS, names=["scale", "post", "result"])
+    trace.save(tmp_path / "trace")
+    again = qkv.Trace.load(tmp_path / "trace")
+    assert again.names() == trace.names()
+    for one in (again, again[1]):
+        assert one["scale", -1, "ln1"].shape == (len(one), *one["post", 1].shape[1:2], 1)
+    np.testing.assert_array_equal(again["result", 0], trace["result", 0])
+    np.testing.assert_array_equal(again[1]["post", 0], trace["post", 0][1:2, :4])
+
+
+def test_leaving_out_a_head_leaves_out_its_result(model):
+    found = model.trace("the cat sat", names="result", ablate=[(1, 2)])["result", 1]
+    assert not found[:, :, 2].any()
+    assert found[:, :, :2].all(-1).all()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
+        ({"names": ["ln_final.hook_scale"]}, KeyError, r"nearest are .*ln2\.hook_scale"),
+        ({"names": "rot_q"}, KeyError, r"no 'rot_q'"),
+        ({"names": "hook_pre_linear"}, KeyError, r"nearest are .*hook_pre"),
         ({"names": ["patern"]}, KeyError, "'patern'; the nearest are .*pattern"),
         ({"names": ["pattern", "blocks.2.attn.hook_q"]}, KeyError, r"blocks\.2\.attn\.hook_q"),
         ({"layers": [2]}, ValueError, "no layer 2: the model has 2"),

@@ -56,6 +56,32 @@ def test_an_array_goes_by_its_full_and_its_short_name() -> None:
     assert ("q", 2) not in trace
 
 
+def test_norms_and_mlps_go_by_short_names_too() -> None:
+    names = [f"blocks.{n}.{at}" for n in (0, 1) for at in ("ln1.hook_scale", "mlp.hook_pre")]
+    names += ["ln_final.hook_scale", "blocks.1.attn.hook_q", "blocks.1.hook_mlp_out"]
+    trace = Trace({name: np.full(1, place) for place, name in enumerate(names)}, tokens=[["a"]])
+    for name, full in {
+        ("ln1.hook_scale", 1): "blocks.1.ln1.hook_scale",
+        ("ln1.scale", 0): "blocks.0.ln1.hook_scale",
+        ("scale", -1, "ln1"): "blocks.1.ln1.hook_scale",
+        ("pre", 0): "blocks.0.mlp.hook_pre",
+        ("pre", 1, "mlp"): "blocks.1.mlp.hook_pre",
+        ("mlp.pre", -2): "blocks.0.mlp.hook_pre",
+        ("mlp_out", 1): "blocks.1.hook_mlp_out",
+        ("q", 1, "attn"): "blocks.1.attn.hook_q",
+        "ln_final.scale": "ln_final.hook_scale",
+    }.items():
+        assert trace[name] is trace[full], name  # type: ignore[index]
+    for absent in (("scale", 0), ("scale", 0, "ln2"), ("pre", 0, "attn"), ("pre", 0, "mlp", 1)):
+        assert absent not in trace
+
+
+@pytest.mark.parametrize("name", [("post", 1), ("mlp.post", 1), "blocks.1.mlp.hook_post"])
+def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
+    with pytest.raises(KeyError, match=r"nearest are .*names=\['blocks\.1\.mlp\.hook_post'\]"):
+        model_trace()[name]
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
@@ -217,6 +243,20 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
     with pytest.raises(ValueError, match="cut is not a trace"):
         Trace.load(tmp_path / "cut")
+
+
+def test_a_recorder_leaves_what_is_wide_to_who_asks() -> None:
+    record = Recorder()
+    block = record.under("blocks.0.")
+    for name in ("ln1.hook_scale", "mlp.hook_post", "attn.hook_result", "hook_mlp_out"):
+        block(name, np.zeros(1))
+    assert list(record.arrays) == ["blocks.0.ln1.hook_scale", "blocks.0.hook_mlp_out"]
+    record = Recorder(lambda name: True)
+    record.under("blocks.0.", np.negative).under("mlp.")("hook_post", np.ones(1))
+    assert record.arrays["blocks.0.mlp.hook_post"] == -1
+    assert not record.again("other", "blocks.0.mlp.hook_pre")
+    assert record.again("other", "blocks.0.mlp.hook_post")
+    assert record.arrays["other"] is record.arrays["blocks.0.mlp.hook_post"]
 
 
 def test_a_recorder_keeps_what_is_wanted_and_says_so_before() -> None:

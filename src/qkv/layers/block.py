@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,9 +18,10 @@ from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.gradient import Gradient, need_single, part_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
-from qkv.layers.packed import keep
+from qkv.layers.packed import inside, keep
 from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
 from qkv.trace import Recorder, Trace
+from qkv.trace.recorder import kept_unasked
 
 
 class BlockSaved(NamedTuple):
@@ -30,6 +32,7 @@ class BlockSaved(NamedTuple):
     dtype: np.dtype[Any]
 
 
+_AFTER = "hook_normalized_resid_post"
 # The parts that add to the residual connection, in their order: of each the norm that belongs to
 # it, the norm of what it gives, and what the sum behind it is called in a trace.
 _ADDED = {
@@ -73,6 +76,14 @@ class Block:
     >>> list(block.parameters)[3:6]
     ['attn.out_proj.weight', 'norm1.weight', 'norm1.bias']
     """
+
+    # What a trace calls the norms; TransformerLens numbers them by their order.
+    _norm_names: ClassVar[Mapping[str, str]] = {
+        "norm1": "ln1",
+        "norm2": "ln2",
+        "out_norm1": "ln1_post",
+        "out_norm2": "ln2_post",
+    }
 
     def __init__(
         self,
@@ -119,6 +130,26 @@ class Block:
             for part, layer in self._parts.items()
             for name, array in layer.parameters.items()
         }
+
+    @property
+    def hooks(self) -> list[str]:
+        """The names that it may give a `Recorder`, those of `top_k` included.
+
+        >>> from qkv.layers import RMSNorm
+        >>> block = Block(MultiHeadAttention(8, 2, seed=0), RMSNorm(8), None, None, post_norm=False)
+        >>> [name for name in block.hooks if name.startswith("ln")]
+        ['ln1.hook_scale', 'ln1.hook_normalized']
+        """
+        parts = {**self._norm_names, **{name: name for name, _ in self._added}}
+        found = ["hook_resid_pre"]
+        for name, called in parts.items():
+            if name in self._parts:
+                found += [f"{called}.{hook}" for hook in self._parts[name].hooks]
+        for name, (_, _, hook) in self._added:
+            found += [f"hook_{name}_out", hook]
+        if self.mlp is None:
+            return [*found, "hook_resid_post"]
+        return [*found, *[_AFTER] * self.post_norm]
 
     @quiet
     def __call__(
@@ -193,17 +224,18 @@ class Block:
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
-        given = {"attn": {"cu": cu, **options}}
+        given: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
         if "cross_attn" in self._parts:
             given["cross_attn"] = {one: options.get(one) for one in ("cache", "lengths", "top_k")}
         for name, more in given.items():
-            more["record"] = None if record is None else record.under(f"{name}.")
+            more["record"] = inside(record, name, cu if name == "mlp" else None)
 
         def normed(name: str | None, array: Array) -> Array:
             """What the norm of this name gives, if there is one."""
             if name not in self._parts:
                 return array
-            array, saved = self._parts[name].run(array)
+            called = inside(record, self._norm_names[name], cu)
+            array, saved = self._parts[name].run(array, record=called)
             parts.update({name: saved} if save else {})
             return array
 
@@ -231,8 +263,8 @@ class Block:
                 x = normed(norm, x)
         if self.mlp is None:
             keep(record, "hook_resid_post", x, cu)
-        elif self.post_norm:
-            keep(record, "hook_normalized_resid_post", x, cu)
+        elif self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
+            keep(record, _AFTER, x, cu)
         return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
 
     @property
@@ -296,7 +328,8 @@ class Block:
     ) -> Trace:
         """Every intermediate of `block(x, ...)` by its name, as layer 0.
 
-        A batch axis is put in front of 2-D `x`, and packed rows are given as (B, T, ...). With
+        A batch axis is put in front of 2-D `x`, and packed rows are given as (B, T, ...). What
+        each head adds (`attn.hook_result`) is left out; a `Recorder` that wants it gets it. With
         `top_k` there are `top_indices`, `top_weights`, `received` and `lse` in place of scores and
         pattern (see `qkv.summarize_attention`).
 
@@ -312,7 +345,7 @@ class Block:
         array = word_vectors(x, call=call, name="x").copy()  # it is kept as hook_resid_pre
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
-        record = Recorder()
+        record = Recorder(partial(kept_unasked, wide=True))
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
         cu = None
         if cu_lengths is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
@@ -19,11 +19,13 @@ class Layer:
     Attributes:
         parameters: its arrays by their names.
         dim: D, the size of the vectors.
+        hooks: the names that it gives a `Recorder`.
         run: the forward pass, unchecked; with `save` also what `backward` needs.
     """
 
     parameters: dict[str, Array]
     dim: int
+    hooks: Sequence[str] = ()
     run: Callable[..., tuple[Array, Any]]
     _reads_texts: ClassVar[bool] = True  # (..., T, D), not any (..., D)
 

@@ -106,6 +106,7 @@ class MLP(Feed):
         self.activation = activation
         self.dim, self.hidden = parameters["up_proj.weight"].shape
         self.gated = "gate_proj.weight" in parameters
+        self.hooks = ("hook_pre", *["hook_pre_linear"] * self.gated, "hook_post")
 
     def run(
         self,

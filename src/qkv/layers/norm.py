@@ -27,6 +27,7 @@ class NormSaved(NamedTuple):
 class _Norm(Layer):
     """What the two norms share: both take vectors (..., D)."""
 
+    hooks = ("hook_scale", "hook_normalized")
     _is_centred: bool
     _reads_texts = False
     eps: float
@@ -56,9 +57,11 @@ class _Norm(Layer):
         weight, bias = self.scaled(), self.parameters.get("bias")
         x = working(x, dtype)
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
+        out = out.astype(dtype, copy=False)
         if record is not None:
             record("hook_scale", scale)
-        return out.astype(dtype, copy=False), NormSaved(x, scale)
+            record("hook_normalized", out)
+        return out, NormSaved(x, scale)
 
     @quiet
     def backward(self, grad: ArrayLike, saved: NormSaved) -> Gradient:
@@ -99,11 +102,15 @@ class _Norm(Layer):
     def trace(self, x: ArrayLike) -> Trace:
         """`hook_scale` (..., 1), what is divided by, and `hook_normalized` (..., D), the output.
 
+        What is divided by is the root of the variance and `eps`, or of the mean square and `eps`
+        where the mean is left in: vectors (without their mean) `/ hook_scale * weight + bias` are
+        the output.
+
         >>> LayerNorm(2).trace(np.array([[1.0, 7.0]])).names()
         ['hook_scale', 'hook_normalized']
         """
         record = Recorder()
-        record("hook_normalized", self(x, record=record))
+        self(x, record=record)
         return Trace(record.arrays)
 
 

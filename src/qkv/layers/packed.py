@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -33,6 +34,13 @@ def padded(rows: Array, cu: Array) -> Array:
 def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
     """Each of packed `(H, total, d)` as `(B, H, T, d)`."""
     return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
+
+
+def inside(record: Recorder | None, part: str, cu: Array | None) -> Recorder | None:
+    """What a part records to, under its name; of packed rows as `(B, T, ...)`."""
+    if record is None:
+        return None
+    return record.under(f"{part}.", None if cu is None else partial(padded, cu=cu))
 
 
 def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace.file import Unpack, read_trace, write_trace
+from qkv.trace.recorder import kept_unasked
 
 _SCORES = "hook_attn_scores"
 _LAST = "ln_final.hook_normalized"
@@ -94,7 +95,7 @@ class Trace:
     def __contains__(self, name: object) -> bool:
         return self._find(name) is not None
 
-    def __getitem__(self, name: str | tuple[str, int] | int) -> Any:
+    def __getitem__(self, name: str | tuple[str, int] | tuple[str, int, str] | int) -> Any:
         """An array by its name, or text number `name` as a trace of its own."""
         if isinstance(name, (int, np.integer)):
             return self._text(int(name))
@@ -285,27 +286,38 @@ class Trace:
         return self._single and len(self._tokens) == 1
 
     def _find(self, name: object) -> str | None:
+        return next((full for full in self._meant(name) if full in self._arrays), None)
+
+    def _meant(self, name: object) -> list[str]:
+        """The full names that one may stand for, the likeliest first."""
         if isinstance(name, str):
-            candidates = [name, f"hook_{name}"]
-        elif isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str):
-            short, layer = name
-            if isinstance(layer, int) and layer < 0:
-                layer += self.num_layers
-            places = ("attn.hook_", "hook_", "attn.", "")
-            candidates = [f"blocks.{layer}.{place}{short}" for place in places]
-        else:
-            return None
-        return next((candidate for candidate in candidates if candidate in self._arrays), None)
+            inner, dot, last = name.rpartition(".")
+            return [name, f"{inner}{dot}hook_{last}"]
+        if not (isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str)):
+            return []
+        short, layer, *part = name
+        if isinstance(layer, int) and layer < 0:
+            layer += self.num_layers
+        if part:
+            return [f"blocks.{layer}.{part[0]}.{hook}{short}" for hook in ("hook_", "")]
+        inner, dot, last = short.rpartition(".")
+        places = (f"attn.hook_{short}", f"{inner}{dot}hook_{last}", f"mlp.hook_{short}")
+        return [f"blocks.{layer}.{place}" for place in (*places, f"attn.{short}", short)]
 
     def _unknown(self, name: object) -> str:
-        if isinstance(name, tuple) and isinstance(name[-1], int) and name[-1] >= self.num_layers:
-            return f"trace: there is no layer {name[-1]}: it holds {self.num_layers} layers"
+        layer = name[1] if isinstance(name, tuple) and len(name) > 1 else None
+        if isinstance(layer, int) and layer >= self.num_layers:
+            return f"trace: there is no layer {layer}: it holds {self.num_layers} layers"
         shown = name[0] if isinstance(name, tuple) and name else name
         short = {re.sub(r".*(hook_|\.)", "", full): full for full in self._arrays}
         known = [*self._arrays, *short]
         near = difflib.get_close_matches(str(shown), known, n=3, cutoff=0.5)
         near = [short.get(match, match) for match in near] or list(self._arrays)[:3]
-        return f"trace: there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
+        why = f"there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
+        asked = next((full for full in self._meant(name) if not kept_unasked(full)), None)
+        if asked is None:
+            return f"trace: {why}"
+        return f"trace: {why}; {asked} is kept where it is asked for: trace(..., names=[{asked!r}])"
 
     def _text(self, index: int) -> Trace:
         if not -len(self) <= index < len(self):

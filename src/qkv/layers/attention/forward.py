@@ -23,11 +23,12 @@ from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.options import PADDED
 from qkv.layers.packed import keep, padded_heads, places
 from qkv.layers.parameters import is_wide, project, working, working_type
+from qkv.ops.linear import linear
 from qkv.trace import Recorder
 
 Norm = LayerNorm | RMSNorm
 
-_SUMMARY = ("top_indices", "top_weights", "received", "lse")
+SUMMARY = ("top_indices", "top_weights", "received", "lse")
 
 
 class Parts(Protocol):
@@ -149,6 +150,7 @@ def attention_forward(
         )
         extra = [*extra, lse] if inputs.options.get("return_lse") else extra
     keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
+    record_result(z, layer.parameters, record, cu)
     out = join_heads(z)  # (..., L, Hq * dv)
     if "out_proj.weight" in layer.parameters:
         out = project(out, layer.parameters, "out_proj", residual=residual)
@@ -266,11 +268,26 @@ def _attend(
 def record_weights(call: Call, record: Recorder, top_k: int | None) -> None:
     """Record scores and weights, or their summary, if wanted."""
     if top_k is not None:
-        if record.wants(*_SUMMARY):
+        if record.wants(*SUMMARY):
             summary = summarize_call(call, top_k)
-            for name in _SUMMARY:
+            for name in SUMMARY:
                 record(name, getattr(summary, name))
     elif record.wants("hook_attn_scores", "hook_pattern"):
         trace = trace_call(call)
         record("hook_attn_scores", trace["scores"])
         record("hook_pattern", trace["pattern"])
+
+
+def record_result(
+    z: Array, parameters: Mapping[str, Array], record: Recorder | None, cu: Array | None
+) -> None:
+    """Record what each head adds to the result, of its `z` (..., Hq, L, dv), if anybody wants it.
+
+    These are (..., L, Hq, D); the bias of the output projection is no head's.
+    """
+    weight = parameters.get("out_proj.weight")
+    if record is None or weight is None or not record.wants("hook_result"):
+        return
+    each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
+    added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
+    keep(record, "hook_result", np.stack(added, axis=-2), cu)

@@ -15,6 +15,7 @@ from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention.backward import attention_backward
 from qkv.layers.attention.forward import (
+    SUMMARY,
     AttentionSaved,
     Inputs,
     Norm,
@@ -334,6 +335,14 @@ class MultiHeadAttention:
         if top_k is not None:
             whole_number(top_k, call=call, name="top_k", least=1)
         return inputs, attention_plan(self, inputs) if cache is None else None, target
+
+    @property
+    def hooks(self) -> list[str]:
+        """The names that it may give a `Recorder`, those of `top_k` included."""
+        moved = self.rotary is not None or self.q_norm is not None or self.k_norm is not None
+        names = ["q", "k", "v", *["rot_q", "rot_k"] * moved, "attn_scores", "pattern", "z"]
+        names += ["result"] * ("out_proj.weight" in self.parameters)
+        return [*(f"hook_{name}" for name in names), *SUMMARY]
 
     def run(
         self,

@@ -22,18 +22,18 @@ from qkv.trace import Recorder
 
 MAX_LENGTH = 512
 
-_HOOKS = (
-    "hook_resid_pre",
-    *(f"attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
-    *("hook_attn_out", "hook_resid_post"),
-)
-
 
 class AttentionOnly(Block):
     """A layer that is attention and nothing else: no residual connection, no norm, no MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)
+
+    @property
+    def hooks(self) -> list[str]:
+        """The names that it may give a `Recorder`, those of `top_k` included."""
+        attn = (f"attn.{hook}" for hook in self.attn.hooks)
+        return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
 
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
@@ -67,7 +67,6 @@ class Lesson(Design):
         """The model with these parameters."""
         body = super().build(parameters)
         body.layers = [AttentionOnly(layer.attn) for layer in body.layers]
-        body.hooks = _HOOKS
         if self.sinusoidal:
             table = parameters["embed.weight"]
             places = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)

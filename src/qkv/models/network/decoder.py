@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,18 +13,11 @@ from qkv.attend.call import check_call
 from qkv.attend.heads import join_heads, split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.attention.forward import record_weights
+from qkv.layers.attention.forward import SUMMARY, record_result, record_weights
 from qkv.layers.packed import padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
-from qkv.models.network.transformer import BLOCK_HOOKS, SUMMARY_HOOKS, Transformer, without_holes
+from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
-
-DECODER_HOOKS = (
-    *(name for name in BLOCK_HOOKS if "rot_" not in name and "normalized" not in name),
-    *(f"cross_attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
-    *("hook_cross_attn_out", "hook_resid_mid_cross"),
-    *(f"cross_{name}" for name in SUMMARY_HOOKS),
-)
 
 
 class DecoderCache(KVCache):
@@ -49,6 +42,11 @@ class CrossAttention:
         attn: the projections.
         options: those of `qkv.attention` that hold in every run.
     """
+
+    hooks = (
+        *(f"hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z", "result")),
+        *SUMMARY,
+    )
 
     def __init__(self, attn: MultiHeadAttention, options: Mapping[str, Any]) -> None:
         self.attn, self.options = attn, dict(options)
@@ -99,6 +97,7 @@ class CrossAttention:
                 record(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
             record_weights(call, record, top_k)
             record("hook_z", np.swapaxes(z, -3, -2))
+            record_result(z, self.parameters, record, None)
         return project(join_heads(z), self.parameters, "out_proj", residual=residual), None
 
 
@@ -112,6 +111,8 @@ class DecoderBlock(Block):
         cross_attn: the attention to the other text.
         norm_cross: the norm before that.
     """
+
+    _norm_names: ClassVar[Mapping[str, str]] = {"norm1": "ln1", "norm_cross": "ln2", "norm2": "ln3"}
 
     def __init__(
         self, block: Block, cross_attn: CrossAttention, norm_cross: LayerNorm | RMSNorm
@@ -137,7 +138,6 @@ class EncoderDecoder(Transformer):
             options=encoder.options,
             bias=encoder.bias,
             final_norm=encoder.final_norm,
-            hooks=encoder.hooks,
         )
         self.decoder, self.first = decoder, first
 

@@ -12,11 +12,11 @@ from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNo
 from qkv.layers.experts import expert_shapes
 from qkv.layers.mlp import mlp_sizes
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.decoder import DECODER_HOOKS, CrossAttention, DecoderBlock, EncoderDecoder
+from qkv.models.network.decoder import CrossAttention, DecoderBlock, EncoderDecoder
 from qkv.models.network.embedding import Embedding, PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.network.transformer import BLOCK_HOOKS, Transformer
+from qkv.models.network.transformer import Transformer
 from qkv.trace.seq2seq import SIDES
 
 Shape = tuple[int, ...]
@@ -178,9 +178,6 @@ class Design:
             else self.buckets.with_table(parameters["relative_bias.weight"]),
             final_norm=self.norm(parameters, "final_norm"),
             head=None if self.head is None else self.head.build(parameters, norm=self.norm),
-            hooks=DECODER_HOOKS
-            if self.cross
-            else [hook for hook in BLOCK_HOOKS if self.hidden or hook != "hook_mlp_out"],
         )
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:

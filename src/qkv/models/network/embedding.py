@@ -52,6 +52,13 @@ class Embedding:
         self.norm, self.scale, self.first_position = norm, scale, first_position
         self.padding = padding
 
+    @property
+    def hooks(self) -> list[str]:
+        """The names that it may give a `Recorder`."""
+        kinds = ["hook_token_type_embed"] * (self.token_types is not None)
+        where = ["hook_pos_embed"] * (self.positions is not None)
+        return ["hook_embed", *kinds, *where, "hook_full_embed"]
+
     def __call__(
         self,
         ids: Array,

@@ -14,7 +14,7 @@ from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import need_single, part_back
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import keep, padded, starts_of
+from qkv.layers.packed import inside, padded, starts_of
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
@@ -24,16 +24,7 @@ from qkv.ops.kernel import body
 from qkv.ops.threads import get_num_threads
 from qkv.trace import Recorder
 
-EMBED_HOOKS = ("hook_embed", "hook_token_type_embed", "hook_pos_embed", "hook_full_embed")
-LAST_HOOKS = ("ln_final.hook_normalized",)
-SUMMARY_HOOKS = tuple(f"attn.{name}" for name in ("top_indices", "top_weights", "received", "lse"))
-BLOCK_HOOKS = (
-    "hook_resid_pre",
-    *(f"attn.hook_{name}" for name in ("q", "k", "v", "rot_q", "rot_k")),
-    *(f"attn.hook_{name}" for name in ("attn_scores", "pattern", "z")),
-    *(f"hook_{name}" for name in ("attn_out", "resid_mid", "mlp_out", "resid_post")),
-    "hook_normalized_resid_post",
-)
+_LAST = "ln_final"  # what a trace calls the final norm
 
 
 class TransformerSaved(NamedTuple):
@@ -55,7 +46,6 @@ class Transformer:
         bias: of the scores of every layer.
         final_norm: what comes after the last layer.
         head: from the last vectors of packed texts, and where each begins, to logits.
-        hooks: the names that each layer leaves in a trace.
     """
 
     def __init__(
@@ -67,13 +57,11 @@ class Transformer:
         bias: RelativeBias | None = None,
         final_norm: LayerNorm | RMSNorm | None = None,
         head: BuiltHead | None = None,
-        hooks: Sequence[str] = BLOCK_HOOKS,
     ) -> None:
         self.embedding = embedding
         self.layers = list(layers)
         self.options = [dict(one) for one in options or [{}] * len(self.layers)]
         self.bias, self.final_norm, self.head = bias, final_norm, head
-        self.hooks = tuple(hooks)
         self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
     @property
@@ -89,9 +77,13 @@ class Transformer:
     @property
     def hook_names(self) -> list[str]:
         """Every name that a trace may hold, the summaries of `top_k` included."""
-        hooks = (*self.hooks, *SUMMARY_HOOKS)
-        blocks = [f"blocks.{number}.{hook}" for number in range(len(self.layers)) for hook in hooks]
-        return [*EMBED_HOOKS, *blocks, *LAST_HOOKS]
+        blocks = [
+            f"blocks.{number}.{hook}"
+            for number, layer in enumerate(self.layers)
+            for hook in layer.hooks
+        ]
+        last = () if self.final_norm is None else self.final_norm.hooks
+        return [*self.embedding.hooks, *blocks, *(f"{_LAST}.{hook}" for hook in last)]
 
     def settings(
         self, longest: int, masks: Mapping[int, Array] | None = None
@@ -211,9 +203,8 @@ class Transformer:
         x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
         layers: list[BlockSaved] = []
         for number, options in self.settings(longest, masks).items():
-            inside = None if record is None else record.under(f"blocks.{number}.")
-            layer = self.layers[number]
-            x, kept = layer.run(x, cu=cu_lengths, record=inside, top_k=top_k, save=save, **options)
+            options |= {"record": inside(record, f"blocks.{number}", None), "top_k": top_k}
+            x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
             layers += [kept] if save else []
         x, final_norm = self._last(x, cu_lengths, record)
         return x, TransformerSaved(embedding, layers, final_norm, longest)
@@ -317,9 +308,9 @@ class Transformer:
         if visible is not None:
             more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            inside = None if record is None else record.under(f"blocks.{number}.")
-            options = {**self.options[number], **more}
-            x, _ = layer.run(x, cache=cache, lengths=lengths, record=inside, top_k=top_k, **options)
+            options = {**self.options[number], **more, "top_k": top_k}
+            options["record"] = inside(record, f"blocks.{number}", None)
+            x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
         return self._last(x, None, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
@@ -348,9 +339,7 @@ class Transformer:
         """The final norm, if there is one."""
         if self.final_norm is None:
             return x, None
-        x, saved = self.final_norm.run(x)
-        keep(record, LAST_HOOKS[0], x, cu_lengths)
-        return x, saved
+        return self.final_norm.run(x, record=inside(record, _LAST, cu_lengths))
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:

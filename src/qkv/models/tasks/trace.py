@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import is_whole_number
-from qkv.models.network.transformer import SUMMARY_HOOKS
+from qkv.layers.attention.forward import SUMMARY
+from qkv.trace.recorder import kept_unasked
 
 # The side of an encoder-decoder, the layer, and what it is called in there.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
@@ -27,7 +28,8 @@ def names_to_keep(
     Args:
         known: every name that a trace of the model may hold.
         layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short; all if None.
+        names: what to keep, in full or short; what `kept_unasked` says if None, and where layers
+            are named, of these what is wide too.
         top_k: keep the summaries of this many weights, and what `names` asks for.
 
     Raises:
@@ -44,7 +46,8 @@ def names_to_keep(
         raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
-    kept = set(known) if top_k is None else set()
+    wide = layers is not None
+    kept = {full for full in known if top_k is None and kept_unasked(full, wide=wide)}
     if names is not None:
         asked = [names] if isinstance(names, str) else list(names)
         spellings = {full: _spellings(full) for full in known}
@@ -56,7 +59,7 @@ def names_to_keep(
                 near = near or ["pattern", "q", "resid_post"]
                 raise KeyError(f"trace: there is no {name!r}; the nearest are {', '.join(near)}")
     if top_k is not None:
-        kept |= {full for full in known if full.endswith(SUMMARY_HOOKS)}
+        kept |= {full for full in known if full.endswith(tuple(f"attn.{one}" for one in SUMMARY))}
     if layers is not None:
         kept &= _in_layers(known, layers)
     return kept.__contains__
@@ -96,5 +99,5 @@ def _spellings(full: str) -> set[str]:
     """The names by which an array may be asked for, as a `Trace` takes them."""
     side, _, local = _parts(full)
     last = local.rpartition(".")[2]
-    found = {full, local, last, last.removeprefix("hook_")}
+    found = {full, local, local.replace("hook_", ""), last, last.removeprefix("hook_")}
     return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found

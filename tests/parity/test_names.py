@@ -1,0 +1,286 @@
+"""What a trace calls norms, MLPs and heads, against hooks on transformers' own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from .models import Pair, double, ids_of, made
+
+Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # what a module was given, and what it gave
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where transformers keeps what a trace names; `*` is the layer.
+
+    Attributes:
+        norms: the module of each norm.
+        given: names of what a module is given.
+        gives: names of what a module gives.
+        out_proj: the output projection of the attention.
+        last: the final norm.
+        absent: names that a trace of it does not have.
+    """
+
+    kind: type
+    config: Any
+    norms: Mapping[str, str]
+    given: Mapping[str, str]
+    gives: Mapping[str, str]
+    out_proj: str
+    last: str | None = None
+    absent: tuple[str, ...] = ()
+
+
+LLAMA_MLP = {
+    "given": {"mlp.hook_post": "model.layers.*.mlp.down_proj"},
+    "gives": {
+        "mlp.hook_pre": "model.layers.*.mlp.gate_proj",
+        "mlp.hook_pre_linear": "model.layers.*.mlp.up_proj",
+    },
+    "out_proj": "model.layers.*.self_attn.o_proj",
+    "last": "model.norm",
+}
+LLAMA_SIZES: dict[str, Any] = {
+    **{"vocab_size": 97, "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2},
+    **{"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64},
+    **{"pad_token_id": 0},
+}
+FAMILIES = {
+    "bert": Family(
+        BertForMaskedLM,
+        BertConfig(
+            vocab_size=97,
+            hidden_size=24,
+            num_attention_heads=3,
+            num_hidden_layers=2,
+            intermediate_size=50,
+            max_position_embeddings=64,
+            layer_norm_eps=1e-2,
+        ),
+        norms={
+            "ln1": "bert.encoder.layer.*.attention.output.LayerNorm",
+            "ln2": "bert.encoder.layer.*.output.LayerNorm",
+        },
+        given={
+            "hook_resid_mid": "bert.encoder.layer.*.attention.output.LayerNorm",
+            "mlp.hook_post": "bert.encoder.layer.*.output.dense",
+            "hook_resid_post": "bert.encoder.layer.*.output.LayerNorm",
+        },
+        gives={
+            "mlp.hook_pre": "bert.encoder.layer.*.intermediate.dense",
+            "hook_mlp_out": "bert.encoder.layer.*.output.dense",
+            "hook_normalized_resid_post": "bert.encoder.layer.*.output.LayerNorm",
+        },
+        out_proj="bert.encoder.layer.*.attention.output.dense",
+        absent=("ln_final.hook_scale", "mlp.hook_pre_linear", "ln1_post.hook_scale", "rot_q"),
+    ),
+    "gpt2": Family(
+        GPT2LMHeadModel,
+        GPT2Config(vocab_size=97, n_positions=64, n_embd=33, n_head=3, n_layer=2),
+        norms={"ln1": "transformer.h.*.ln_1", "ln2": "transformer.h.*.ln_2"},
+        given={
+            "hook_resid_mid": "transformer.h.*.ln_2",
+            "mlp.hook_post": "transformer.h.*.mlp.c_proj",
+        },
+        gives={
+            "mlp.hook_pre": "transformer.h.*.mlp.c_fc",
+            "hook_mlp_out": "transformer.h.*.mlp",
+        },
+        out_proj="transformer.h.*.attn.c_proj",
+        last="transformer.ln_f",
+        absent=("normalized_resid_post", "mlp.hook_pre_linear", "hook_token_type_embed"),
+    ),
+    "llama": Family(
+        LlamaForCausalLM,
+        LlamaConfig(**LLAMA_SIZES, rms_norm_eps=1e-2, attention_bias=True),
+        norms={
+            "ln1": "model.layers.*.input_layernorm",
+            "ln2": "model.layers.*.post_attention_layernorm",
+        },
+        **LLAMA_MLP,
+        absent=("normalized_resid_post", "ln2_post.hook_normalized", "hook_pos_embed"),
+    ),
+    "gemma2": Family(
+        Gemma2ForCausalLM,
+        Gemma2Config(**LLAMA_SIZES, head_dim=10, sliding_window=6, query_pre_attn_scalar=10),
+        norms={
+            "ln1": "model.layers.*.input_layernorm",
+            "ln1_post": "model.layers.*.post_attention_layernorm",
+            "ln2": "model.layers.*.pre_feedforward_layernorm",
+            "ln2_post": "model.layers.*.post_feedforward_layernorm",
+        },
+        **LLAMA_MLP
+        | {
+            "gives": {
+                **LLAMA_MLP["gives"],
+                "hook_attn_out": "model.layers.*.post_attention_layernorm",
+                "hook_mlp_out": "model.layers.*.post_feedforward_layernorm",
+            }
+        },
+        absent=("normalized_resid_post", "ln3.hook_scale"),
+    ),
+}
+
+
+@contextmanager
+def watched(model: torch.nn.Module) -> Iterator[Seen]:
+    """Collects what each module is given first and gives, while this lasts."""
+    seen: Seen = {}
+
+    def kept(name: str) -> Any:
+        def hook(_: Any, given: Any, gave: Any) -> None:
+            if given and isinstance(given[0], torch.Tensor) and isinstance(gave, torch.Tensor):
+                seen[name] = given[0], gave
+
+        return hook
+
+    handles = [part.register_forward_hook(kept(name)) for name, part in model.named_modules()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def norm_scale(module: Any, x: Any) -> Any:
+    """What a norm divides by: the root of the variance, or of the mean square, and epsilon."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return np.sqrt(x.var(-1, keepdims=True) + module.eps)
+    eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+    return np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+
+
+def compare_norm(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -> None:
+    """Its scale and what it gives; and that both belong together."""
+    given, gave = (array.numpy() for array in seen[theirs])
+    module = pair.theirs.get_submodule(theirs)
+    scale = trace[f"{ours}.hook_scale"]
+    pair.near(scale, norm_scale(module, given), f"{ours} scale")
+    pair.near(trace[f"{ours}.hook_normalized"], gave, f"{ours} normalized")
+    is_centred = isinstance(module, torch.nn.LayerNorm)
+    alone = (given - is_centred * given.mean(-1, keepdims=True)) / scale
+    weight = module.weight.detach().numpy() + ("Gemma" in type(module).__name__)
+    bias = module.bias.detach().numpy() if getattr(module, "bias", None) is not None else 0
+    pair.near(alone * weight + bias, gave, f"{ours} by its scale")
+
+
+def compare_result(pair: Pair, trace: Any, seen: Seen, ours: str, theirs: str) -> None:
+    """Each head's part of what the attention adds; with the bias they sum to it."""
+    given, gave = (array.numpy() for array in seen[theirs])
+    module = pair.theirs.get_submodule(theirs)
+    weight = module.weight.detach().numpy()
+    weight = weight if isinstance(module, torch.nn.Linear) else weight.T  # GPT-2's are (in, out)
+    result = trace[f"{ours}.hook_result"]
+    size = given.shape[-1] // result.shape[-2]
+    for head in range(result.shape[-2]):
+        own = slice(head * size, (head + 1) * size)
+        expected = given[..., own] @ weight[:, own].T
+        pair.near(result[..., head, :], expected, f"result of head {head}")
+    bias = 0 if module.bias is None else module.bias.detach().numpy()
+    pair.near(result.sum(-2) + bias, gave, "the results' sum")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_every_name_is_what_the_module_has(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    family = FAMILIES[name]
+    pair = made(tmp_path, family.kind, family.config, dtype)
+    ids, _ = ids_of(pair, [17], "right")
+    with torch.inference_mode(), double(pair.is_double), watched(pair.theirs) as seen:
+        pair.theirs(torch.tensor(ids))
+    names = ["scale", "normalized", "pre", "post", "result", *family.given, *family.gives]
+    trace = pair.ours.trace(ids, names=names)
+    for layer in range(2):
+        for ours, theirs in family.norms.items():
+            compare_norm(
+                pair, trace, seen, f"blocks.{layer}.{ours}", theirs.replace("*", str(layer))
+            )
+        for side, found in enumerate((family.given, family.gives)):
+            for ours, theirs in found.items():
+                expected = seen[theirs.replace("*", str(layer))][side].numpy()
+                array = trace[f"blocks.{layer}.{ours}"]
+                pair.near(array, expected.reshape(array.shape), f"{ours} {layer}")
+        out_proj = family.out_proj.replace("*", str(layer))
+        compare_result(pair, trace, seen, f"blocks.{layer}.attn", out_proj)
+    if family.last is not None:
+        compare_norm(pair, trace, seen, "ln_final", family.last)
+    for absent in family.absent:
+        with pytest.raises(KeyError, match="the nearest are"):
+            pair.ours.trace(ids, names=absent)
+
+
+def test_a_first_layer_without_its_norm(tmp_path: Path) -> None:
+    config = ModernBertConfig(
+        vocab_size=97, hidden_size=24, num_attention_heads=3, num_hidden_layers=2,
+        intermediate_size=50, pad_token_id=0, global_attn_every_n_layers=2, local_attention=6,
+        reference_compile=False, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    pair = made(tmp_path, ModernBertForMaskedLM, config, torch.float64)
+    ids, _ = ids_of(pair, [9], "right")
+    with torch.inference_mode(), double(True), watched(pair.theirs) as seen:
+        pair.theirs(torch.tensor(ids))
+    trace = pair.ours.trace(ids, names=["scale", "normalized", "pre", "pre_linear", "post"])
+    assert ("ln1.scale", 0) not in trace
+    with pytest.raises(KeyError, match="the nearest are"):
+        pair.ours.trace(ids, names="blocks.0.ln1.hook_scale")
+    compare_norm(pair, trace, seen, "blocks.1.ln1", "model.layers.1.attn_norm")
+    compare_norm(pair, trace, seen, "blocks.0.ln2", "model.layers.0.mlp_norm")
+    compare_norm(pair, trace, seen, "ln_final", "model.final_norm")
+    both = seen["model.layers.1.mlp.Wi"][1].numpy()  # the gate, then what it is multiplied with
+    for number, ours in enumerate(("mlp.pre", "mlp.pre_linear")):
+        pair.near(trace[ours, 1], np.split(both, 2, -1)[number].reshape(1, 9, 50), ours)
+    post = seen["model.layers.1.mlp.Wo"][0].numpy()
+    pair.near(trace["mlp.post", 1], post.reshape(1, 9, 50), "post")
+
+
+def test_a_decoder_numbers_its_three_norms(tmp_path: Path) -> None:
+    config = T5Config(
+        vocab_size=97, d_model=24, num_heads=3, d_kv=10, d_ff=40, num_layers=2,
+        decoder_start_token_id=3, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
+    ids, _ = ids_of(pair, [11], "right")
+    answer, _ = ids_of(pair, [7], "right", seed=1)
+    answer[0, 0] = 3
+    with torch.inference_mode(), double(True), watched(pair.theirs) as seen:
+        pair.theirs(input_ids=torch.tensor(ids), decoder_input_ids=torch.tensor(answer))
+    names = ["scale", "normalized", "pre", "post", "result"]
+    trace = pair.ours.trace(ids, target=answer, names=names)
+    for side, count in (("encoder", 2), ("decoder", 3)):
+        for layer in (0, 1):
+            at = f"{side}.block.{layer}.layer"
+            for number in range(count):
+                ours, theirs = f"{side}.{layer}.ln{number + 1}", f"{at}.{number}.layer_norm"
+                compare_norm(pair, trace, seen, ours, theirs)
+            feed = f"{at}.{count - 1}.DenseReluDense"
+            pre, post = seen[f"{feed}.wi"][1].numpy(), seen[f"{feed}.wo"][0].numpy()
+            pair.near(trace[f"{side}.{layer}.mlp.hook_pre"], pre, "pre")
+            pair.near(trace[f"{side}.{layer}.mlp.hook_post"], post, "post")
+            compare_result(pair, trace, seen, f"{side}.{layer}.attn", f"{at}.0.SelfAttention.o")
+        compare_norm(pair, trace, seen, f"{side}.ln_final", f"{side}.final_layer_norm")
+    compare_result(
+        pair, trace, seen, "decoder.1.cross_attn", "decoder.block.1.layer.1.EncDecAttention.o"
+    )
