@@ -26,6 +26,8 @@ def places(cu: Array) -> tuple[Array, Array]:
 def padded(rows: Array, cu: Array) -> Array:
     """Rows `(total, ...)` as `(B, T, ...)`, T the longest text, 0 in the padding."""
     lengths = np.diff(cu)
+    if len(lengths) == 1:  # there is no padding
+        return rows[None].copy()
     out = np.zeros((len(lengths), lengths.max(initial=0), *rows.shape[1:]), rows.dtype)
     out[places(cu)] = rows
     return out
