@@ -90,6 +90,7 @@ DIRECT: list[tuple[int, ...]] = [(), (0,), (1,), (0,), (0,)]
         ("animals that live in water", (1,)),  # with its ending
         ("sloping land (especially beside water)", (3,)),
         ("(geology) dry land, not water", (3,)),
+        ("dry land (the water)", (3,)),
         ("any of various animals of the land", (1,)),
         ("a kind of water in the land", (4,)),
         ("one of several animals", (1,)),
@@ -173,6 +174,45 @@ def test_copying_is_measured_in_the_second_copy(monkeypatch: pytest.MonkeyPatch)
     losses = -np.take_along_axis(logs[:, :-1], texts[:, 1:, None], -1)[..., 0]  # (B, T - 1)
     assert found["first"] == pytest.approx(losses[:, :4].mean(), rel=1e-5)
     assert found["second"] == pytest.approx(losses[:, 5:].mean(), rel=1e-5)
+
+
+def test_the_counts_over_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = WordNet(
+        [
+            Synset("n", ("thing",), "what there is", ()),
+            Synset("n", ("animal",), "a thing that lives", ()),
+            Synset("n", ("dog",), "an animal that barks", ()),
+            Synset("n", ("land",), "solid ground", ()),
+        ],
+        {(word, "n"): (n,) for n, word in enumerate(("thing", "animal", "dog", "land"))},
+        {"n": {}},
+        frozenset(),
+    )
+    said = [
+        Written("dog", " an animal that barks", True, (1, 2, 3, 4)),
+        Written("animal", " an animal that barks. thing", True, (1, 2, 3, 4, 1, 2, 3, 4)),
+        Written("land", " the thing that lives", False, (5,)),
+        Written("thing", " a thing", True, (6, 7)),
+        Written("dog", " a thing ", True, (6, 7)),
+    ]
+    monkeypatch.setattr(writing, "written", lambda *_: said)
+    monkeypatch.setattr(writing, "hypernyms", lambda _: [(), (0,), (1,), (0,)])
+    found = writing.definitions(decoder(), net, [one.word for one in said])
+    assert [row["passes"] for row in found.pop("texts")] == [True, False, False, False, False]
+    assert found == {
+        "words": 5,
+        "pass": 1,
+        "end": 4,
+        "long_enough": 3,
+        "repeat": 1,
+        "differ": 4,  # the last two are alike
+        "word_for_word": 3,  # the first and the last two
+        "definition_word_for_word": 4,  # without its example the second too
+        "own_definition": 1,
+        "head_noun": 3,  # animal of dog, thing of land and of dog
+        "head_noun_of_the_dictionary": 3,  # of dog twice and of animal
+        "head_noun_of_others": 4,  # all but thing, which nothing stands above
+    }
 
 
 def test_all_of_it_can_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
