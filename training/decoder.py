@@ -36,7 +36,7 @@ from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.definitions import entries, repeats, tagged
-from training.wordnet import FOLDER, read
+from training.wordnet import FOLDER, KEPT, read
 
 NAME = "wordnet-decoder"
 STEPS = 10_000  # about two hours on two cores
@@ -53,6 +53,8 @@ class Recipe:
         dim: D, the size of the vectors.
         hidden: F, the size between the layers of an MLP.
         vocabulary: V, at most.
+        held_out: twelfths of the examples that are kept from tokenizer and training; 1 in a final
+            run, which learns from those again that choices were made on.
         length: the most tokens of a text; what is longer is cut.
         tokens: at least so many a step.
         rate: the highest learning rate.
@@ -66,6 +68,7 @@ class Recipe:
     dim: int = 192
     hidden: int = 512
     vocabulary: int = 8192
+    held_out: int = KEPT
     length: int = 128
     tokens: int = 4096
     rate: float = 2e-3
@@ -163,7 +166,7 @@ def make(
         snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; trained unless given.
     """
-    wordnet = read(wordnet_folder)
+    wordnet = read(wordnet_folder, kept=recipe.held_out)
     found = entries(wordnet)
     texts, times = [one.text for one in found], repeats(found, wordnet, tagged(wordnet_folder))
     kept = tokenizer_path(folder)

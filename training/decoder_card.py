@@ -34,7 +34,8 @@ Recipe: {recipe}.
 
 ## What it writes
 
-Behind "word:" for {words} common nouns ({list}, with its rule), always the likeliest token:
+Behind "word:" for {words} common nouns (`training/nouns.txt`, with its rule), always the likeliest
+token:
 
 | of {words} texts | |
 | --- | --- |
@@ -54,7 +55,8 @@ Behind "word:" for {words} common nouns ({list}, with its rule), always the like
 
 On {examples:,} held-out examples behind their word and definition, those with
 `int(sha256(sentence).hexdigest(), 16) % 12 == 0`, the loss is {loss:.3f} nats a token, perplexity
-{perplexity:.1f}, or {word_loss:.3f} a word, perplexity {word_perplexity:.0f}.
+{perplexity:.1f}, or {word_loss:.3f} a word, perplexity {word_perplexity:.0f}. Choices were
+made on those that leave 1, which {chosen}.
 
 ## What its heads do
 
@@ -76,7 +78,7 @@ licence is in LICENSE.wordnet.
 
 def card(found: Mapping[str, Any], model: qkv.Model, about: Mapping[str, Any]) -> str:
     """The card of a decoder, of what `training.writing` found and what its checkpoint says."""
-    of = found["definitions"]
+    of, recipe = found["definitions"], about["settings"]["recipe"]
     copies = [
         f"{row['layer']}.{row['head']} ({row['copies']:.2f})"
         for row in found["heads"]
@@ -97,10 +99,12 @@ def card(found: Mapping[str, Any], model: qkv.Model, about: Mapping[str, Any]) -
         steps=about["step"],
         tokens=about["tokens"],
         minutes=about["seconds"] / 60,
-        recipe=", ".join(f"{name} {value}" for name, value in about["settings"]["recipe"].items()),
-        list="`training/nouns.txt`",
+        recipe=", ".join(f"{name} {value}" for name, value in recipe.items()),
         passing=of["pass"],
         **counts,
+        chosen="it learned from after that"
+        if recipe["held_out"] == 1
+        else "were kept from it as well",
         shown="\n".join(f"- {one['word']}:{one['text']}" for one in found["shown"]),
         **lost,
         induction=f"An induction head ({ROLE} or more): {', '.join(copies)}."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.wordnet import FOLDER, REPORTED, Synset, WordNet, document
+from training.wordnet import FOLDER, Synset, WordNet, document
 
 NOUNS = Path(__file__).with_name("nouns.txt")  # what `common_nouns` gives
 HALF = 50  # of the common nouns are things that can be touched, as many are others
@@ -62,24 +62,22 @@ class Counted:
     count: int
 
 
-def entries(wordnet: WordNet, *, held_out: bool = False) -> list[Entry]:
+def entries(wordnet: WordNet, twelfth: int | None = None) -> list[Entry]:
     """Each word in each of its senses, with the examples that may be learned from.
 
-    Or, held out, each of the held-out examples behind the definition that it is of.
+    Or each example of a twelfth behind the definition that it is of.
     An example belongs to the word of its synset that is found in it, as `WordNet.uses` finds it;
     one in which none is found is left out.
     """
     examples: dict[tuple[int, str], list[str]] = {}
-    for use in wordnet.uses(REPORTED if held_out else None):
+    for use in wordnet.uses(twelfth):
         examples.setdefault((use.synset, use.lemma), []).append(use.sentence)
     found = []
     for number, synset in enumerate(wordnet.synsets):
         for word in synset.lemmas:
             own = tuple(examples.get((number, word.lower()), ()))
-            if held_out:
-                found += [Entry(word, number, synset.definition, (one,)) for one in own]
-            else:
-                found.append(Entry(word, number, synset.definition, own))
+            texts = [own] if twelfth is None else [(one,) for one in own]
+            found += [Entry(word, number, synset.definition, text) for text in texts]
     return found
 
 

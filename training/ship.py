@@ -106,7 +106,7 @@ def ship(
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
-    wordnet = read(wordnet_folder)
+    wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
     trained = qkv.load(run)
     place = place or PLACES / (decoder.NAME if trained.generates else NAME)
     small = trained.with_parameters(trained.parameters, np.float16)

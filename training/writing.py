@@ -36,7 +36,7 @@ from qkv.arrays import Array
 from qkv.circuits import head_scores
 from training import command
 from training.definitions import above, entries, hypernyms, read_nouns
-from training.wordnet import FOLDER, WordNet, read
+from training.wordnet import CHOSEN, FOLDER, KEPT, REPORTED, WordNet, read
 
 SHOWN = ("bank", "river", "music")  # what is written for these stands in the card
 MOST_TOKENS = 64
@@ -194,13 +194,13 @@ def definitions(
     }
 
 
-def held_out_loss(model: qkv.Model, wordnet: WordNet, most: int | None = None) -> dict[str, Any]:
+def held_out_loss(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dict[str, Any]:
     """How surprised a model is by held-out examples behind their own words and definitions.
 
     Args:
         model: a decoder with a tokenizer, and a token that ends texts.
         wordnet: it.
-        most: the first so many examples; all of them by default.
+        twelfth: of the examples.
 
     Returns:
         "examples", "tokens", "words", "loss" of a token and "word_loss" of a word in nats, and
@@ -209,7 +209,7 @@ def held_out_loss(model: qkv.Model, wordnet: WordNet, most: int | None = None) -
     """
     tokenizer, end = model.tokenizer, model.config["eos_token_id"]
     assert tokenizer is not None
-    found = entries(wordnet, held_out=True)[:most]
+    found = entries(wordnet, twelfth)
     texts = [one.text for one in found]
     rows = []  # ids with the end, and how many of them are of the example
     for text, one in zip(tokenizer.tokenize_batch(texts), found, strict=True):
@@ -292,7 +292,7 @@ def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
 
 
 def evaluate(
-    model: qkv.Model, wordnet: WordNet, folder: Path = FOLDER, most: int | None = None
+    model: qkv.Model, wordnet: WordNet, folder: Path = FOLDER, twelfth: int = REPORTED
 ) -> dict[str, Any]:
     """Everything that there is to say about a decoder, as JSON can hold it.
 
@@ -300,16 +300,16 @@ def evaluate(
         model: the decoder.
         wordnet: as `read` gives it.
         folder: where that was read.
-        most: so many of the words and of the held-out examples; all of them by default.
+        twelfth: of the examples, what is measured on them.
     """
     copied = copying(model)
-    texts = [one.text for one in entries(wordnet, held_out=True)[:most]]
+    texts = [one.text for one in entries(wordnet, twelfth)]
     on_texts = {"copies": copied.pop("heads"), **head_scores(model, texts, HEAD_SCORES[1:])}
     return {
         "model": model.name,
         "shown": [{"word": one.word, "text": one.text} for one in written(model, SHOWN)],
-        "definitions": definitions(model, wordnet, read_nouns()[:most], folder),
-        "held_out": held_out_loss(model, wordnet, most),
+        "definitions": definitions(model, wordnet, read_nouns(), folder),
+        "held_out": held_out_loss(model, wordnet, twelfth),
         "copying": copied,
         "heads": [
             {"layer": layer, "head": head}
@@ -362,9 +362,17 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", help="a folder, or a name")
     parser.add_argument("--json", action="store_true", help="numbers, not lines")
+    parser.add_argument(
+        "--choose", action="store_true", help="on the twelfth of the examples kept for choices"
+    )
+    parser.add_argument(
+        "--held_out", type=int, default=KEPT, help=f"twelfths that it was not trained on ({KEPT})"
+    )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    found = evaluate(qkv.load(given.model), read(given.wordnet), given.wordnet)
+    wordnet = read(given.wordnet, kept=given.held_out)
+    twelfth = CHOSEN if given.choose else REPORTED
+    found = evaluate(qkv.load(given.model), wordnet, given.wordnet, twelfth)
     say(json.dumps(found, indent=2) if given.json else shown(found))
 
 

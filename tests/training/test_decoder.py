@@ -95,6 +95,7 @@ def test_a_run_is_shipped_with_its_card(
     assert f"| differ from each other | {found['definitions']['differ']} |" in text
     assert f"is {found['held_out']['loss']:.3f} nats a token" in text
     assert f"- bank:{model.generate('bank:', max_new_tokens=64)}" in text
+    assert "Choices were\nmade on those that leave 1, which were kept from it as well." in text
     assert "It has no induction head (0.4 or more)." in text
     assert f"| 0.3 | {found['heads'][3]['copies']:.2f} |" in text
     assert (data / "wordnet-decoder" / "LICENSE.wordnet").read_text() == "a licence, indented\n"

@@ -17,7 +17,7 @@ from training.definitions import (
     repeats,
     tagged,
 )
-from training.wordnet import FOLDER, read
+from training.wordnet import CHOSEN, FOLDER, REPORTED, read
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,11 @@ def test_a_held_out_example_stands_behind_its_own_definition_and_nowhere_else(
     folder: Path, held_out: str
 ) -> None:
     small = read(folder)
-    assert [one.text for one in entries(small, held_out=True)] == [
+    assert [one.text for one in entries(small, REPORTED)] == [
         "bank: an institution: money. two banks"
     ]
     assert not any(held_out in one.text for one in entries(small))
+    assert entries(small, CHOSEN) == []
 
 
 COUNTS = [

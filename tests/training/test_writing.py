@@ -14,7 +14,7 @@ from qkv.models.untrained import fresh_model
 from training import writing
 from training.decoder import Recipe, tokenizer_of
 from training.definitions import Entry
-from training.wordnet import Synset, WordNet
+from training.wordnet import CHOSEN, Synset, WordNet
 from training.writing import (
     Written,
     copying,
@@ -134,7 +134,7 @@ def test_the_loss_is_that_of_the_example_and_its_end(monkeypatch: pytest.MonkeyP
         Entry("bank", 0, "sloping land", ("he sat on the bank",)),
         Entry("ox", 0, "a bull", ("oxen pull",)),
     ]
-    monkeypatch.setattr(writing, "entries", lambda *_, **__: both)
+    monkeypatch.setattr(writing, "entries", lambda _, twelfth: both[twelfth:])
     nats, tokens = 0.0, 0
     for one in both:
         before = tokenizer(one.text.removesuffix(f" {one.examples[0]}")).ids
@@ -150,7 +150,7 @@ def test_the_loss_is_that_of_the_example_and_its_end(monkeypatch: pytest.MonkeyP
     assert found["loss"] == pytest.approx(nats / tokens, rel=1e-5)
     assert found["word_loss"] == pytest.approx(nats / 7, rel=1e-5)
     assert found["perplexity"] == pytest.approx(np.exp(nats / tokens), rel=1e-4)
-    assert held_out_loss(model, NET, 1)["examples"] == 1
+    assert held_out_loss(model, NET, CHOSEN)["examples"] == 1
 
 
 def test_copying_is_measured_in_the_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_the_counts_over_what_is_written(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_all_of_it_can_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"definitions": {}, "model": "x"}
     monkeypatch.setattr(writing, "evaluate", lambda *_: found)
-    monkeypatch.setattr(writing, "read", lambda _: NET)
+    monkeypatch.setattr(writing, "read", lambda *_, **__: NET)
     said: list[str] = []
     decoder().save(tmp_path)
     writing.main([str(tmp_path), "--json"], said.append)
