@@ -26,7 +26,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from qkv.models.families import PUBLISHED, described
+from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.design import VisionDesign
+from qkv.trace import Recorder
+
 from .models import Pair, double, ids_of, made
+from .test_configs import SMALL
 
 Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # what a module was given, and what it gave
 
@@ -284,3 +290,32 @@ def test_a_decoder_numbers_its_three_norms(tmp_path: Path) -> None:
     compare_result(
         pair, trace, seen, "decoder.1.cross_attn", "decoder.block.1.layer.1.EncDecAttention.o"
     )
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
+    """All that is said may be kept and nothing else is; in padding it is 0."""
+    sizes, kinds = SMALL[name]
+    values = {"model_type": name, "architectures": [kinds[0]], **sizes}
+    design, _ = described(values, "config.json")
+    rng = np.random.default_rng(0)
+    body = design.build({part: rng.standard_normal(shape) for part, shape in design.shapes()})
+    texts, record = [np.arange(3, 10), np.arange(5, 8)], Recorder(lambda name: True)
+    for top_k in (None, 2):
+        if isinstance(design, VisionDesign):
+            size = design.grid[0] * design.grid[1] + 1
+            images = rng.standard_normal((2, design.channels, *design.image))
+            places = np.tile(np.arange(size), 2)
+            body(images, places, np.array([0, size, 2 * size]), record=record, top_k=top_k)
+        elif isinstance(body, EncoderDecoder):
+            rows, starts = body.packed(texts, record=record.under("encoder."), top_k=top_k)
+            ids, mask = np.array([[0, 3, 4], [0, 5, 6]]), np.ones((2, 3), bool)
+            body.decode(ids, mask, rows, starts, record=record.under("decoder."), top_k=top_k)
+        else:
+            body.packed(texts, record=record, top_k=top_k)
+    is_pair = isinstance(body, EncoderDecoder)
+    assert sorted(record.arrays) == sorted(body.pair_hook_names if is_pair else body.hook_names)
+    for full, array in record.arrays.items():
+        if array.shape[:2] == (2, 7):  # of the tokens of both texts
+            assert array[0].any(), full
+            assert not array[1, 3:].any(), full
