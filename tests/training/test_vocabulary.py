@@ -24,9 +24,15 @@ def test_the_commonest_come_first_with_a_share_of_their_forms() -> None:
         return {"sings": "sing", "his": "sing"}.get(word, word)
 
     # sing 3 + 4/4, sings 1 + 4/4, his 1 + 1/4: it is a function word, and is no form of another
-    assert commonest(texts, base) == ["the", "sing", "mat", "sings", "his"]
+    assert commonest(texts, base=base) == ["the", "sing", "mat", "sings", "his"]
     assert not {"his", "the"} & set(asked)
-    assert commonest(texts, base, of_forms=9) == ["the", "sing", "sings", "mat", "his"]
+    assert commonest(texts, base=base, of_forms=9) == ["the", "sing", "sings", "mat", "his"]
+
+
+def test_examples_count_for_as_much_as_definitions() -> None:
+    definitions = ["a a a a a a b b b b c"]  # 11 words; the 2 of the example count 5.5 times
+    assert commonest(definitions, ["c d"], of_forms=0) == ["c", "a", "d", "b"]
+    assert commonest(definitions, of_forms=0) == ["a", "b", "c"]
 
 
 def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
@@ -57,11 +63,11 @@ def test_nothing_held_out_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyP
         wordnet, "twelfth_of", lambda text: 1 if text == "they pulled up on the bank" else 7
     )
     small = read(folder)
-    texts = list(running_text(small))
-    assert "sloping land" in texts
-    assert "he banked the plane" in texts
-    assert "they pulled up on the bank" not in texts
-    assert "they pulled up on the bank" in list(running_text(read(folder, kept=1)))
+    definitions, examples = running_text(small)
+    assert "sloping land" in definitions
+    assert "he banked the plane" in examples
+    assert "they pulled up on the bank" not in [*definitions, *examples]
+    assert "they pulled up on the bank" in running_text(read(folder, kept=1))[1]
     found = built(small, 120, 0.3).vocabulary
     assert "banked" in found
     assert not {"pulled", "they"} & set(found)
