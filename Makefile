@@ -75,7 +75,7 @@ docs: $(VENV)/.docs ## build the documentation, executing every page
 	@echo "docs/_build/html/index.html"
 
 model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
-model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about an hour on 2 cores; MODEL=decoder MINUTES=10
+model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about two hours on 2 cores; MODEL=decoder MINUTES=10
 	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) -o $(RUN) $(MINUTES:%=--minutes %) \
 	  $(if $(wildcard $(RUN)/checkpoints/step-*),--resume)
 	$(BIN)/python -m training.ship $(RUN)

@@ -17,8 +17,9 @@ import numpy as np
 import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
-from training import command, decoder, decoder_card, writing
-from training.senses import HEAD_SCORES, evaluate, held_out_uses, senses
+from training import command, copying, decoder, decoder_card, everyday, roles, writing
+from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
+from training.shares import in_words
 from training.wordnet import FOLDER, WordNet, read
 
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
@@ -43,28 +44,34 @@ dictionary definitions and little else; for search or ranking take a larger one.
 
 By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
 {tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
-definition. examples"; after {begin:.0%} of the run a word in an example sentence, or before its
-own definition with half of that hidden, is also drawn to the mean of the rows of its sense's
-definition, and away from other definitions, those of its other senses among them. How often each
-sense is drawn is taken from the logits, after {late:.0%} of the run {late_prior:g} times over, for
-the sake of senses without a sentence. `make model` does it again, and another processor rounds
-otherwise, so the numbers will be near these and not the same.
+definition. examples", and {together};
+after {begin:.0%} of the run a word in an example sentence, or before its own definition with half
+of that hidden, is also drawn to the mean of the rows of its sense's definition, and away from other
+definitions, those of its other senses among them. How often each sense is drawn is taken from the
+logits, after {late:.0%} of the run {late_prior:g} times over, for the sake of senses without a
+sentence. `make model` does it again, and another processor rounds otherwise, so the numbers will be
+near these and not the same.
 
 Recipe: {recipe}.
 
 ## What it knows
 
 On example sentences of WordNet that neither tokenizer nor training has seen: those with
-`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often, of the definitions of all
-senses of a word, the one nearest to the word's vector is right ({uses:,} uses). *AUC*: how likely
-two uses of a word in one sense are nearer to each other than two in different ones ({pairs} pairs,
-{same} of them in one sense). The token table is what vectors without context give.
+`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices}
+*Sense*: how often, of the definitions of all senses of a word, the one nearest to the word's vector
+is right ({uses:,} uses). *AUC*: how likely two uses of a word in one sense are nearer to each other
+than two in different ones ({pairs} pairs, {same} of them in one sense). The token table is what
+vectors without context give.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
-Of the masked words in these sentences (15%, at least one in each) it names {top1:.1%}.
+Of the masked tokens in these sentences (15%, at least one in each) it names {tokens_named}, of as
+many masked words, with all their pieces, {words_named}. In {examples} of them with 5 to 16 words,
+where one content word is hidden that stands there once, its first guess is another content word
+of the sentence in {another} and right in {right}. Of {everyday} everyday words {pieces} are in
+pieces or unknown{which}. In brackets stand intervals of 95%.
 
 ## What its heads do
 
@@ -76,7 +83,8 @@ the entropy of the weights as a share of the most it could be.
 | --- |{dashes}
 {scores}
 
-Previous-token heads (0.6 or more): {previous}. Next-token heads: {next}.
+By the rule of `training/roles.py` {roles} of {all_heads} heads have a role, which is where one of
+these is 0.4 or more: {own_roles}.
 
 ## Licence
 
@@ -86,7 +94,11 @@ licence is in LICENSE.wordnet.
 
 
 def ship(
-    run: Path, place: Path | None = None, wordnet_folder: Path = FOLDER, peer: str | None = PEER
+    run: Path,
+    place: Path | None = None,
+    wordnet_folder: Path = FOLDER,
+    peer: str | None = PEER,
+    earlier: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Write the folder, and measure the model in it.
 
@@ -94,7 +106,8 @@ def ship(
         run: of an encoder or of a decoder.
         place: the folder; that of the package for such a model unless given.
         wordnet_folder: where WordNet's files are.
-        peer: what an encoder is measured beside, if it can be loaded.
+        peer: what the senses of an encoder are measured beside, if it can be loaded.
+        earlier: what its copying is measured beside, on words that are whole in both vocabularies.
 
     Returns:
         The folder and the figures.
@@ -119,7 +132,7 @@ def ship(
         found = writing.evaluate(model, wordnet, wordnet_folder)
         text = decoder_card.card(found, model, checkpoint.about)
     else:
-        found = evaluate(model, wordnet)
+        found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
         text = card(found, _beside(peer, wordnet), model, checkpoint.about)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
@@ -137,6 +150,20 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
     return None
 
 
+def _of_words(model: qkv.Model, earlier: Path | None, wordnet: WordNet) -> dict[str, Any]:
+    """Whether a model repeats words, cuts them to pieces, and which of its heads have a role."""
+    assert model.tokenizer is not None
+    models = [model] if earlier is None else [model, qkv.load(earlier)]
+    tokenizers = [one.tokenizer for one in models if one.tokenizer is not None]
+    examples = copying.drawn(held_out_sentences(wordnet), tokenizers)
+    rows = [copying.copying(one, examples) for one in models] if examples else [_NOTHING]
+    heads, _ = roles.roles(model, wordnet)
+    return {"copying": rows, "pieces": everyday.in_pieces(model.tokenizer), "roles": heads}
+
+
+_NOTHING = {"examples": 0, "another": 0, "right": 0}
+
+
 def card(
     found: Mapping[str, Any],
     peer: Mapping[str, Any] | None,
@@ -149,14 +176,6 @@ def card(
     rows |= {f"this one, {name}": row for name, row in found["layers"].items()}
     if peer is not None:
         rows |= {f"all-MiniLM-L6-v2, {name}": row for name, row in peer["layers"].items()}
-    of = {
-        name: ", ".join(
-            f"{row['layer']}.{row['head']} ({row[name]:.2f})"
-            for row in found["heads"]
-            if row[name] >= 0.6
-        )
-        for name in ("previous", "next")
-    }
     return CARD.format(
         layers=model.num_layers,
         heads=model.num_heads,
@@ -177,7 +196,7 @@ def card(
         figures="\n".join(
             f"| {name} | {row['sense']:.3f} | {row['auc']:.3f} |" for name, row in rows.items()
         ),
-        top1=found["masked"]["top1"],
+        **_words_in_words(found, recipe),
         names=" | ".join(HEAD_SCORES),
         dashes=" --- |" * len(HEAD_SCORES),
         scores="\n".join(
@@ -186,9 +205,55 @@ def card(
             + " |"
             for row in found["heads"]
         ),
-        previous=of["previous"] or "none",
-        next=of["next"] or "none",
+        roles=roles.counted(found["roles"]),
+        all_heads=len(found["roles"]),
+        own_roles="; ".join(
+            f"{row['layer']}.{row['head']} {', '.join(_rounded(row['roles']))}"
+            for row in found["roles"]
+            if row["roles"]
+        )
+        or "none",
     )
+
+
+def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
+    """What the card says of hidden words and of everyday ones."""
+    now, *before = found["copying"]
+    another, right = (
+        in_words(now[name], now["examples"])
+        + "".join(
+            f" (the model before it: {in_words(one[name], one['examples'])})" for one in before
+        )
+        for name in ("another", "right")
+    )
+    words, tokens = (
+        in_words(round(found[name]["top1"] * found[name][unit]), found[name][unit])
+        for name, unit in (("masked", "words"), ("masked tokens", "tokens"))
+    )
+    pieces = found["pieces"]
+    return {
+        "together": _TOGETHER[recipe.get("alike", "token")],
+        "choices": _CHOICES[recipe.get("held_out", 1)],
+        "examples": str(now["examples"]),
+        **{"another": another, "right": right, "words_named": words, "tokens_named": tokens},
+        **{"everyday": str(len(everyday.WORDS)), "pieces": str(len(pieces))},
+        "which": f" ({', '.join(pieces)})" if 0 < len(pieces) <= 20 else "",
+    }
+
+
+_TOGETHER = {
+    "token": "a word may be seen elsewhere in its text",
+    "word": "no other occurrence of it in its text is seen",
+    "base": "no other occurrence of it or of its inflected forms in its text is seen",
+}
+_CHOICES = {
+    1: "It has learned from those with 1, on which choices were made before.",
+    2: "Choices were made on those with 1, which it has not seen either.",
+}
+
+
+def _rounded(own: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.2f}" for name, value in own.items()]
 
 
 def licence(folder: Path = FOLDER) -> str:
@@ -204,9 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="what training.make or training.decoder wrote")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
+    parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    place, found = ship(given.run, given.out, given.wordnet)
+    place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier)
     if "layers" in found:
         *_, last = found["layers"].values()
         print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")

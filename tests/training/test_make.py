@@ -8,6 +8,7 @@ import pytest
 
 import qkv
 from training import make, ship, wordnet
+from training.shares import in_words
 from training.wordnet import read
 
 SMALL = [
@@ -48,6 +49,12 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     last = found["layers"]["layer 0"]
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
+    assert "no other occurrence of it in its text is seen" in text
+    assert "Choices were made on those with 1, which it has not seen either." in text
+    assert f"Of 200 everyday words {len(found['pieces'])} are" in text
+    words = found["masked"]
+    assert f"with all their pieces, {in_words(0, words['words'])}" in text or words["top1"]
+    assert "heads have a role" in text
     assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
 
 
@@ -64,6 +71,26 @@ def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held
     with pytest.raises(ValueError, match="holds a run"):
         make.make(recipe, small, tmp_path / "run", steps=2)
     assert kept.read_bytes() == before
+
+
+def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
+    found = {
+        "copying": [
+            {"examples": 800, "another": 8, "right": 64},
+            {"examples": 800, "another": 112, "right": 10},
+        ],
+        "masked": {"top1": 0.25, "words": 400},
+        "masked tokens": {"top1": 0.5, "tokens": 100},
+        "pieces": ["fridge", "okay"],
+    }
+    text = ship._words_in_words(found, {"alike": "base", "held_out": 1})
+    assert text["another"] == "1.0% (0.5 to 2.0) (the model before it: 14.0% (11.8 to 16.6))"
+    assert text["right"].startswith("8.0% (6.3 to 10.1)")
+    assert text["words_named"] == "25.0% (21.0 to 29.5)"
+    assert text["tokens_named"] == "50.0% (40.4 to 59.6)"
+    assert (text["pieces"], text["which"]) == ("2", " (fridge, okay)")
+    assert "inflected forms" in text["together"]
+    assert "has learned from those with 1" in text["choices"]
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
