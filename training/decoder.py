@@ -3,6 +3,13 @@
 It learns to write "word: definition. example". DIR is then a run of `qkv.learn`, as that of
 `training.make` is: `--resume` goes on with one that was stopped, `python -m training.writing DIR`
 measures it, and `python -m training.ship DIR` makes the folder of the package from it.
+
+Its shape: 8 MB of float16 are 4 million numbers. A table of 16,384 tokens, 160 wide, leaves 1.35
+million of them to four layers; one of 8,192, 192 wide, 2.36 million to six. A token takes as much
+work in both, and a word is 1.42 and 1.60 tokens. After 100 seconds of one core the larger table is
+ahead on held-out examples, 8.45 to 9.01 nats a word, since it has words whole from the beginning;
+but what is learned after that, which words follow which, is the layers'. The larger one was of
+the encoder's kind, WordPieces, which have no capitals and put blanks around each hyphen.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ from training.definitions import entries, repeats, tagged
 from training.wordnet import FOLDER, KEPT, read
 
 NAME = "wordnet-decoder"
-STEPS = 10_000  # about two hours on two cores
+STEPS = 19_000  # about two hours on two cores
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Recipe:
     vocabulary: int = 8192
     held_out: int = KEPT
     length: int = 128
-    tokens: int = 4096
+    tokens: int = 2048
     rate: float = 2e-3
     warmup: float = 0.03
     seed: int = 0
