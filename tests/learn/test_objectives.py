@@ -108,7 +108,7 @@ def test_words_that_are_alike_share_their_fate() -> None:
         assert "hidden" in found
     every = [fate for found in seen.values() for fate in found if fate != "seen"]
     assert every.count("hidden") / len(every) == pytest.approx(0.8, abs=0.07)
-    assert any(len(one) > 1 for one in commas)
+    assert any({"seen", "hidden"} <= one for one in commas)
     assert len(batch.at) / (~np.isin(batch.ids, [2, 3])).sum() == pytest.approx(0.3, abs=0.01)
     assert (np.diff(batch.at) > 0).all()
 

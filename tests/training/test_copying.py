@@ -64,6 +64,9 @@ def test_words_are_whole_in_every_vocabulary() -> None:
     assert len(drawn(SENTENCES, [every], count=2)) == 2
     several = {tuple(one.word for one in drawn(SENTENCES, [every], seed=k)) for k in range(9)}
     assert len(several) > 1
+    cut = Example("put breadtable on it", 4, 14, frozenset())
+    assert few.tokenize(cut.sentence).offsets[2][0] == 4  # its first piece begins there too
+    assert place_of(cut, few) is None
     unknown = Example("put \N{SNOWMAN} on the table", 4, 5, frozenset())
     assert place_of(unknown, every) is None
 

@@ -47,6 +47,16 @@ def test_whole_words_stand_first_and_pieces_are_of_the_others() -> None:
     assert set(WORDS) <= set(more.vocabulary)  # they fill what pieces leave
 
 
+def test_no_piece_is_spent_on_a_word_that_is_whole() -> None:
+    texts = ["zebra zebra"] * 99 + ["unmatted mats"] * 3
+    names = with_whole_words(texts, ["zebra"], 50, 1).vocabulary
+    assert "zebra" in names
+    bare = [name.removeprefix("##") for name in names]
+    assert not any(len(name) > 1 and name in "zebra" for name in bare if name != "zebra")
+    assert any(len(name) > 1 and name in "unmatted" for name in bare)
+    assert {"z", "##z"} <= set(names)  # its letters are there for words that are made of them
+
+
 def test_it_is_a_tokenizer_as_bert_has_it(tmp_path: Path) -> None:
     tokenizer = with_whole_words(TEXTS, WORDS, 60, 5)
     tokenizer.save(tmp_path / "tokenizer.json")
