@@ -94,6 +94,8 @@ def test_the_names_of_a_trace_and_their_shapes(model):
             states[f"{here}attn.hook_{name}"] = (batch, longest, heads, size)
         for name in ("attn_scores", "pattern"):
             states[f"{here}attn.hook_{name}"] = (batch, heads, longest, longest)
+        for name in ("pre", "post"):
+            states[f"{here}mlp.hook_{name}"] = (batch, longest, 20)
         for name in ("ln1", "ln2"):
             states[f"{here}{name}.hook_scale"] = (batch, longest, 1)
             states[f"{here}{name}.hook_normalized"] = (batch, longest, dim)
@@ -167,11 +169,10 @@ def test_names_and_layers_are_kept_as_asked(model):
     assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # what the norms and the MLP hold
 
 
-def test_what_is_wide_is_kept_where_it_or_its_layer_is_named(double):
+def test_what_mlps_and_heads_hold(double):
     everything = double.trace(TEXTS)
-    assert ("post", 1) not in everything
-    assert ("result", 1) not in everything
-    assert ("post", 1) in double.trace(TEXTS, layers=1)
+    assert ("post", 1) in everything
+    assert ("result", 1) not in everything  # where it is named alone
     assert ("result", 1) not in double.trace(TEXTS, layers=1)
     asked = ["mlp.hook_pre", "post", "ln2.scale", "normalized", "hook_result"]
     trace = double.trace(TEXTS, names=asked)

@@ -76,9 +76,9 @@ def test_norms_and_mlps_go_by_short_names_too() -> None:
         assert absent not in trace
 
 
-@pytest.mark.parametrize("name", [("post", 1), ("mlp.post", 1), "blocks.1.mlp.hook_post"])
+@pytest.mark.parametrize("name", [("result", 1), ("attn.result", 1), "blocks.1.attn.hook_result"])
 def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
-    with pytest.raises(KeyError, match=r"nearest are .*names=\['blocks\.1\.mlp\.hook_post'\]"):
+    with pytest.raises(KeyError, match=r"nearest are .*names=\['blocks\.1\.attn\.hook_result'\]"):
         model_trace()[name]
 
 
@@ -245,12 +245,12 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
         Trace.load(tmp_path / "cut")
 
 
-def test_a_recorder_leaves_what_is_wide_to_who_asks() -> None:
+def test_a_recorder_leaves_the_heads_parts_to_who_asks() -> None:
     record = Recorder()
     block = record.under("blocks.0.")
-    for name in ("ln1.hook_scale", "mlp.hook_post", "attn.hook_result", "hook_mlp_out"):
+    for name in ("mlp.hook_post", "attn.hook_result", "hook_mlp_out"):
         block(name, np.zeros(1))
-    assert list(record.arrays) == ["blocks.0.ln1.hook_scale", "blocks.0.hook_mlp_out"]
+    assert list(record.arrays) == ["blocks.0.mlp.hook_post", "blocks.0.hook_mlp_out"]
     record = Recorder(lambda name: True)
     record.under("blocks.0.", np.negative).under("mlp.")("hook_post", np.ones(1))
     assert record.arrays["blocks.0.mlp.hook_post"] == -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from qkv.layers.options import check_options, settings
 from qkv.layers.packed import inside, keep
 from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
 from qkv.trace import Recorder, Trace
-from qkv.trace.recorder import kept_unasked
 
 
 class BlockSaved(NamedTuple):
@@ -345,7 +343,7 @@ class Block:
         array = word_vectors(x, call=call, name="x").copy()  # it is kept as hook_resid_pre
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
-        record = Recorder(partial(kept_unasked, wide=True))
+        record = Recorder()
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
         cu = None
         if cu_lengths is not None:

@@ -120,19 +120,19 @@ class MLP(Feed):
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = working(x, dtype)
         first = "gate_proj" if self.gated else "up_proj"
-        if record is not None and record.wants("hook_pre"):
-            record("hook_pre", project(x, self.parameters, first))
-        if record is not None and self.gated and record.wants("hook_pre_linear"):
-            record("hook_pre_linear", project(x, self.parameters, "up_proj"))
         saved = None
-        if save:
+        if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
             pre = project(x, self.parameters, first)
             gate = up = None
             hidden = activate(pre, self.activation)  # (..., T, F)
             if self.gated:
                 gate, up = hidden, project(x, self.parameters, "up_proj")
                 hidden = gate * up
-            saved = MLPSaved(x, pre, hidden, gate, up)
+            saved = MLPSaved(x, pre, hidden, gate, up) if save else None
+            if record is not None:
+                record("hook_pre", pre)
+                if up is not None:
+                    record("hook_pre_linear", up)
         else:
             hidden = project(x, self.parameters, first, activation=self.activation)
             if self.gated:

@@ -278,8 +278,8 @@ class Model:
                 (B, T), or a list of such for texts of unlike lengths, for several.
             layers: the layers to keep, counted from 0, or from the end with -1; all by default.
             names: the names to keep, in full ("blocks.0.attn.hook_pattern") or short
-                ("pattern", "ln1.scale"). By default all but `mlp.hook_pre` and `mlp.hook_post`,
-                which come with `layers` too, and `attn.hook_result`, which is kept by name alone.
+                ("pattern", "ln1.scale"). By default all but `attn.hook_result`, which is kept by
+                name alone.
             top_k: keep only a summary of each layer's attention, `top_indices`, `top_weights`
                 (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B, Hq, T), and what `names`
                 asks for: for texts whose (T, T) weights would not fit.

@@ -8,22 +8,16 @@ import numpy as np
 
 from qkv.arrays import Array
 
-# What an MLP holds, several times as wide as the rest, and what only its name brings.
-_WIDE = tuple(f"mlp.hook_{name}" for name in ("pre", "pre_linear", "post"))
-_BY_NAME = "hook_result"
+_BY_NAME = "hook_result"  # one vector a head, which is computed for it alone
 
 
-def kept_unasked(name: str, *, wide: bool = False) -> bool:
+def kept_unasked(name: str) -> bool:
     """Whether an array is kept where nobody has said by name what is kept.
 
-    Args:
-        name: its full name.
-        wide: whether what is several times as wide as the vectors is kept too.
-
-    >>> kept_unasked("blocks.0.ln1.hook_scale"), kept_unasked("blocks.0.mlp.hook_post")
+    >>> kept_unasked("blocks.0.mlp.hook_post"), kept_unasked("blocks.0.attn.hook_result")
     (True, False)
     """
-    return not name.endswith(_BY_NAME) and (wide or not name.endswith(_WIDE))
+    return not name.endswith(_BY_NAME)
 
 
 class Recorder:

@@ -28,8 +28,7 @@ def names_to_keep(
     Args:
         known: every name that a trace of the model may hold.
         layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short; what `kept_unasked` says if None, and where layers
-            are named, of these what is wide too.
+        names: what to keep, in full or short; what `kept_unasked` says if None.
         top_k: keep the summaries of this many weights, and what `names` asks for.
 
     Raises:
@@ -46,8 +45,7 @@ def names_to_keep(
         raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
-    wide = layers is not None
-    kept = {full for full in known if top_k is None and kept_unasked(full, wide=wide)}
+    kept = {full for full in known if top_k is None and kept_unasked(full)}
     if names is not None:
         asked = [names] if isinstance(names, str) else list(names)
         spellings = {full: _spellings(full) for full in known}
