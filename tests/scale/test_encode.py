@@ -73,6 +73,21 @@ def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(made) == 6
 
 
+def test_a_source_that_changes_after_it_was_counted(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = qkv.scale.encoding.write_part
+
+    def write(model: qkv.Model, order: Order) -> Any:
+        Path(files[0]).write_text("the cat")
+        return real(model, order)
+
+    monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+    with pytest.raises(ValueError, match=r"a\.txt changed while it was read: take a copy"):
+        encode("random", files, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
 @pytest.mark.parametrize("what", ["source", "model", "column"])
 def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -268,12 +268,7 @@ def _done(
 ) -> dict[int, dict[str, Any]]:
     """The parts that are whole, by their number."""
     said = {int(number): part for number, part in (old or {"parts": {}})["parts"].items()}
-    there = folder.names()
-    likely = [
-        (number, part)
-        for number, part in said.items()
-        if number < len(plan.parts) and there.get(part["name"]) == part["bytes"]
-    ]
+    likely = [(number, part) for number, part in said.items() if number < len(plan.parts)]
     cases = [(folder, part) for _, part in likely]
     return {
         likely[place][0]: likely[place][1]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.models.files.sentence import to_length_one
 from qkv.models.tasks.encode import EmptyText, Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
@@ -74,10 +73,7 @@ class Batches:
         """Compute texts together; if that fails, each apart, so that no other is lost."""
         sentence = self._encoder.sentence
         try:
-            vectors = sentence.finish(
-                self._encoder.pooled([piece.ids for piece in pieces]), normalize=False
-            )
-            scaled = to_length_one(vectors) if sentence.normalize else vectors
+            vectors = sentence.finish(self._encoder.pooled([piece.ids for piece in pieces]))
         except BaseException as error:
             self.failures += 1
             if len(pieces) == 1:
@@ -91,8 +87,7 @@ class Batches:
         self.tokens += sum(len(piece.text) for piece in pieces)
         for number, piece in enumerate(pieces):
             request = piece.request
-            rows = scaled if request.dimensions is None else vectors
-            request.keep(piece.number, rows[number : number + 1])
+            request.keep(piece.number, vectors[number : number + 1])
             if not request.left and not request.dropped:
                 self._tell(request, None)
 
