@@ -34,27 +34,27 @@ def random(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_what_follows_is_printed(writes: str) -> None:
+def test_the_prompt_and_what_follows_are_printed(writes: str) -> None:
     result = run("generate", PROMPT, "--model", writes)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{TEXT}\n", "")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{PROMPT}{TEXT}\n", "")
 
 
 def test_in_a_process_of_its_own(writes: str) -> None:
     done = qkv_process("generate", PROMPT, "--model", writes)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == f"{TEXT}\n"
+    assert done.stdout.decode() == f"{PROMPT}{TEXT}\n"
     plain = qkv_process(
         "generate", PROMPT, "--model", writes, environment={"PYTHONIOENCODING": "ascii"}
     )
     assert plain.returncode == 0
-    assert plain.stdout == b"the other day, ??!\n"
+    assert plain.stdout == f"{PROMPT}the other day, ??!\n".encode()
 
 
 def test_words_come_one_by_one(writes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("click.echo", lambda text, **_: shown.append(text))
     run("generate", PROMPT, "--model", writes)
-    assert shown == ["the", " other", " day,", " \u4e16", "\u754c", "!", "\n"]
+    assert shown == [PROMPT, "the", " other", " day,", " \u4e16", "\u754c", "!", "\n"]
 
 
 def test_several_prompts(random: str) -> None:
@@ -70,7 +70,7 @@ def test_every_option_reaches_the_model(random: str) -> None:
     flags = [word for k, v in given.items() for word in (f"--{k.replace('_', '-')}", str(v))]
     result = run("generate", "the cat", "--model", random, *flags)
     expected = qkv.load(random).generate("the cat", **given)
-    assert result.stdout == f"{expected}\n"
+    assert result.stdout == f"the cat{expected}\n"
     assert run("generate", "the cat", "--model", random, *flags[:-1], "6").stdout != result.stdout
 
 
@@ -101,7 +101,7 @@ def wild(tmp_path: Path) -> str:
 
 def test_a_pipe_gets_the_text_as_it_is(wild: str) -> None:
     piped = qkv_process("generate", PROMPT, "--model", wild)
-    assert piped.stdout.decode() == f"{CONTROLS}\n"
+    assert piped.stdout.decode() == f"{PROMPT}{CONTROLS}\n"
     result = run("generate", PROMPT, "--model", wild, "--json")
     assert json.loads(result.stdout)["texts"][0]["text"] == CONTROLS
 
@@ -120,12 +120,12 @@ def test_a_terminal_gets_no_commands(wild: str) -> None:
     shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's own way
     os.close(theirs)
     os.close(ours)
-    assert shown == r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00" + "\tc\nd \xa0\u4e16\n"
+    assert shown == PROMPT + r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00" + "\tc\nd \xa0\u4e16\n"
 
 
 def test_stop(writes: str) -> None:
     result = run("generate", PROMPT, "--model", writes, "--stop", "zzz", "--stop", " day")
-    assert result.stdout == "the other\n"
+    assert result.stdout == f"{PROMPT}the other\n"
 
 
 def test_json(writes: str) -> None:

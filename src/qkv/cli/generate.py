@@ -43,9 +43,9 @@ def generate(
     stop: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """What a model writes behind PROMPT, printed as the words come.
+    """PROMPT and what a model writes behind it, printed as the words come.
 
-    Several prompts run in one batch, and each is printed with what follows it.
+    Several prompts run in one batch. What a model of two texts writes stands on a line of its own.
     """
     from qkv.models import load
 
@@ -58,10 +58,6 @@ def generate(
             for one in found
         ]
         print_json({"model": used.name, "texts": texts})
-    elif len(prompts) == 1:
-        for piece in used.generate(prompts[0], stream=True, **options):
-            _write(piece)
-        _write("\n")
     else:
         between = "" if used.continues else "\n"
         later = [prompt + between for prompt in prompts]  # while the first one is printed
