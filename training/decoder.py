@@ -14,17 +14,15 @@ the encoder's kind, WordPieces, which have no capitals and put blanks around eac
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-import qkv
 from qkv.arrays import Array
 from qkv.learn import (
     AdamW,
@@ -34,16 +32,15 @@ from qkv.learn import (
     Sequences,
     Trained,
     fresh_model,
-    last_checkpoint,
     train,
     train_tokenizer,
 )
 from qkv.learn.corpus import ENDS
-from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.definitions import entries, repeats, tagged
-from training.wordnet import FOLDER, KEPT, read
+from training.running import kept_tokenizer, run
+from training.wordnet import KEPT, read
 
 NAME = "wordnet-decoder"
 STEPS = 19_000  # about two hours on two cores
@@ -156,12 +153,9 @@ def make(
     minutes: float | None = None,
     resume: bool = False,
     snapshots: Sequence[int] | None = None,
-    tokenizer: SubwordTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Trained:
     """Train it.
-
-    A run keeps its tokenizer from the beginning, so that another release of the library that trains
-    it changes nothing half-way.
 
     Args:
         recipe: what it is.
@@ -176,14 +170,9 @@ def make(
     wordnet = read(wordnet_folder, kept=recipe.held_out)
     found = entries(wordnet)
     texts, times = [one.text for one in found], repeats(found, wordnet, tagged(wordnet_folder))
-    kept = tokenizer_path(folder)
-    if resume:
-        tokenizer = SubwordTokenizer.from_file(kept)
-    elif tokenizer is None:
-        tokenizer = tokenizer_of(texts, recipe.vocabulary)
-    if not resume and last_checkpoint(folder) is None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(kept)
+    tokenizer = kept_tokenizer(
+        folder, resume, tokenizer, lambda: tokenizer_of(texts, recipe.vocabulary)
+    )
     source = Sequences(sequences(texts, times, tokenizer, recipe.length), seed=recipe.seed)
     model = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name=NAME)
     network = Network(model)
@@ -204,37 +193,7 @@ def make(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m training.decoder", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--minutes", type=float, help="how long, at most")
-    parser.add_argument("--steps", type=int, help=f"how many ({STEPS} without --minutes)")
-    parser.add_argument("--threads", type=int, help="how many (all cores)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--snapshots", type=int, nargs="*", help="after which steps a copy is kept")
-    parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
-    recipe = parser.add_argument_group("the recipe")
-    for one in fields(Recipe):
-        kind = type(one.default)
-        recipe.add_argument(f"--{one.name}", type=kind, default=one.default, help=f"{one.default}")
-    given = parser.parse_args(arguments)
-    if given.threads is not None:
-        qkv.set_num_threads(given.threads)
-    done = make(
-        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
-        given.wordnet,
-        given.out,
-        steps=STEPS if given.minutes is None and given.steps is None else given.steps,
-        minutes=given.minutes,
-        resume=given.resume,
-        snapshots=given.snapshots,
-        tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),
-    )
-    print(
-        f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
-        f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
-    )
+    run("training.decoder", __doc__, Recipe, STEPS, make, arguments)
 
 
 if __name__ == "__main__":

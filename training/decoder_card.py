@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import qkv
+from training.cards import heads_table
 from training.writing import HEAD_SCORES, ROLE
 
 CARD = """---
@@ -65,9 +66,7 @@ in the second copy, on the token that stood behind the first copy of the present
 2022). The others are as `qkv.circuits.head_scores` has them, over the held-out texts. {induction}
 The loss of a random token is {first:.2f} nats in the first copy and {second:.2f} in the second.
 
-| head | {names} |
-| --- |{dashes}
-{scores}
+{heads_table}
 
 ## Licence
 
@@ -113,12 +112,5 @@ def card(found: Mapping[str, Any], model: qkv.Model, about: Mapping[str, Any]) -
         copies=found["copying"]["tokens"],
         first=found["copying"]["first"],
         second=found["copying"]["second"],
-        names=" | ".join(HEAD_SCORES),
-        dashes=" --- |" * len(HEAD_SCORES),
-        scores="\n".join(
-            f"| {row['layer']}.{row['head']} | "
-            + " | ".join(f"{row[name]:.2f}" for name in HEAD_SCORES)
-            + " |"
-            for row in found["heads"]
-        ),
+        heads_table=heads_table(found["heads"], HEAD_SCORES),
     )

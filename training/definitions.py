@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.wordnet import FOLDER, Synset, WordNet, document
+from training.wordnet import FOLDER, Synset, WordNet, document, lines_of
 
 NOUNS = Path(__file__).with_name("nouns.txt")  # what `common_nouns` gives
 HALF = 50  # of the common nouns are things that can be touched, as many are others
@@ -102,7 +102,7 @@ def tagged(folder: Path = FOLDER) -> list[Counted]:
         FileNotFoundError: the file is missing.
     """
     found = []
-    for line in _lines(folder / "cntlist.rev"):
+    for line in lines_of(folder / "cntlist.rev"):
         key, sense, count = line.split()
         word, _, rest = key.rpartition("%")
         part, file, *_ = rest.split(":")
@@ -153,7 +153,7 @@ def hypernyms(folder: Path = FOLDER) -> list[tuple[int, ...]]:
     Raises:
         FileNotFoundError: the file is missing.
     """
-    lines = _lines(folder / "data.noun")
+    lines = lines_of(folder / "data.noun")
     numbers = {line[:8]: number for number, line in enumerate(lines)}
     return [
         tuple(numbers[place] for symbol, place in _pointers(line) if symbol in ("@", "@i"))
@@ -187,14 +187,3 @@ def _pointers(line: str) -> Iterator[tuple[str, str]]:
     first = 4 + 2 * int(fields[3], 16)  # behind the words, how many there are
     for at in range(first + 1, first + 1 + 4 * int(fields[first]), 4):
         yield fields[at], fields[at + 1]
-
-
-def _lines(path: Path) -> list[str]:
-    """The lines of a file without the licence, which is indented, at its beginning."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"wordnet: there is no file {path}: apt-get install wordnet-base"
-        ) from None
-    return [line for line in text.splitlines() if line and not line.startswith("  ")]

@@ -6,14 +6,12 @@ on with one that was stopped; `python -m training.ship DIR` makes the folder of 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import qkv
 from qkv.learn import (
     AdamW,
     Masked,
@@ -24,15 +22,14 @@ from qkv.learn import (
     TextRun,
     Trained,
     fresh_model,
-    last_checkpoint,
     train,
 )
-from qkv.learn.run_folder import tokenizer_path
-from qkv.text import SubwordTokenizer, Tokenizer
+from qkv.text import Tokenizer
 from training import command
 from training.objectives import Senses, entries, pieces_of, sentences
+from training.running import kept_tokenizer, run
 from training.vocabulary import ENTRIES, WHOLE, built
-from training.wordnet import FOLDER, KEPT, WordNet, documents, read
+from training.wordnet import KEPT, WordNet, documents, read
 
 STEPS = 10_000  # about two hours on two cores
 
@@ -121,9 +118,6 @@ def make(
 ) -> Trained:
     """Train it.
 
-    A run keeps its tokenizer from the beginning, so that another release of the library that trains
-    it changes nothing half-way.
-
     Args:
         recipe: what it is.
         wordnet: what it learns from.
@@ -140,14 +134,9 @@ def make(
             "examples are kept: read it with as many"
         )
     texts = list(documents(wordnet))
-    kept = tokenizer_path(folder)
-    if resume:
-        tokenizer = SubwordTokenizer.from_file(kept)
-    elif tokenizer is None:
-        tokenizer = built(wordnet, recipe.vocabulary, recipe.whole)
-    if not resume and last_checkpoint(folder) is None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(kept)
+    tokenizer = kept_tokenizer(
+        folder, resume, tokenizer, lambda: built(wordnet, recipe.vocabulary, recipe.whole)
+    )
     source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
     together: dict[str, Callable[[str], str] | None]
     together = {"word": str.casefold, "base": cache(wordnet.base), "token": None}
@@ -198,43 +187,14 @@ def make(
     )
 
 
+def _of_files(recipe: Recipe, wordnet_folder: Path, folder: Path, **options: Any) -> Trained:
+    """The same, of WordNet's files."""
+    return make(recipe, read(wordnet_folder, kept=recipe.held_out), folder, **options)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m training.make", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--minutes", type=float, help="how long, at most")
-    parser.add_argument("--steps", type=int, help=f"how many ({STEPS} without --minutes)")
-    parser.add_argument("--threads", type=int, help="how many (all cores)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument(
-        "--snapshots", type=int, nargs="*", help="after which steps a copy is kept for the view"
-    )
-    parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
-    recipe = parser.add_argument_group("the recipe")
-    for one in fields(Recipe):
-        kind = type(one.default)
-        recipe.add_argument(f"--{one.name}", type=kind, default=one.default, help=f"{one.default}")
-    given = parser.parse_args(arguments)
-    if given.threads is not None:
-        qkv.set_num_threads(given.threads)
-    steps = STEPS if given.minutes is None and given.steps is None else given.steps
-    tokenizer = None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer)
-    done = make(
-        Recipe(**{one.name: getattr(given, one.name) for one in fields(Recipe)}),
-        read(given.wordnet, kept=given.held_out),
-        given.out,
-        steps=steps,
-        minutes=given.minutes,
-        resume=given.resume,
-        snapshots=given.snapshots,
-        tokenizer=tokenizer,
-    )
-    print(
-        f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
-        f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
-    )
+    run("training.make", __doc__, Recipe, STEPS, _of_files, arguments)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
 from training import command, copying, decoder, decoder_card, everyday, roles, writing
+from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
 from training.wordnet import FOLDER, WordNet, read
@@ -79,9 +80,7 @@ Mean weight over all tokens of these sentences: on the previous and on the next 
 that are the same as it (itself included), on the first ([CLS]) and the last ([SEP]). `uniform` is
 the entropy of the weights as a share of the most it could be.
 
-| head | {names} |
-| --- |{dashes}
-{scores}
+{heads_table}
 
 By the rule of `training/roles.py` {roles} of {all_heads} heads have a role, which is where one of
 these is 0.4 or more: {own_roles}.
@@ -197,14 +196,7 @@ def card(
             f"| {name} | {row['sense']:.3f} | {row['auc']:.3f} |" for name, row in rows.items()
         ),
         **_words_in_words(found, recipe),
-        names=" | ".join(HEAD_SCORES),
-        dashes=" --- |" * len(HEAD_SCORES),
-        scores="\n".join(
-            f"| {row['layer']}.{row['head']} | "
-            + " | ".join(f"{row[name]:.2f}" for name in HEAD_SCORES)
-            + " |"
-            for row in found["heads"]
-        ),
+        heads_table=heads_table(found["heads"], HEAD_SCORES),
         roles=roles.counted(found["roles"]),
         all_heads=len(found["roles"]),
         own_roles="; ".join(

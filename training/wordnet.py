@@ -197,17 +197,17 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
     exceptions: dict[str, dict[str, tuple[str, ...]]] = {}
     for file, part in PARTS.items():
         places: dict[str, int] = {}
-        for line in _lines(folder / f"data.{file}"):
+        for line in lines_of(folder / f"data.{file}"):
             places[line[:8]] = len(synsets)
             synsets.append(_synset(line, part))
-        for line in _lines(folder / f"index.{file}"):
+        for line in lines_of(folder / f"index.{file}"):
             lemma, _, count, *rest = line.split()
             index[lemma.replace("_", " "), part] = tuple(
                 places[offset] for offset in rest[-int(count) :]
             )
         exceptions[part] = {
             form: tuple(base.replace("_", " ") for base in of)
-            for form, *of in map(str.split, _lines(folder / f"{file}.exc"))
+            for form, *of in map(str.split, lines_of(folder / f"{file}.exc"))
         }
     examples = (sentence for synset in synsets for sentence in synset.examples)
     held_out = frozenset(_words(sentence) for sentence in examples if is_held_out(sentence, kept))
@@ -242,7 +242,7 @@ def _ended(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _lines(path: Path) -> Sequence[str]:
+def lines_of(path: Path) -> list[str]:
     """The lines of a file without the licence, which is indented, at its beginning."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,0 +1,89 @@
+"""A run of training: its command line, and the tokenizer that it keeps."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import qkv
+from qkv.learn import Trained, last_checkpoint
+from qkv.learn.run_folder import tokenizer_path
+from qkv.text import SubwordTokenizer, Tokenizer
+from training.wordnet import FOLDER
+
+
+def kept_tokenizer(
+    folder: Path, resume: bool, given: Tokenizer | None, trained: Callable[[], Tokenizer]
+) -> Tokenizer:
+    """The tokenizer of a run, which keeps it from the beginning.
+
+    So another release of the library that trains it changes nothing half-way.
+
+    Args:
+        folder: of the run.
+        resume: whether the run goes on.
+        given: that of an earlier run, to have it again.
+        trained: makes one.
+    """
+    kept = tokenizer_path(folder)
+    if resume:
+        return SubwordTokenizer.from_file(kept)
+    found = trained() if given is None else given
+    if last_checkpoint(folder) is None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        found.save(kept)
+    return found
+
+
+def run(
+    name: str,
+    about: str | None,
+    recipe: type[Any],
+    steps: int,
+    make: Callable[..., Trained],
+    arguments: Sequence[str] | None,
+) -> None:
+    """Train as the command line says.
+
+    Args:
+        name: of the module.
+        about: what it says of itself.
+        recipe: the dataclass of what can be chosen.
+        steps: how many, if neither they nor minutes are given.
+        make: called with the recipe, the folder of WordNet's files and that of the run.
+        arguments: those of the command line.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
+    parser.add_argument("--minutes", type=float, help="how long, at most")
+    parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
+    parser.add_argument("--threads", type=int, help="how many (all cores)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--snapshots", type=int, nargs="*", help="after which steps a copy is kept")
+    parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    group = parser.add_argument_group("the recipe")
+    for one in fields(recipe):
+        kind = type(one.default)
+        group.add_argument(f"--{one.name}", type=kind, default=one.default, help=f"{one.default}")
+    given = parser.parse_args(arguments)
+    if given.threads is not None:
+        qkv.set_num_threads(given.threads)
+    done = make(
+        recipe(**{one.name: getattr(given, one.name) for one in fields(recipe)}),
+        given.wordnet,
+        given.out,
+        steps=steps if given.minutes is None and given.steps is None else given.steps,
+        minutes=given.minutes,
+        resume=given.resume,
+        snapshots=given.snapshots,
+        tokenizer=None if given.tokenizer is None else SubwordTokenizer.from_file(given.tokenizer),
+    )
+    print(
+        f"{done.folder}: {done.steps:,} steps, {done.tokens:,} tokens in "
+        f"{done.seconds / 60:.1f} minutes, loss {done.loss:.3f}"
+    )
