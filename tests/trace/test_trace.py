@@ -71,7 +71,7 @@ def test_norms_and_mlps_go_by_short_names_too() -> None:
         ("q", 1, "attn"): "blocks.1.attn.hook_q",
         "ln_final.scale": "ln_final.hook_scale",
     }.items():
-        assert trace[name] is trace[full], name  # type: ignore[index]
+        assert trace[name] is trace[full], name
     for absent in (("scale", 0), ("scale", 0, "ln2"), ("pre", 0, "attn"), ("pre", 0, "mlp", 1)):
         assert absent not in trace
 

@@ -163,6 +163,7 @@ def test_a_relation_has_to_hold_on_both_and_ends_count_three_times(
         return [{"layer": 0, "head": k} | plain | {"last": 0.4 * (k == 3)} for k in range(4)]
 
     monkeypatch.setattr(roles, "heads", heads)
+    # what looks at model and texts is replaced
     rows, found = roles.roles(None, None)  # type: ignore[arg-type]
     assert [row["roles"] for row in rows] == [{"verb to object": 0.5}, {}, {}, {"last": 0.4}]
     assert counted(rows) == 2

@@ -116,7 +116,7 @@ class VisionModel(Model):
             raise ValueError("pixels: there is no image: give at least one")
         return np.stack(found)
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # it is given images, not ids
         self, pixel_values: ArrayLike, *, ablate: Ablate = (), hide: Hide = ()
     ) -> ModelOutput:
         """Run images.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend import softmax
 from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.text import Tokenized, Tokenizer
@@ -109,8 +110,7 @@ def likeliest(logits: Array, count: int) -> list[list[tuple[int, float]]]:
                 "predict: the model's logits are not finite: its weights or its type cannot "
                 "compute this text"
             )
-        shares = np.exp(row - row.max())
-        shares /= shares.sum()
+        shares = softmax(row)
         least = np.partition(shares, -count)[-count]
         ids = np.flatnonzero(shares >= least)
         ids = ids[np.argsort(-shares[ids], kind="stable")][:count]

@@ -57,7 +57,8 @@ def names_to_keep(
                 near = near or ["pattern", "q", "resid_post"]
                 raise KeyError(f"trace: there is no {name!r}; the nearest are {', '.join(near)}")
     if top_k is not None:
-        kept |= {full for full in known if full.endswith(tuple(f"attn.{one}" for one in SUMMARY))}
+        summaries = tuple(f"attn.{one}" for one in SUMMARY)
+        kept |= {full for full in known if full.endswith(summaries)}
     if layers is not None:
         kept &= _in_layers(known, layers)
     return kept.__contains__
