@@ -29,7 +29,7 @@ from training import command
 from training.objectives import Senses, entries, pieces_of, sentences
 from training.running import kept_tokenizer, run
 from training.vocabulary import ENTRIES, WHOLE, built
-from training.wordnet import KEPT, WordNet, documents, read
+from training.wordnet import KEPT, WordNet, documents, examples, read
 
 STEPS = 10_000  # about two hours on two cores
 
@@ -46,8 +46,9 @@ class Recipe:
         whole: the share of it that are the commonest words, at least; the rest are pieces.
         held_out: twelfths of the examples that are kept from tokenizer and training; 1 in a final
             run, which learns from those again that choices were made on.
+        alone: how many times each example is a text of its own, beside once in its document.
         length: the most tokens of a text, special ones included.
-        tokens: at least so many tokens of documents a step.
+        tokens: at least so many tokens of texts a step.
         masked: the share of them that is hidden.
         alike: what is hidden together: "word" for all occurrences of a word in its text, "base" for
             those of its inflected forms too, "token" for each token by itself.
@@ -72,6 +73,7 @@ class Recipe:
     vocabulary: int = ENTRIES
     whole: float = WHOLE
     held_out: int = KEPT
+    alone: int = 2
     length: int = 64
     tokens: int = 4096
     masked: float = 0.2
@@ -133,7 +135,7 @@ def make(
             f"make: held_out is {recipe.held_out} and {wordnet.kept} twelfths of this WordNet's "
             "examples are kept: read it with as many"
         )
-    texts = list(documents(wordnet))
+    texts = [*documents(wordnet), *recipe.alone * examples(wordnet)]
     tokenizer = kept_tokenizer(
         folder, resume, tokenizer, lambda: built(wordnet, recipe.vocabulary, recipe.whole)
     )

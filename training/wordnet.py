@@ -221,6 +221,12 @@ def documents(wordnet: WordNet) -> Iterator[str]:
         yield document(synset, examples)
 
 
+def examples(wordnet: WordNet) -> list[str]:
+    """The examples that may be learned from, each by itself."""
+    every = (text for synset in wordnet.synsets for text in synset.examples)
+    return [text for text in every if wordnet.may_learn(text)]
+
+
 def document(synset: Synset, examples: Sequence[str]) -> str:
     """That of one, with these of its examples.
 
