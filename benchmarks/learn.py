@@ -4,6 +4,7 @@ The rate is 0, so that every step starts from the same weights and all gradients
 those of float64; a step does the same work at any rate.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,17 +14,9 @@ from benchmarks.common import Row, Way, faster
 from benchmarks.models import in_transformers, largest
 from benchmarks.peers import needs, torch
 from qkv.learn import AdamW, Network, Words, fresh_model, words_loss
+from qkv.models.files.find import find_model
 
-CONFIG = {
-    "model_type": "bert",
-    "architectures": ["BertForMaskedLM"],
-    "vocab_size": 8192,
-    "hidden_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "intermediate_size": 768,
-    "max_position_embeddings": 64,
-}
+CONFIG = json.loads((find_model("wordnet") / "config.json").read_text())
 TABLE = "embed.weight"
 
 

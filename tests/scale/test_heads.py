@@ -118,10 +118,11 @@ def test_texts_that_are_cut_are_counted_once(
 ) -> None:
     monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
     monkeypatch.setattr("qkv.scale.heads.ROWS", 1)
-    rows = ["the cat", "the cat sat " * 50, "sat", "the cat " * 100]  # 64 tokens are read
+    most = qkv.load().max_length
+    rows = ["the cat", "the cat sat " * most, "sat", "the cat " * most]
     (tmp_path / "x.txt").write_text("\n".join(rows))
     for used in (None, client):
-        with pytest.warns(UserWarning, match=r"^2 of 4 texts were cut to 64 tokens") as noted:
+        with pytest.warns(UserWarning, match=rf"^2 of 4 texts were cut to {most} tokens") as noted:
             scale.head_scores(None, tmp_path / "x.txt", "first", client=used)
         assert len(noted) == 1
 
@@ -129,6 +130,7 @@ def test_texts_that_are_cut_are_counted_once(
 def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, client: Any) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("the cat sat")
+    model = qkv.load()
     for used in (None, client):
         found = scale.head_scores(None, tmp_path / "one.txt", ["induction", "first"], client=used)
         assert list(found) == ["induction", "first"]
@@ -136,7 +138,7 @@ def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, cl
         assert (found["first"] > 0).all()
         found = scale.head_scores(None, tmp_path / "empty.txt", "first", client=used)
         assert np.isnan(found["first"]).all()
-        assert found["first"].shape == (4, 6)
+        assert found["first"].shape == (model.num_layers, model.num_heads)
 
 
 def test_a_csv_whose_rows_are_not_lines(

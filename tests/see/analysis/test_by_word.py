@@ -7,19 +7,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.support import WORDS, Folder, tokenizer_json
 from qkv.models import Model, load
 from qkv.see import CompareView, View, compare, head_view, plot_shift, show, walk
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.heads import Axis, Heads, heads_of
 from qkv.see.analysis.measures import summarize
-from qkv.trace import Trace
 
 from ..page.reading import payload_in
 from ..support import made_trace
 
 FISH = "The fisherman sat down."
+CUT = [*WORDS, "fish", "##erm", "##an", "he", "down"]
 TOKENS = ["[CLS]", "un", "##believ", "##able", "dogs", "."]
 SPANS = [[0], [1, 2, 3], [4], [5]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A BERT of random weights that knows no fisherman but in three pieces."""
+    folder = Folder(tmp_path_factory.mktemp("pieces") / "model")
+    path = folder.write()
+    folder.text("tokenizer.json", tokenizer_json(CUT))
+    return load(path)
 
 
 def weights(layers: int = 2, heads: int = 3) -> np.ndarray:
@@ -84,8 +94,7 @@ def test_a_text_without_pieces_is_as_it_was() -> None:
     assert by_word(heads) is heads
 
 
-def test_views_show_words_unless_pieces_are_asked_for() -> None:
-    model: Model = load("wordnet")
+def test_views_show_words_unless_pieces_are_asked_for(model: Model) -> None:
     trace = model.trace(FISH)
     assert trace.tokens[2:5] == ["fish", "##erm", "##an"]
     view, pieces = show(trace), show(trace, pieces=True)
@@ -114,17 +123,17 @@ def test_views_show_words_unless_pieces_are_asked_for() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda trace: show(trace),
-        lambda trace: walk(trace),
-        lambda trace: plot_shift(trace),
-        lambda trace: head_view(trace, html_action="return"),
-        lambda trace: compare(trace, trace),
-        lambda _: compare(FISH, "He sat.", model="wordnet"),
+        lambda model: show(model.trace(FISH)),
+        lambda model: walk(model.trace(FISH)),
+        lambda model: plot_shift(model.trace(FISH)),
+        lambda model: head_view(model.trace(FISH), html_action="return"),
+        lambda model: compare(model.trace(FISH), model.trace(FISH)),
+        lambda model: compare(FISH, "He sat.", model=model),
     ],
     ids=["show", "walk", "plot_shift", "head_view", "runs", "compare"],
 )
-def test_each_output_says_what_pieces_are(make: Callable[[Trace], View]) -> None:
-    view = make(load("wordnet").trace(FISH))
+def test_each_output_says_what_pieces_are(make: Callable[[Model], View], model: Model) -> None:
+    view = make(model)
     start = "A: " if isinstance(view, CompareView) else ""
     said = f"{start}fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word"
     care = f"{start}Take what it shows with care: 2 of 7 tokens are pieces of words, or unknown."
