@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import qkv
 from qkv.cli import main
+from qkv.models.files.find import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -73,10 +74,19 @@ def test_the_commands_print_what_is_shown(
 
 
 def test_the_model_that_comes_with_it_is_what_is_said() -> None:
-    model = qkv.load()
+    model, card = qkv.load(), shipped()["wordnet"] / "README.md"
     millions = sum(array.size for array in model.parameters.values()) / 1e6
-    said = f"{model.num_layers} layers, {model.num_heads} heads, {millions:.1f} million numbers"
-    assert said in README.replace("\n", " ")
+    (minutes,) = re.findall(r"tokens, (\d+ minutes)", " ".join(card.read_text("utf-8").split()))
+    said = " ".join(README.split())
+    assert (
+        f"{model.num_layers} layers, {model.num_heads} heads, {millions:.1f} million numb" in said
+    )
+    assert f"in {minutes} on two cores" in said
+    page = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").split())
+    assert f"a BERT of {model.num_layers} layers with {model.num_heads} heads" in page
+    assert f"vectors of {model.dim} numbers, {len(model.tokenizer):,} lower-case WordPieces" in page
+    assert f"{model.max_length} positions, {millions:.1f} million numbers" in page
+    assert f"in {minutes}." in page
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
