@@ -93,7 +93,7 @@ def card(found: Mapping[str, Any], model: qkv.Model, about: Mapping[str, Any]) -
         kv_heads=model.config["num_key_value_heads"],
         dim=model.dim,
         vocabulary=model.config["vocab_size"],
-        length=model.max_length,
+        length=model.max_seq_length,
         numbers=sum(array.size for array in model.parameters.values()) / 1e6,
         steps=about["step"],
         tokens=about["tokens"],

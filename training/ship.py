@@ -180,7 +180,7 @@ def card(
         heads=model.num_heads,
         dim=model.dim,
         vocabulary=model.config["vocab_size"],
-        length=model.max_length,
+        length=model.max_seq_length,
         numbers=sum(array.size for array in model.parameters.values()) / 1e6,
         steps=about["step"],
         tokens=about["tokens"],

@@ -214,7 +214,7 @@ def held_out_loss(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -
     rows = []  # ids with the end, and how many of them are of the example
     for text, one in zip(tokenizer.tokenize_batch(texts), found, strict=True):
         begin = len(one.text) - len(one.examples[0])
-        ids = np.append(text.ids[: (model.max_length or len(text)) - 1], end)
+        ids = np.append(text.ids[: (model.max_seq_length or len(text)) - 1], end)
         of_it = sum(b > begin for _, b in text.offsets[: len(ids) - 1])
         rows.append((ids, of_it + 1))
     nats, tokens = 0.0, 0
@@ -278,7 +278,7 @@ def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
     assert tokenizer is not None
     plain = [index for index in range(len(tokenizer)) if not tokenizer.is_special(index)]
     rng = np.random.default_rng(seed)
-    count = min(_COPIED, len(plain), (model.max_length or 2 * _COPIED) // 2)
+    count = min(_COPIED, len(plain), (model.max_seq_length or 2 * _COPIED) // 2)
     once = np.stack([rng.choice(plain, count, replace=False) for _ in range(_COPIES)])
     twice = np.concatenate([once, once], axis=1)  # (B, T)
     both = [_nats(model, [(ids[: (n + 1) * count], count - 1) for ids in twice]) for n in range(2)]

@@ -59,7 +59,7 @@ def test_its_sentence_vectors(minilm):
 
 
 def test_its_limit_is_256(minilm):
-    assert minilm.max_length == 256
+    assert minilm.max_seq_length == 256
     with pytest.warns(UserWarning, match="cut to 256 tokens"):
         assert len(minilm.trace("bank " * 400, top_k=1).tokens) == 256
 

@@ -433,7 +433,7 @@ def test_one_warning_counts_what_was_cut_and_points_here(folder, call):
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": 8})
     model = load(folder.path)
-    assert model.max_length == 8
+    assert model.max_seq_length == 8
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         getattr(model, call)([*TEXTS, "a dog ran, a cat"])  # 8 tokens: just fits
@@ -593,7 +593,7 @@ def test_what_is_saved_is_loaded_again(folder, tmp_path, prefix, dtype):
     texts = TEXTS[:2]
     np.testing.assert_array_equal(again.encode(texts), model.encode(texts))
     assert again.encode(texts).dtype == model.encode(texts).dtype
-    assert again.max_length == 9
+    assert again.max_seq_length == 9
     assert again.tokenizer.vocabulary == model.tokenizer.vocabulary
     kept = {key: value for key, value in model.config.items() if key != "torch_dtype"}
     assert again.config == {**kept, "dtype": "float64" if dtype else "float32"}
@@ -634,7 +634,7 @@ def test_nothing_of_the_model_that_was_there_is_read_again(folder, tmp_path):
     assert left == {"config.json", "model.safetensors", *kept}
     again = load(other.path)
     assert again.tokenizer is None
-    assert again.max_length == model.max_length == 16
+    assert again.max_seq_length == model.max_seq_length == 16
 
 
 def test_the_files_of_a_sentence_model_stay_where_it_is_saved_again(folder):
@@ -669,35 +669,39 @@ def test_a_model_is_saved_in_a_folder_with_a_name(model, tmp_path, monkeypatch):
 def test_another_limit(folder):
     model = load(folder.write())  # of 16 positions, with [CLS] and [SEP] around a text
     text = "the cat sat on the mat"
-    model.max_length = 5
+    model.max_seq_length = 5
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         assert len(model.trace(text).tokens) == 5
     for limit, error, words in (
-        (100_000, ValueError, "max_length is 100000 and model has 16 positions: give at most 16"),
-        (None, ValueError, "max_length is None and model has 16 positions"),
-        (2, ValueError, "max_length is 2: it must be 3 or more"),
-        (-1, ValueError, "max_length is -1"),
-        (2.0, TypeError, r"max_length is 2\.0: give a whole number"),
+        (
+            100_000,
+            ValueError,
+            "max_seq_length is 100000 and model has 16 positions: give at most 16",
+        ),
+        (None, ValueError, "max_seq_length is None and model has 16 positions"),
+        (2, ValueError, "max_seq_length is 2: it must be 3 or more"),
+        (-1, ValueError, "max_seq_length is -1"),
+        (2.0, TypeError, r"max_seq_length is 2\.0: give a whole number"),
     ):
         with pytest.raises(error, match=words):
-            model.max_length = limit
-    assert model.max_length == 5
-    model.max_length = 16
+            model.max_seq_length = limit
+    assert model.max_seq_length == 5
+    model.max_seq_length = 16
     assert len(model.trace(text).tokens) == 8
 
 
 def test_a_limit_where_any_place_can_be_computed(tmp_path):
     """Positions that are turned, not looked up, go on behind `max_position_embeddings`."""
     model = load(write_small(tmp_path / "model", CONFIGS["llama"]))
-    most = model.max_length
+    most = model.max_seq_length
     for limit in (10 * most, None):
-        model.max_length = limit
+        model.max_seq_length = limit
         assert len(model.trace("the cat " * most).tokens) > most
 
 
 def test_a_model_says_what_it_is(model):
     assert repr(model) == "<Model model: bert, 2 layers, 3 heads, vectors of 12>"
-    assert (model.dim, model.num_layers, model.num_heads, model.max_length) == (12, 2, 3, 16)
+    assert (model.dim, model.num_layers, model.num_heads, model.max_seq_length) == (12, 2, 3, 16)
 
 
 # the progress bar

@@ -96,7 +96,7 @@ def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
 def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
     config = config_of(RobertaModel, "padding is 7, gelu_new, untied")
     pair = made(tmp_path, RobertaModel, config)
-    assert pair.ours.max_length == 42
+    assert pair.ours.max_seq_length == 42
     compare(pair, length=42)
     with pytest.raises(ValueError, match="43 columns and the model 42 positions"):
         pair.ours(np.full((1, 43), 9))

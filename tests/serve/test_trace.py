@@ -135,7 +135,7 @@ def test_a_long_text_is_cut_as_in_trace(client: TestClient) -> None:
     found = load(answer.content)["pattern"][0, 0]
     with pytest.warns(UserWarning, match="cut"):
         expected = MODEL.trace(text, layers=[0], names=["pattern"])
-    assert found.shape == (MODEL.max_length, MODEL.max_length)
+    assert found.shape == (MODEL.max_seq_length, MODEL.max_seq_length)
     np.testing.assert_array_equal(found, expected.pattern(0, 0))
 
 
@@ -174,7 +174,7 @@ def test_what_is_too_large_is_refused_before_it_is_computed(
 def test_64_megabytes_are_sent_at_most(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().answer == 64 * 2**20
     octets = "application/octet-stream"
-    monkeypatch.setattr(MODEL, "max_length", 512)
+    monkeypatch.setattr(MODEL, "max_seq_length", 512)
     for tokens, expected in ((256, 200), (512, 413)):  # 19 and 75 MB
         assert post(client, octets, input=[1000] * tokens).status_code == expected
     assert post(client, octets, input=[1000] * 512, layers=[0], heads=[0]).status_code == 200

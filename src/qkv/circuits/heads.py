@@ -146,7 +146,7 @@ class _Reader:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.truncator = model.tokenizer and Truncator(model.tokenizer, model.max_length)
+        self.truncator = model.tokenizer and Truncator(model.tokenizer, model.max_seq_length)
 
     def checked(self, text: Any, number: int) -> str | Array:
         """A text that can be read, or ids that are the model's."""
@@ -158,7 +158,7 @@ class _Reader:
                     "tokenizer: give the ids of tokens"
                 )
             return check_text(text, call="head_scores", name=name)
-        rows, limit = len(model.embedding.table), model.max_length
+        rows, limit = len(model.embedding.table), model.max_seq_length
         found = ids_given([text], rows=rows, limit=limit, call="head_scores", first=number)
         assert found is not None
         return found[1][0].ids

@@ -46,7 +46,7 @@ def info(model: str | None, as_json: bool) -> None:
             "layers": used.num_layers,
             "heads": used.num_heads,
             "vector_size": used.dim,
-            "most_tokens": used.max_length,
+            "most_tokens": used.max_seq_length,
         }
     if as_json:
         models = [

@@ -118,10 +118,10 @@ class Model:
         self._sentence = sentence or Sentence()
         self._sentence.width(self.dim)  # raises where its layers do not fit
         self._eos_ids = eos_ids(config, self._generation, name)
-        limits = filter(None, (design.max_length, self._sentence.max_length))
+        limits = filter(None, (design.max_seq_length, self._sentence.max_seq_length))
         self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
-            check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_length, name)
+            check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_seq_length, name)
 
     def __repr__(self) -> str:
         kind = self.config.get("model_type")
@@ -135,28 +135,28 @@ class Model:
         self._body: Transformer = self.design.build(self._weights.parameters)
 
     @property
-    def max_length(self) -> int | None:
+    def max_seq_length(self) -> int | None:
         """The most tokens of a text, special ones included, None for no limit.
 
         Another number may be put in its place, up to the positions that the model has.
 
         >>> import qkv
         >>> model = qkv.load("random")
-        >>> model.max_length = 3
-        >>> model.max_length
+        >>> model.max_seq_length = 3
+        >>> model.max_seq_length
         3
         """
         return self._max_length
 
-    @max_length.setter
-    def max_length(self, limit: int | None) -> None:
+    @max_seq_length.setter
+    def max_seq_length(self, limit: int | None) -> None:
         most = self._body.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
-            limit = whole_number(limit, call="model", name="max_length", least=around + 1)
+            limit = whole_number(limit, call="model", name="max_seq_length", least=around + 1)
         if most is not None and (limit is None or limit > most):
             raise ValueError(
-                f"model: max_length is {limit} and {self.name} has {most} positions: "
+                f"model: max_seq_length is {limit} and {self.name} has {most} positions: "
                 f"give at most {most}"
             )
         self._max_length = limit
@@ -229,7 +229,7 @@ class Model:
         return self._body.layers[0].attn.num_heads
 
     def tokenize(self, text: str) -> Tokenized:
-        """The tokens of a text, whole: `trace` and `encode` cut it at `max_length`.
+        """The tokens of a text, whole: `trace` and `encode` cut it at `max_seq_length`.
 
         Of a text of over a million characters those of the beginning, and a warning says so.
 
@@ -267,7 +267,7 @@ class Model:
     ) -> Trace:
         """Run texts and keep every intermediate by its name.
 
-        A text longer than `max_length` is cut, its last special token kept, and a warning says
+        A text longer than `max_seq_length` is cut, its last special token kept, and a warning says
         so. What is padding beside a longer text is 0, scores there are -inf.
 
         Does a head or a word matter? `ablate` and `hide` run the texts without it; both are masks,
@@ -359,7 +359,7 @@ class Model:
         """A vector for each text, pooled and scaled as the model's own files say.
 
         Texts of like length are run together, laid end to end: no padding is computed. A text
-        longer than `max_length` is cut as in `trace`. Blanks around a text are left out.
+        longer than `max_seq_length` is cut as in `trace`. Blanks around a text are left out.
 
         Args:
             sentences: one text or any iterable of texts.
@@ -436,7 +436,7 @@ class Model:
             name=self.name,
             tokenizer=self._need_tokenizer("encode"),
             sentence=self._sentence,
-            limit=self.max_length,
+            limit=self.max_seq_length,
             rows=len(self._body.embedding.table),
             dim=self.dim,
             dtype=self._body.dtype,
@@ -468,7 +468,7 @@ class Model:
             prompt: one text or several; or the ids of their tokens, (T,) integers for one and
                 (B, T), or a list of such for texts of unlike lengths, for several.
             max_new_tokens: the most tokens that are added to each. Without it 64, or as many as
-                fit in `max_length`.
+                the model has positions for.
             temperature: 0 for the likeliest token each time; else what logits are divided by.
             top_k: how many of the likeliest tokens may be drawn.
             top_p: the probability, above 0 and at most 1, that those that may be drawn sum to.
@@ -487,8 +487,8 @@ class Model:
         Raises:
             TypeError: a prompt or an argument is of a wrong type.
             ValueError: the model has no head for the next token, or no tokenizer for text; a
-                prompt is empty, or with what is to be added longer than `max_length`; an argument
-                makes no sense.
+                prompt is empty, or with what is to be added longer than the model's positions; an
+                argument makes no sense.
             FloatingPointError: the model's logits are not finite.
 
         Source:
@@ -548,7 +548,7 @@ class Model:
                 "with its head (architectures in its config.json says ...ForCausalLM)"
             )
         single, prompts, batch = self._prompts(prompt)
-        decode, limit = spelled(self.tokenizer), self.design.max_length
+        decode, limit = spelled(self.tokenizer), self.design.max_seq_length
         seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)
         rows = []
         for number, tokens in enumerate(batch):
@@ -645,7 +645,7 @@ class Model:
             need_tokenizer=self._need_tokenizer,
             prepared=self._sentence.prepared,
             rows=len(self._body.embedding.table),
-            limit=self.max_length,
+            limit=self.max_seq_length,
             cuts=not self.generates,
         )
         tokens = self._with_names(tokens)
@@ -808,7 +808,7 @@ class Model:
     def _given(self, texts: Any, call: str) -> tuple[bool, list[str], list[Tokenized]]:
         """Whether it is one text; the texts, or the tokens where ids stand in their place."""
         rows = len(self._body.embedding.table)
-        found = ids_given(texts, rows=rows, limit=self.max_length, call=call)
+        found = ids_given(texts, rows=rows, limit=self.max_seq_length, call=call)
         if found is not None:
             return found[0], [], found[1]
         self._need_tokenizer(call)
@@ -820,7 +820,7 @@ class Model:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
         single, strings, batch = self._given(texts, "trace")
         if strings:
-            truncator = Truncator(self._need_tokenizer("trace"), self.max_length)
+            truncator = Truncator(self._need_tokenizer("trace"), self.max_seq_length)
             batch = truncator([self._sentence.prepared(text) for text in strings])
             for number, tokens in enumerate(batch):
                 if all(tokens.special):

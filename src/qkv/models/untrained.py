@@ -157,5 +157,5 @@ def random_model(
         design=design,
         weights=Weights(names, parameters),
         tokenizer=tokenizer,
-        sentence=Sentence(max_length=MAX_LENGTH),
+        sentence=Sentence(max_seq_length=MAX_LENGTH),
     )

@@ -70,7 +70,7 @@ def head_scores(
 def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
     """The sums of one part's texts, and what was cut; those of none have the shapes alone."""
     part, names = case
-    texts_cut = Cut(model.max_length)
+    texts_cut = Cut(model.max_seq_length)
     with counting(texts_cut):
         return head_sums(model, () if part is None else _texts(part), names), texts_cut
 

@@ -53,7 +53,7 @@ def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
         ValueError: a row is bad; the error names it. Or the source has changed.
     """
     part, rows, vectors, skipped = order.part, [], [], []
-    seen, texts_cut = 0, Cut(model.max_length)
+    seen, texts_cut = 0, Cut(model.max_seq_length)
     for window in _windows(rows_of(part, MOST)):
         good: list[Any] = []
         bad: list[Any] = []

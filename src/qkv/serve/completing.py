@@ -181,7 +181,7 @@ class Completion:
                 raise body.refused(
                     "max_tokens",
                     f"is {wanted} and prompt {number // body.n} has {len(row.given)} tokens: "
-                    f"{model.name} takes texts of at most {model.design.max_length}: "
+                    f"{model.name} takes texts of at most {model.design.max_seq_length}: "
                     f"give at most {row.max_new_tokens}",
                 )
         if total > settings.tokens:

@@ -107,10 +107,10 @@ def test_no_window_where_no_layer_asks_for_one() -> None:
 
 def test_a_limit_that_grows_with_the_text_is_none() -> None:
     growing = {"rope_type": "dynamic", "factor": 2.0}
-    assert design("gemma2").max_length == 8192
-    assert design("gemma2", rope_parameters=growing).max_length is None
-    assert design("gemma3_text", rope_parameters={FULL: growing}).max_length is None
-    assert design("gpt_oss", rope_parameters=growing).max_length is None
+    assert design("gemma2").max_seq_length == 8192
+    assert design("gemma2", rope_parameters=growing).max_seq_length is None
+    assert design("gemma3_text", rope_parameters={FULL: growing}).max_seq_length is None
+    assert design("gpt_oss", rope_parameters=growing).max_seq_length is None
 
 
 @pytest.mark.parametrize(

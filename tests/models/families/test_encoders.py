@@ -70,4 +70,4 @@ def test_heads_that_cannot_be_turned(tmp_path):
     ],
 )
 def test_how_long_a_text_may_be(family, length):
-    assert FAMILIES[family].design(Config({}, "config.json")).max_length == length
+    assert FAMILIES[family].design(Config({}, "config.json")).max_seq_length == length

@@ -90,7 +90,7 @@ def test_a_text_without_words_cannot_be_encoded():
 
 def test_it_takes_texts_of_512_words():
     model = random_model(TEXT)
-    assert model.max_length == 512
+    assert model.max_seq_length == 512
     with pytest.warns(UserWarning, match="cut to 512"):
         assert len(model.trace("cat " * 600, top_k=1).tokens) == 512
 

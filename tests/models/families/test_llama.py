@@ -88,10 +88,10 @@ def test_biases() -> None:
 
 def test_only_a_base_that_grows_has_no_limit() -> None:
     for name in FOLLOWERS:
-        assert design(name).max_length == 16
+        assert design(name).max_seq_length == 16
         scaling = {"rope_type": "dynamic", "factor": 2.0}
-        assert design(name, rope_scaling=scaling).max_length is None
-        assert design(name, rope_parameters={**scaling, "rope_type": "linear"}).max_length == 16
+        assert design(name, rope_scaling=scaling).max_seq_length is None
+        assert design(name, rope_parameters={**scaling, "rope_type": "linear"}).max_seq_length == 16
 
 
 PUBLISHED: list[dict[str, Any]] = [

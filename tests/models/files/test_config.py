@@ -271,7 +271,7 @@ def test_a_limit_that_leaves_no_room(folder):
 def test_the_limit_is_the_smaller_of_both(folder, limit, expected):
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": limit})
-    assert load(folder.path).max_length == expected
+    assert load(folder.path).max_seq_length == expected
 
 
 @pytest.mark.parametrize(
@@ -281,19 +281,19 @@ def test_the_limit_is_the_smaller_of_both(folder, limit, expected):
 def test_without_one_the_limit_is_that_of_the_tokenizer(folder, given, expected):
     folder.write()
     folder.sentence({"pooling_mode": "mean"})
-    assert load(folder.path).max_length == 16
+    assert load(folder.path).max_seq_length == 16
     folder.json("tokenizer_config.json", {"model_max_length": given})
-    assert load(folder.path).max_length == expected
+    assert load(folder.path).max_seq_length == expected
     folder.json("sentence_bert_config.json", {"do_lower_case": False})
-    assert load(folder.path).max_length == expected
+    assert load(folder.path).max_seq_length == expected
     folder.json("sentence_bert_config.json", {"max_seq_length": 12})
-    assert load(folder.path).max_length == 12
+    assert load(folder.path).max_seq_length == 12
 
 
 def test_without_modules_the_tokenizers_limit_does_not_count(folder):
     folder.write()
     folder.json("tokenizer_config.json", {"model_max_length": 8})
-    assert load(folder.path).max_length == 16
+    assert load(folder.path).max_seq_length == 16
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.5, "9", True, [], float("nan"), float("inf")])

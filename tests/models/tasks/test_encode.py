@@ -169,7 +169,7 @@ def test_blanks_around_a_text_are_no_part_of_it(folder, monkeypatch):
 def test_the_limit_by_whatever_name(folder, family):
     folder.write()
     folder.json(f"sentence_{family}_config.json", {"max_seq_length": 7})
-    assert load(folder.path).max_length == 7
+    assert load(folder.path).max_seq_length == 7
 
 
 def dense(folder, number, weight, offset=None, **config):

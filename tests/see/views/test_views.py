@@ -532,7 +532,7 @@ def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.Mo
     assert show("the cat sat on mats", model="random").heads.weights
     assert compare(CAT, "a cat sat in the sun", word="cat", model="random").sides[0].heads.summary
     short = random_model(CAT)
-    short.max_length = 5  # what is cut to a length that can be traced whole is
+    short.max_seq_length = 5  # what is cut to a length that can be traced whole is
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         assert show(CAT, model=short).heads.weights
 

@@ -22,7 +22,7 @@ def design(config: Config) -> Design:
         activation="relu",  # there is no MLP that has one
         eps=1e-5,
         layers=(attention,) * config.layers("num_hidden_layers", 2),
-        max_length=positions,
+        max_seq_length=positions,
         positions=positions,
         qkv_bias=False,
         out_bias=False,

@@ -24,7 +24,7 @@ def design(config: Config) -> Design:
         activation=activation,
         eps=1e-12,
         layers=(Attention(heads, heads, dim // heads),) * layers,
-        max_length=positions,
+        max_seq_length=positions,
         positions=positions,
         embed_norm=True,
         norms="after",

@@ -35,7 +35,7 @@ def design(config: Config) -> Design:
             )
             for layer in range(count)
         ),
-        max_length=positions,
+        max_seq_length=positions,
         positions=positions,
         head=head(config, vocabulary),
     )

@@ -86,7 +86,7 @@ def design(config: Config) -> Lesson:
         activation="relu",  # there is no MLP that has one
         eps=1e-5,
         layers=(Attention(heads, heads, dim // heads, options=options),),
-        max_length=MAX_LENGTH,
+        max_seq_length=MAX_LENGTH,
         first_norm=False,
         final_norm=False,
         qkv_bias=False,

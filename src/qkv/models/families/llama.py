@@ -115,7 +115,7 @@ def decoder(
         activation=others.get("activation") or config.activation("hidden_act", "silu"),
         eps=config.positive("rms_norm_eps", 1e-6),
         layers=tuple(layers),
-        max_length=None if dynamic else found["max_position_embeddings"],
+        max_seq_length=None if dynamic else found["max_position_embeddings"],
         rms=True,
         gated=True,
         qkv_bias=False,

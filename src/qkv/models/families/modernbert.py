@@ -27,7 +27,7 @@ def design(config: Config) -> Design:
         activation=config.activation("hidden_activation", "gelu"),
         eps=config.positive("norm_eps", 1e-5),
         layers=layers(config, dim, positions),
-        max_length=positions,
+        max_seq_length=positions,
         embed_norm=True,
         first_norm=False,
         norm_bias=config.flag("norm_bias", False),

@@ -32,7 +32,7 @@ def behind_padding(shared: Design, padding: int, config: Config) -> Design:
         )
     first = padding + 1
     return replace(
-        shared, max_length=shared.positions - first, first_position=first, padding=padding
+        shared, max_seq_length=shared.positions - first, first_position=first, padding=padding
     )
 
 

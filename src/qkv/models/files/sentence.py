@@ -67,7 +67,7 @@ class Sentence:
         include_prompt: whether the tokens of a prompt are pooled with the others.
         dense: the linear layers that follow.
         normalize: whether the result is scaled to length 1.
-        max_length: the most tokens of a text: `max_seq_length`; without it, and with modules.json,
+        max_seq_length: the most tokens of a text; without it in the files, and with modules.json,
             `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
             modules.json a model has its own limit alone.
         lowercase: whether a text is turned to lower case before anything else.
@@ -82,7 +82,7 @@ class Sentence:
     include_prompt: bool = True
     dense: tuple[Dense, ...] = ()
     normalize: bool = False
-    max_length: int | None = None
+    max_seq_length: int | None = None
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(_NO_PROMPTS))
     default_prompt: str | None = None
@@ -253,7 +253,7 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
         fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
         config.need(fine, "model_max_length", limit, "a whole number >= 1")
         limit = None if limit is None or limit >= _NO_LIMIT else int(limit)
-    return {"max_length": limit, "lowercase": lowercase}
+    return {"max_seq_length": limit, "lowercase": lowercase}
 
 
 def _prompts(path: Path) -> dict[str, Any]:

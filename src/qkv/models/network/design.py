@@ -86,7 +86,7 @@ class Design:
         activation: that of the MLP.
         eps: of the norms.
         layers: how each layer attends.
-        max_length: the most tokens of a text; None for no limit.
+        max_seq_length: the most tokens of a text; None for no limit.
         positions: the rows of a table of learned positions, 0 for none.
         first_position: the row of a text's first token.
         padding: the id of the padding token, where positions count the other tokens alone.
@@ -116,7 +116,7 @@ class Design:
     activation: str
     eps: float
     layers: tuple[Attention, ...]
-    max_length: int | None = None
+    max_seq_length: int | None = None
     positions: int = 0
     first_position: int = 0
     padding: int | None = None
@@ -298,9 +298,9 @@ class Seq2SeqDesign:
     head: Head | None = None
 
     @property
-    def max_length(self) -> int | None:
+    def max_seq_length(self) -> int | None:
         """The most tokens of a text that is read."""
-        return self.encoder.max_length
+        return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter by our name and its shape; lazily, since a config can name any size."""

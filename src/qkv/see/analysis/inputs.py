@@ -42,7 +42,7 @@ def traced(
         raise TypeError(f"{call}: weights come without words: give tokens=[...] as well")
     (text,) = texts_of([given], call)
     used = model_of(model, [text])
-    size = min(len(used.tokenize(text)), used.max_length or WHOLE + 1)
+    size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
         return findings.readable(used.trace(text, names=["embed", "v"], top_k=8)), used
     return findings.readable(used.trace(text)), used

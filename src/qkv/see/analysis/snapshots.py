@@ -138,7 +138,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(model.tokenize(text))
     else:
         size = len(np.atleast_1d(text))
-    _check_size(model.num_layers * model.num_heads, min(size, model.max_length or size), most)
+    _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
         if again:  # that a text was cut has been said
             warnings.simplefilter("ignore", UserWarning)

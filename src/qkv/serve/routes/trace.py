@@ -163,12 +163,12 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     try:
         if isinstance(body.input, str):
             assert model.tokenizer is not None
-            [found] = Truncator(model.tokenizer, model.max_length)([model.prepared(body.input)])
+            [found] = Truncator(model.tokenizer, model.max_seq_length)([model.prepared(body.input)])
             if all(found.special):
                 raise ValueError("the text is empty: there is no word in it")
             return found
         rows = len(model.embedding.table)
-        given = ids_given(body.input, rows=rows, limit=model.max_length, call="trace")
+        given = ids_given(body.input, rows=rows, limit=model.max_seq_length, call="trace")
     except (TypeError, ValueError) as error:
         said = str(error).removeprefix("trace: ")
         raise Refused(400, f"trace: {said}", param="input") from error
