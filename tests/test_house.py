@@ -48,7 +48,7 @@ STEPS = {
         {"attention", "summary", "gradient"},
         {""},  # its `__init__.py`
     ],
-    "trace": [{"recorder", "file"}, {"trace"}, {"seq2seq"}, {""}],
+    "trace": [{"recorder", "file", "names"}, {"tables"}, {"trace"}, {"seq2seq"}, {""}],
     "ops": [
         {"kernel", "threads"},
         {"layout"},

@@ -367,7 +367,7 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("show", " \t", *RANDOM), "show", "the text is empty"),
         (("show", "a\udcffb", *RANDOM), "show", "lone surrogate"),
         (("show", CAT, *RANDOM, "--layer", "1"), "show", "no layer 1: the layers are 0 only"),
-        (("show", CAT, *RANDOM, "--head", "-1"), "show", "no head -1: the heads are 0 to 1"),
+        (("show", CAT, *RANDOM, "--head", "-3"), "show", "no head -3: the heads are 0 to 1"),
         (("walk", CAT, *RANDOM, "--layer", "4"), "walk", "no layer 4: the layers are 0 only"),
         (("walk", CAT, *RANDOM, "--heads", "2", "--dim", "5"), "walk", "multiple"),
         (("walk", CAT, *RANDOM, "--dim", "0"), "walk", "0 is not in the range"),

@@ -169,6 +169,34 @@ def test_names_and_layers_are_kept_as_asked(model):
     assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # what the norms and the MLP hold
 
 
+def test_the_last_layer_is_the_models_whichever_were_kept(model):
+    first = model.trace("the cat", layers=0)
+    assert (first.num_layers, first.layers) == (2, [0])
+    with pytest.raises(KeyError, match=r"layer 1 is not among those traced, and layer 0 is"):
+        first["pattern", -1]
+    with pytest.raises(KeyError, match=r"of 2 layers this trace holds pattern of layer 0 alone"):
+        _ = first.attentions
+    with pytest.raises(KeyError, match=r"holds resid_post of layer 0 alone.*\['resid_post', 0\]"):
+        _ = first.hidden_states
+    last = model.trace("the cat", layers=-1)
+    assert last["pattern", -1] is last["blocks.1.attn.hook_pattern"]
+    assert last.attention_inputs(-1).keys() == last.attention_inputs(1).keys()
+
+
+def test_tokens_are_flat_for_one_text_and_nested_for_a_list(model):
+    flat = ["[CLS]", "the", "cat", "[SEP]"]
+    ids = model.tokenize("the cat").ids
+    for one in ("the cat", ids):
+        assert len(model.trace(one).tokens) == 4
+        assert isinstance(model.trace(one).tokens[0], str)
+    for several in (["the cat"], ids[None]):
+        found = model.trace(several)
+        assert [len(text) for text in found.tokens] == [4]
+        assert found[0].tokens == found.tokens[0] == found[-1].tokens
+        assert [len(found.ids), len(found.offsets), len(found.special)] == [1, 1, 1]
+    assert model.trace("the cat").tokens == model.trace(["the cat"]).tokens[0] == flat
+
+
 def test_what_mlps_and_heads_hold(double):
     everything = double.trace(TEXTS)
     assert ("post", 1) in everything
@@ -351,6 +379,7 @@ def test_no_text_at_all(model):
         (["the cat", b"a"], TypeError, "text 1 is bytes"),
         (["\ud800"], ValueError, "surrogate"),
         ("a\udfff", ValueError, "surrogate"),
+        ({"text": "the cat"}, TypeError, r"dict, whose keys .* list\(texts\.values\(\)\)"),
     ],
 )
 def test_texts_that_are_none(model, call, texts, error, words):
@@ -508,7 +537,8 @@ def test_a_text_that_is_hidden_whole(model):
 @pytest.mark.parametrize(
     ("ids", "mask", "error", "words"),
     [
-        ([2, 4, 3], None, ValueError, r"shape \(3,\): give \(B, T\)"),
+        ([[[2, 4, 3]]], None, ValueError, r"shape \(1, 1, 3\): give \(B, T\), or \(T,\)"),
+        ([2, 4, 3], [[1, 1, 1]], ValueError, r"\(1, 3\) and input_ids \(3,\)"),
         ([[2.0, 4.0]], None, TypeError, "float64: give integers"),
         ([["the"]], None, TypeError, "integers|numbers"),
         ([[2, 30]], None, ValueError, "no token 30: the ids run from 0 to 29"),
@@ -523,6 +553,13 @@ def test_a_text_that_is_hidden_whole(model):
 def test_ids_and_masks_that_do_not_fit(model, ids, mask, error, words):
     with pytest.raises(error, match=words):
         model(ids, mask)
+
+
+def test_ids_of_one_text_need_no_batch(model):
+    expected = model([[2, 4, 3]], [[1, 1, 0]])
+    found = model([2, 4, 3], [1, 1, 0])
+    np.testing.assert_array_equal(found.last_hidden_state, expected.last_hidden_state)
+    assert model(np.array([2, 4, 3])).last_hidden_state.shape == (1, 3, 12)
 
 
 # tokenizers

@@ -26,7 +26,7 @@ from transformers import (
 
 import qkv
 
-from .models import compare, compare_saved, made
+from .models import compare, compare_saved, ids_of, made
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -131,6 +131,21 @@ def test_embeddings_are_scaled_in_their_own_type(tmp_path: Path) -> None:
     trace = ours.trace(ids[:, :60].numpy(), names="hook_full_embed")
     found = trace["hook_full_embed"].astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(found, theirs[:, :60])
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(Gemma2Model, Gemma2Config), (Gemma3TextModel, Gemma3TextConfig)]
+)
+def test_the_embedding_in_a_trace_is_scaled_as_in_transformerlens(
+    tmp_path: Path, kind: type, config: Any
+) -> None:
+    """TransformerLens multiplies W_E itself by the root of D, so that `hook_embed` has it."""
+    pair = made(tmp_path, kind, config(**SIZES), torch.float64)
+    ids, _ = ids_of(pair, [9], "right")
+    table = pair.theirs.get_parameter("embed_tokens.weight").detach().numpy()
+    trace = pair.ours.trace(ids, names=["embed", "full_embed"])
+    pair.near(trace["hook_embed"], table[ids] * np.sqrt(table.shape[1]), "embed")
+    pair.near(trace["hook_full_embed"], trace["hook_embed"], "full_embed")
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,11 @@ def unpack(packed: dict) -> np.ndarray:
     kind = f"<u{packed['bits'] // 8}" if "bits" in packed else "<f4"
     data = np.frombuffer(base64.b64decode(packed["b64"]), kind)
     return data.reshape(packed["shape"]).astype(np.float64)
+
+
+def changed(trace: Trace, name: str, place: Any, value: float) -> Trace:
+    """A copy of a trace in which one array, by its full name, has another number at a place."""
+    arrays, about = trace.packed()
+    arrays[name] = arrays[name].copy()
+    arrays[name][place] = value
+    return Trace.unpacked(arrays, about)

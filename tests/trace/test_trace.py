@@ -76,6 +76,89 @@ def test_norms_and_mlps_go_by_short_names_too() -> None:
         assert absent not in trace
 
 
+def test_the_tuples_of_transformerlens() -> None:
+    names = ["hook_embed", "ln_final.hook_scale", "ln_final.hook_normalized"]
+    names += [f"blocks.{n}.{at}" for n in (0, 1) for at in ("ln1.hook_scale", "mlp.hook_pre")]
+    names += [f"blocks.1.attn.hook_{name}" for name in ("q", "k", "pattern", "attn_scores")]
+    names += ["blocks.1.hook_resid_mid"]
+    trace = Trace({name: np.full(1, place) for place, name in enumerate(names)}, tokens=[["a"]])
+    for name, full in {
+        ("pattern", 1, "attn"): "blocks.1.attn.hook_pattern",
+        ("pattern", -1, "a"): "blocks.1.attn.hook_pattern",
+        ("attn", 1): "blocks.1.attn.hook_pattern",
+        ("attn_logits", 1): "blocks.1.attn.hook_attn_scores",
+        ("query", 1): "blocks.1.attn.hook_q",
+        ("key", 1, "attn"): "blocks.1.attn.hook_k",
+        ("pre", 0, "m"): "blocks.0.mlp.hook_pre",
+        ("mlp_pre", 0): "blocks.0.mlp.hook_pre",
+        ("scale", 0, "ln1"): "blocks.0.ln1.hook_scale",
+        ("resid_mid", 1, None): "blocks.1.hook_resid_mid",
+        ("resid_mid", np.int64(-1), "block"): "blocks.1.hook_resid_mid",
+        ("embed", None): "hook_embed",
+        ("scale", None): "ln_final.hook_scale",
+        ("normalized", None, "ln_final"): "ln_final.hook_normalized",
+    }.items():
+        assert trace[name] is trace[full], name
+    for absent in (("pattern", True), ("pattern", 1.0), ("pattern", 1, 2), ("pattern",), (1, 2)):
+        assert absent not in trace
+
+
+def test_a_trace_is_read_as_a_dict_is() -> None:
+    trace = model_trace()
+    assert list(trace.keys()) == trace.names()
+    assert dict(trace).keys() == trace.keys()
+    for name, array in trace.items():
+        assert array is trace[name]
+
+
+def test_arrays_cannot_be_written_to() -> None:
+    own = np.ones((1, 1, 2))
+    trace = Trace({"hook_embed": own}, tokens=[["a"]])
+    for one in (trace, trace[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            one["embed"][0] = 2
+        with pytest.raises(ValueError, match="read-only"):
+            one["embed"].T[0] = 2
+    own[0] = 3  # whoever gave it may still write to it
+    assert trace["embed"].max() == 3
+
+
+def test_layers_that_were_not_kept_are_told_from_those_that_are_not_there() -> None:
+    arrays = {f"blocks.{n}.attn.hook_pattern": np.eye(2)[None, None] for n in (1, 2)}
+    trace = Trace(arrays, tokens=[["a", "b"]], num_layers=5)
+    assert (trace.num_layers, trace.layers) == (5, [1, 2])
+    for name in (("pattern", -1), "blocks.4.attn.hook_pattern", ("attn", 4)):
+        assert name not in trace
+        with pytest.raises(KeyError, match="layer 4 is not among those traced, and layers 1, 2"):
+            trace[name]
+    for name in (("pattern", 5), ("pattern", -6), "blocks.7.attn.hook_pattern"):
+        with pytest.raises(KeyError, match=r"there is no layer -?[567]: it holds 5 layers"):
+            trace[name]
+    assert trace["pattern", -3] is trace["pattern", 2]
+    with pytest.raises(KeyError, match=r"attentions: of 5 layers .*pattern of layers 1, 2 alone"):
+        _ = trace.attentions
+
+
+def test_the_number_of_layers_stays_in_a_file(tmp_path: Path) -> None:
+    model_trace(num_layers=7).save(tmp_path / "trace")
+    again = Trace.load(tmp_path / "trace")
+    assert (again.num_layers, again[0].num_layers) == (7, 7)
+
+
+def test_a_notebook_shows_tokens_and_arrays() -> None:
+    words = ["<b>", "b"]
+    arrays = {f"blocks.{n}.attn.hook_pattern": np.eye(2)[None, None] for n in (0, 1, 2, 5)}
+    arrays["hook_embed"] = np.ones((1, 2, 3), np.float32)
+    shown = Trace(arrays, tokens=[words], model="a&b")._repr_html_()
+    assert "<td>blocks.{0,1,2,5}.attn.hook_pattern</td><td>(1, 1, 2, 2)</td>" in shown
+    assert "<td>hook_embed</td><td>(1, 2, 3)</td><td>float32</td>" in shown
+    assert "a&amp;b" in shown
+    assert "&lt;b&gt; b" in shown
+    del arrays["blocks.5.attn.hook_pattern"]
+    assert "blocks.{0..2}.attn" in Trace(arrays, tokens=[words])._repr_html_()
+    assert "and 6 more" in Trace({}, tokens=[["a"]] * 9, single=False)._repr_html_()
+
+
 @pytest.mark.parametrize("name", [("result", 1), ("attn.result", 1), "blocks.1.attn.hook_result"])
 def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
     with pytest.raises(KeyError, match=r"nearest are .*names=\['blocks\.1\.attn\.hook_result'\]"):
@@ -174,7 +257,8 @@ def test_post_norm_blocks_end_after_their_last_norm() -> None:
     trace = model_trace()
     arrays = {name: trace[name] for name in trace.names()}
     arrays["blocks.1.hook_normalized_resid_post"] = normalized = np.ones((2, 5, HEADS * SIZE))
-    assert Trace(arrays, tokens=trace.tokens).hidden_states[2] is normalized
+    found = Trace(arrays, tokens=trace.tokens).hidden_states[2]
+    np.testing.assert_array_equal(found, normalized)
 
 
 def test_attention_inputs_put_heads_in_front_and_know_the_lengths() -> None:

@@ -166,6 +166,11 @@ class Model:
         """The model's arrays by name, linear weights as (in, out).
 
         They are read-only: to change the model, put another array in the place of one.
+
+        What the head multiplies by, `W_U` (D, V) of TransformerLens, is "head.out_proj.weight".
+        Where it is tied to the token table (BERT, GPT-2, Gemma and many more) there is no such
+        name: it is `model.parameters["embed.weight"].T`, without the scale that Gemma multiplies
+        the table's rows by when it reads.
         """
         return Parameters(self._weights.parameters, self._build)
 
@@ -342,6 +347,7 @@ class Model:
             model=self.name,
             changed=changed,
             last_is_normed=self._last_is_normed,
+            num_layers=len(body.layers),
         )
 
     def encode(
@@ -384,7 +390,7 @@ class Model:
             With `truncate_dim`, that number stands in the place of D.
 
         Raises:
-            TypeError: a text is not a string.
+            TypeError: a text is not a string, or the texts are a dict.
             ValueError: a text has no token at all, there is no such prompt, or an argument makes
                 no sense.
 
@@ -727,9 +733,10 @@ class Model:
         """Run token ids.
 
         Args:
-            input_ids: (B, T) integers. A token's position is its column.
-            attention_mask: (B, T), True or 1 where there is a token; elsewhere is padding, on
-                whichever side, which is not read. Without it all are tokens.
+            input_ids: (B, T) integers, or (T,) for one text, which gives what (1, T) gives. A
+                token's position is its column.
+            attention_mask: of the same shape, True or 1 where there is a token; elsewhere is
+                padding, on whichever side, which is not read. Without it all are tokens.
             ablate: heads to go without, as in `trace`.
             hide: words that no token may look at, as in `trace`, and places: columns of
                 `input_ids`.

@@ -71,11 +71,12 @@ class Seq2SeqModel(Model):
         """Run token ids.
 
         Args:
-            input_ids: (B, S) integers, the texts that are read.
-            attention_mask: (B, S), True or 1 where there is a token; elsewhere is padding, on
-                whichever side, which is not read. Without it all are tokens.
-            decoder_input_ids: (B, L) integers, what is written so far, from the start token on.
-            decoder_attention_mask: (B, L), the same for these.
+            input_ids: (B, S) integers, the texts that are read; or (S,) for one.
+            attention_mask: of the same shape, True or 1 where there is a token; elsewhere is
+                padding, on whichever side, which is not read. Without it all are tokens.
+            decoder_input_ids: (B, L) integers, what is written so far, from the start token on; or
+                (L,) for one.
+            decoder_attention_mask: of the same shape, the same for these.
             ablate: only `trace` without a target has it: it is for the encoder alone.
             hide: the same.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -213,10 +213,20 @@ def check_text(text: Any, *, call: str, name: str) -> str:
     return text
 
 
+def check_no_mapping(texts: Any, *, call: str) -> None:
+    """Raise if `texts` are a dict, of which its keys alone would be read."""
+    if isinstance(texts, Mapping):
+        raise TypeError(
+            f"{call}: texts is {type(texts).__name__}, whose keys alone would be read: give a list "
+            "of strings, as list(texts.values())"
+        )
+
+
 def check_texts(texts: Any, *, call: str) -> list[str]:
     """Raise unless `texts` are several strings."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
+    check_no_mapping(texts, call=call)
     if not isinstance(texts, Iterable):
         raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
     return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts)]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import ItemsView, KeysView, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.trace import tables
 from qkv.trace.file import read_trace, write_trace
-from qkv.trace.trace import KINDS, Trace, cut, inputs_of
+from qkv.trace.names import counted, meant, numbers_of
+from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
@@ -45,11 +48,21 @@ class Seq2SeqTrace:
         settings: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self.encoder, self.decoder = encoder, decoder
-        self._cross = dict(cross)
+        self._cross = {name: read_only(array) for name, array in cross.items()}
         self._settings = {layer: dict(one) for layer, one in (settings or {}).items()}
 
     def __repr__(self) -> str:
         return f"Seq2SeqTrace(encoder={self.encoder!r}, decoder={self.decoder!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the tokens of both sides, and which arrays there are."""
+        kinds = {"encoder": {}, "decoder": self._cross}
+        shown = [
+            f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}"
+            + (tables.html("across", [], kinds[side]) if kinds[side] else "")
+            for side in SIDES
+        ]
+        return "".join(shown)
 
     if not TYPE_CHECKING:
 
@@ -73,17 +86,15 @@ class Seq2SeqTrace:
             return False
         return True
 
-    def __getitem__(self, name: str | tuple[str, int] | int) -> Any:
+    def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
         """An array by its name, or pair number `name` as a trace of its own."""
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
-        if isinstance(name, tuple) and len(name) == 2 and str(name[0]).startswith("cross_attn."):
-            short, layer = str(name[0]).removeprefix("cross_attn."), int(name[1])
-            layer += self.num_layers if layer < 0 else 0
-            for spelling in (f"hook_{short}", short):
-                found = self._cross.get(f"blocks.{layer}.cross_attn.{spelling}")
-                if found is not None:
-                    return found
+        if isinstance(name, tuple):
+            crossing = str(name[0]).startswith("cross_attn.") or name[2:] == ("cross_attn",)
+            for full in meant(name, self.num_layers) if crossing else ():
+                if full in self._cross:
+                    return self._cross[full]
         elif isinstance(name, str):
             side, _, rest = name.partition(".")
             inner = re.sub(r"^(?=\d+\.)", "blocks.", rest)
@@ -91,25 +102,52 @@ class Seq2SeqTrace:
                 return self._cross[inner]
             if side in SIDES and inner in getattr(self, side):
                 return getattr(self, side)[inner]
+        names = self.names()
+        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5) or names[-3:]
         raise KeyError(
             f"trace: there is no {name!r}: names begin with encoder. or decoder., such as "
-            f"{', '.join(self.names()[-3:])}"
+            f"{', '.join(near)}"
         )
 
     def names(self) -> list[str]:
         """The names of all arrays."""
-        own = {"encoder": self.encoder.names(), "decoder": [*self.decoder.names(), *self._cross]}
-        return [f"{side}.{name.removeprefix('blocks.')}" for side in SIDES for name in own[side]]
+        return list(self.keys())
+
+    def keys(self) -> KeysView[str]:
+        """The same, as of a dict: `dict(trace)` is a dict of all arrays."""
+        return self._named().keys()
+
+    def items(self) -> ItemsView[str, Array]:
+        """Each name with its array."""
+        return self._named().items()
+
+    def _named(self) -> dict[str, Array]:
+        own = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
+        return {
+            f"{side}.{name.removeprefix('blocks.')}": array
+            for side in SIDES
+            for name, array in own[side].items()
+        }
 
     @property
     def num_layers(self) -> int:
-        """How many layers of the decoder left something in the trace."""
-        numbers = [int(name.split(".")[1]) for name in self._cross]
-        return max(self.decoder.num_layers, 1 + max(numbers, default=-1))
+        """How many layers the decoder has, or, where that is not known, left something here."""
+        return max(self.decoder.num_layers, 1 + max(numbers_of(self._cross), default=-1))
 
     @property
     def cross_attentions(self) -> tuple[Array, ...]:
-        """The decoder's weights for the encoder `(B, Hq, L, S)`, as `transformers` has them."""
+        """The decoder's weights for the encoder `(B, Hq, L, S)`, as `transformers` has them.
+
+        Raises:
+            KeyError: they were not kept of all layers; it says of which they were.
+        """
+        layers = range(self.num_layers)
+        kept = [layer for layer in layers if ("cross_attn.pattern", layer) in self]
+        if kept and len(kept) < len(layers):
+            raise KeyError(
+                f"cross_attentions: of {len(layers)} layers this trace holds those of "
+                f"{counted(kept)} alone: take trace['cross_attn.pattern', {kept[0]}]"
+            )
         return tuple(self["cross_attn.pattern", layer] for layer in range(self.num_layers))
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import copy
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, KeysView, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, is_whole_number
+from qkv.trace import tables
 from qkv.trace.file import Unpack, read_trace, write_trace
+from qkv.trace.names import counted, meant, numbers_of, split
 from qkv.trace.recorder import kept_unasked
 
 _SCORES = "hook_attn_scores"
@@ -29,8 +31,10 @@ class Trace:
     """Every intermediate of one run, by the names of TransformerLens.
 
     A trace of a model holds arrays whose first axis is the text; `trace[i]` is text i alone,
-    without its padding. `trace["blocks.3.attn.hook_pattern"]` is also `trace["pattern", 3]`, and
-    `trace["hook_embed"]` also `trace["embed"]`. An unknown name is a KeyError with the nearest.
+    without its padding. `trace["blocks.3.attn.hook_pattern"]` is also `trace["pattern", 3]` and
+    `trace["pattern", 3, "attn"]`, and `trace["hook_embed"]` also `trace["embed"]`. Layer -1 is the
+    model's last, whichever were kept. An unknown name is a KeyError with the nearest. Arrays cannot
+    be written to: take a copy.
 
     Args:
         arrays: name to array.
@@ -47,6 +51,7 @@ class Trace:
         last_is_normed: whether the last of `hidden_states` is what the norm behind the last layer
             gives, where there is one: for models of images `transformers` leaves it out.
         others: of layers whose queries or keys are not the trace's tokens, what they are.
+        num_layers: how many layers the model has; without it as many as left something.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -68,8 +73,10 @@ class Trace:
         changed: Mapping[str, Sequence[Any]] | None = None,
         last_is_normed: bool = True,
         others: Mapping[int, str] | None = None,
+        num_layers: int | None = None,
     ) -> None:
-        self._arrays = dict(arrays)
+        self._arrays = {name: read_only(array) for name, array in arrays.items()}
+        self._num_layers = num_layers
         self._tokens = [list(text) for text in tokens]
         self._ids = [[int(token) for token in text] for text in ids or [()] * len(tokens)]
         spans = offsets or [[(0, 0)] * len(text) for text in tokens]
@@ -88,6 +95,15 @@ class Trace:
         what = f"{len(self)} texts, " if self._tokens else ""
         return f"Trace({what}{self.num_layers} layers, {len(self._arrays)} arrays)"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the tokens, and which arrays there are."""
+        texts = f"{len(self)} text{'s' * (len(self) != 1)}"
+        about = [self.model, texts * bool(self._tokens), f"{self.num_layers} layers"]
+        if self.changed:
+            about.append(", ".join(f"{name}={value}" for name, value in self.changed.items()))
+        title = f"Trace: {', '.join(filter(None, about))}"
+        return tables.html(title, self._tokens, self._arrays)
+
     def __len__(self) -> int:
         """How many texts."""
         return len(self._tokens)
@@ -95,7 +111,9 @@ class Trace:
     def __contains__(self, name: object) -> bool:
         return self._find(name) is not None
 
-    def __getitem__(self, name: str | tuple[str, int] | tuple[str, int, str] | int) -> Any:
+    def __getitem__(
+        self, name: str | tuple[str, int | None] | tuple[str, int | None, str | None] | int
+    ) -> Any:
         """An array by its name, or text number `name` as a trace of its own."""
         if isinstance(name, (int, np.integer)):
             return self._text(int(name))
@@ -124,9 +142,67 @@ class Trace:
         """The names of all arrays, in the order they were computed."""
         return list(self._arrays)
 
+    def keys(self) -> KeysView[str]:
+        """The same, as of a dict: `dict(trace)` is a dict of all arrays."""
+        return self._arrays.keys()
+
+    def items(self) -> ItemsView[str, Array]:
+        """Each name with its array."""
+        return self._arrays.items()
+
+    def to_xarray(self) -> Any:
+        """An `xarray.Dataset`: a variable for each array, which is not copied, with named axes.
+
+        These are `text`, `token`, `query`, `key`, `head`, `kv_head` and the sizes `d`, `dv`, `D`,
+        `F` and `V`; the coordinates `token_text`, `query_text` and `key_text` (B, T) are the
+        tokens, "" in the padding, and `length` (B,) how many there are.
+
+        Raises:
+            ImportError: xarray is not installed.
+        """
+        about = {"model": self.model, "num_layers": self.num_layers}
+        return tables.dataset(self._arrays, self._tokens, about)
+
+    def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
+        """A `pandas.DataFrame` with a row for each number of an activation, padding left out.
+
+        Args:
+            name: as the trace is indexed; a short name stands for all layers that have it.
+
+        Returns:
+            The columns are `text`, `layer`, the axes (`head`, `query`, `key`, ...), the tokens that
+            they count (`query_text`, `key_text`, `token_text`) and `value`.
+
+        Raises:
+            ImportError: pandas is not installed.
+            KeyError: there is no such name.
+        """
+        found = [self._find(name)]
+        if found == [None] and isinstance(name, str):
+            found = [self._find((name, layer)) for layer in self.layers]
+        names = [full for full in found if full is not None]
+        if not names:
+            raise KeyError(self._unknown(name))
+        texts = [self[number] for number in range(len(self))] or [self]
+        words = self._tokens or [[]]
+        rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
+        return tables.frame(rows, words, value="value")
+
     @property
     def tokens(self) -> list[Any]:
-        """The tokens, a list of strings for one text and a list of such lists for several."""
+        """The tokens: a list of strings for one text, a list of such lists for a list of texts.
+
+        What was given decides: a string, or ids (T,), gives one list, a list of one string, or ids
+        (1, T), a list of one. `trace[i].tokens` is always one list. `text`, `ids`, `offsets` and
+        `special` are as `tokens` is.
+
+        >>> import qkv
+        >>> model = qkv.load("random")
+        >>> model.trace("I love you").tokens
+        ['i', 'love', 'you']
+        >>> model.trace(["I love you"]).tokens, model.trace(["I love you"])[0].tokens
+        ([['i', 'love', 'you']], ['i', 'love', 'you'])
+        """
         return self._tokens[0] if self._one else self._tokens
 
     @property
@@ -174,10 +250,13 @@ class Trace:
 
     @property
     def num_layers(self) -> int:
-        """How many layers left something in the trace."""
-        return 1 + max(
-            (int(n[7:].split(".")[0]) for n in self._arrays if n[:7] == "blocks."), default=-1
-        )
+        """How many layers the model has, or, where that is not known, left something here."""
+        return max(self._num_layers or 0, 1 + max(self.layers, default=-1))
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers of which something was kept, counted from 0."""
+        return numbers_of(self._arrays)
 
     @property
     def num_heads(self) -> int:
@@ -205,19 +284,36 @@ class Trace:
 
     @property
     def attentions(self) -> tuple[Array, ...]:
-        """The weights of each layer `(B, Hq, Q, K)`, as `transformers` returns them."""
-        return tuple(self["pattern", layer] for layer in range(self.num_layers))
+        """The weights of each layer `(B, Hq, Q, K)`, as `transformers` returns them.
+
+        Raises:
+            KeyError: they were not kept of all layers; it says of which they were.
+        """
+        return self._of_all("attentions", "pattern")
 
     @property
     def hidden_states(self) -> tuple[Array, ...]:
-        """The first layer's input, then each layer's output `(B, T, D)`, as `transformers` does."""
-        after = []
-        for layer in range(self.num_layers):
-            normalized = f"blocks.{layer}.hook_normalized_resid_post"
-            after.append(self[normalized] if normalized in self else self["resid_post", layer])
+        """The first layer's input, then each layer's output `(B, T, D)`, as `transformers` does.
+
+        Raises:
+            KeyError: they were not kept of all layers; it says of which they were.
+        """
+        after = list(self._of_all("hidden_states", "resid_post", "normalized_resid_post"))
         if _LAST in self and self._last_is_normed:  # theirs is what the last norm makes of it
             after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
+
+    def _of_all(self, call: str, *names: str) -> tuple[Array, ...]:
+        """An array of every layer, the last of `names` that it has; or an error that says which."""
+        layers = range(self.num_layers)
+        found = {n: name for n in layers for name in names if (name, n) in self}
+        if found and len(found) < len(layers):
+            kept = [*found]
+            raise KeyError(
+                f"{call}: of {len(layers)} layers this trace holds {names[0]} of {counted(kept)} "
+                f"alone: take trace[{names[0]!r}, {kept[0]}], or trace without layers="
+            )
+        return tuple(self[found.get(layer, names[0]), layer] for layer in layers)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
         """What `qkv.attention(**inputs)` needs to run this layer again, heads in front."""
@@ -255,6 +351,7 @@ class Trace:
             "changed": self._changed,
             "last_is_normed": self._last_is_normed,
             "others": list(self._others.items()),
+            "num_layers": self._num_layers,
             "names": list(self._arrays),
         }
 
@@ -278,6 +375,7 @@ class Trace:
             model=about["model"],
             changed=about.get("changed"),
             last_is_normed=about.get("last_is_normed", True),
+            num_layers=about.get("num_layers"),
             **{name: about[name] for name in _PER_TEXT if name in about},
         )
 
@@ -286,38 +384,32 @@ class Trace:
         return self._single and len(self._tokens) == 1
 
     def _find(self, name: object) -> str | None:
-        return next((full for full in self._meant(name) if full in self._arrays), None)
-
-    def _meant(self, name: object) -> list[str]:
-        """The full names that one may stand for, the likeliest first."""
-        if isinstance(name, str):
-            inner, dot, last = name.rpartition(".")
-            return [name, f"{inner}{dot}hook_{last}"]
-        if not (isinstance(name, tuple) and len(name) in (2, 3) and isinstance(name[0], str)):
-            return []
-        short, layer, *part = name
-        if isinstance(layer, int) and layer < 0:
-            layer += self.num_layers
-        if part:
-            return [f"blocks.{layer}.{part[0]}.{hook}{short}" for hook in ("hook_", "")]
-        inner, dot, last = short.rpartition(".")
-        places = (f"attn.hook_{short}", f"{inner}{dot}hook_{last}", f"mlp.hook_{short}")
-        return [f"blocks.{layer}.{place}" for place in (*places, f"attn.{short}", short)]
+        names = meant(name, self.num_layers)
+        return next((full for full in names if full in self._arrays), None)
 
     def _unknown(self, name: object) -> str:
-        layer = name[1] if isinstance(name, tuple) and len(name) > 1 else None
-        if isinstance(layer, int) and layer >= self.num_layers:
+        names = meant(name, self.num_layers)
+        asked = split(names[0])[0] if names else None
+        layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
+        if is_whole_number(layer) and not -self.num_layers <= layer < self.num_layers:
             return f"trace: there is no layer {layer}: it holds {self.num_layers} layers"
+        ways = {split(full)[1] for full in names}
+        kept = numbers_of(full for full in self._arrays if split(full)[1] in ways)
+        if asked is not None and kept:
+            return (
+                f"trace: {name!r} was not kept: layer {asked} is not among those traced, and "
+                f"{counted(kept)} {'are' if len(kept) > 1 else 'is'}"
+            )
         shown = name[0] if isinstance(name, tuple) and name else name
         short = {re.sub(r".*(hook_|\.)", "", full): full for full in self._arrays}
         known = [*self._arrays, *short]
         near = difflib.get_close_matches(str(shown), known, n=3, cutoff=0.5)
         near = [short.get(match, match) for match in near] or list(self._arrays)[:3]
         why = f"there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
-        asked = next((full for full in self._meant(name) if not kept_unasked(full)), None)
-        if asked is None:
+        rare = next((full for full in names if not kept_unasked(full)), None)
+        if rare is None:
             return f"trace: {why}"
-        return f"trace: {why}; {asked} is kept where it is asked for: trace(..., names=[{asked!r}])"
+        return f"trace: {why}; {rare} is kept where it is asked for: trace(..., names=[{rare!r}])"
 
     def _text(self, index: int) -> Trace:
         if not -len(self) <= index < len(self):
@@ -344,10 +436,19 @@ class Trace:
             model=self.model,
             changed=self._changed,
             last_is_normed=self._last_is_normed,
+            num_layers=self._num_layers,
         )
 
 
 KINDS[_KIND] = Trace.unpacked
+
+
+def read_only(array: Array) -> Array:
+    """The same array, or a view of it that cannot be written to."""
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
 def inputs_of(

@@ -136,14 +136,25 @@ def test_a_weight_that_is_no_number_is_never_the_largest() -> None:
     ("layer", "head", "said"),
     [
         (2, None, "no layer 2: the layers are 0 to 1"),
-        (-1, None, "no layer -1: the layers are 0 to 1"),
+        (-3, None, "no layer -3: the layers are 0 to 1"),
         (0, 3, "no head 3: the heads are 0 to 2"),
-        (None, -1, "no head -1: the heads are 0 to 2"),
+        (None, -4, "no head -4: the heads are 0 to 2"),
     ],
 )
 def test_out_of_range_names_the_range(layer: int | None, head: int | None, said: str) -> None:
     with pytest.raises(IndexError, match=said):
         selection.choose_head(heads_of(made_trace(TOKENS, weights(2, 3))), layer, head)
+
+
+def test_a_layer_counted_from_the_end_is_the_models() -> None:
+    heads = heads_of(made_trace(TOKENS, weights(2, 3)))
+    chosen, _ = selection.choose_head(heads, -1, -3)
+    assert (chosen.layer, chosen.head) == (1, 0)
+    assert selection.places_among(heads, -2, -1, "show") == [(0, 2)]
+    some = Trace(dict(made_trace(TOKENS, weights(2, 3)).items()), tokens=[TOKENS], num_layers=4)
+    with pytest.raises(IndexError, match="no layer -1: the layers are 0 to 1"):
+        selection.choose_head(heads_of(some), -1)
+    assert selection.choose_head(heads_of(some), -3)[0].layer == 1
 
 
 def test_only_some_layers_were_traced() -> None:

@@ -16,7 +16,7 @@ from qkv.see import WalkView, walk
 from qkv.see.page.walk import MOST_TOKENS, walk_payload
 from qkv.trace import Trace
 
-from ..support import CAT, random_of, small_llama
+from ..support import CAT, changed, random_of, small_llama
 
 
 def run_lines(view: WalkView) -> dict[str, np.ndarray]:
@@ -217,7 +217,8 @@ def test_a_trace_with_its_model_is_walked_to_the_end(lesson: Model) -> None:
 
 def test_a_wrong_output_shows_as_a_difference(lesson: Model) -> None:
     trace = lesson.trace(CAT)
-    trace["attn_out", 0][0, 2, 3] += 0.25
+    wrong = trace["attn_out", 0][0, 2, 3] + 0.25
+    trace = changed(trace, "blocks.0.hook_attn_out", (0, 2, 3), wrong)
     assert walk(trace, model=lesson).difference == pytest.approx(0.25, rel=1e-4)
 
 

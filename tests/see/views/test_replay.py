@@ -21,7 +21,7 @@ from qkv.trace import Trace
 
 from ..page.reading import Page, payload_in
 from ..page.test_html import HOSTILE
-from ..support import unpack
+from ..support import changed, unpack
 from ..training import STEPS, TEXT, goal, made_run, run_folder, write_snapshot
 
 COPIES = ["[CLS]", "the", "cat", "sat", "on", "the", "cat", "and", "the", "dog", "sat"]
@@ -124,7 +124,7 @@ def test_layer_and_head_narrow_the_choice() -> None:
     assert (asked.head.layer, asked.head.head, asked.head.reason) == (0, 0, "it was asked for")
     assert asked.sentence.startswith("In layer 0, head 0 the weight on ")
     for wrong, words in (({"layer": 2}, "no layer 2: the layers are 0 to 1"),
-                         ({"head": -1}, "no head -1: the heads are 0 to 2")):  # fmt: skip
+                         ({"head": -4}, "no head -4: the heads are 0 to 2")):  # fmt: skip
         with pytest.raises(IndexError, match=f"replay: there is {words}"):
             replay(run, **wrong)
 
@@ -239,13 +239,13 @@ def test_a_text_that_is_cut_is_said_once(folder: Path) -> None:
 def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
     run = made_run(COPIES)
     for step in (100, 800):
-        run[step]["pattern", 1][0, 0, 3] = np.nan
+        run[step] = changed(run[step], "blocks.1.attn.hook_pattern", (0, 0, 3), np.nan)
     with pytest.warns(UserWarning, match="steps left out, .* not finite: 100, 800"):
         view = replay(run)
     assert view.steps == [0, 200, 400]
     json.dumps(view.to_dict(), allow_nan=False)
     for step in (0, 200, 400):
-        run[step]["pattern", 0][:] = np.nan
+        run[step] = changed(run[step], "blocks.0.attn.hook_pattern", ..., np.nan)
     with pytest.raises(ValueError, match="no snapshot has finite weights"):
         replay(run)
 

@@ -71,10 +71,12 @@ class Embedding:
         They are float32 where the table is in half precision.
         """
         x, rows = self._rows(ids)
-        keep(record, "hook_embed", x, cu_lengths)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
             x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
+        keep(record, "hook_embed", x, cu_lengths)
+        if record is not None and cu_lengths is None:
+            x = x.copy()  # that is kept where it stands, and what follows adds to it
         if self.token_types is not None:
             kinds = np.broadcast_to(self.token_types[0], x.shape)
             keep(record, "hook_token_type_embed", kinds, cu_lengths)

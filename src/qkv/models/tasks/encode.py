@@ -17,7 +17,7 @@ from qkv.models.tasks.inputs import check_ids
 from qkv.models.tasks.truncation import Truncator, callers
 from qkv.progress import progress
 from qkv.text import Tokenizer
-from qkv.text.tokenizer import check_text, check_texts, parts_of
+from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 
 OUTPUTS = ("sentence_embedding", "token_embeddings")
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
@@ -225,6 +225,7 @@ class Encoder:
 
 def _checked(sentences: Any) -> Iterable[str]:
     """Texts that are strings; those of a list are looked at before any work is done."""
+    check_no_mapping(sentences, call="encode")
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call="encode")
     if isinstance(sentences, bytes | bytearray | str):

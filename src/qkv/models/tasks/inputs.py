@@ -72,14 +72,15 @@ def checked_ids(
     attention_mask: ArrayLike | None,
     side: str = "",
 ) -> tuple[Array, Array]:
-    """Ids (B, T) and which of them are tokens; `side` stands before their names in errors."""
+    """Ids (B, T), of one text (T,) too, and which are tokens; errors put `side` before names."""
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
-    if ids.ndim != 2:
-        raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T)")
+    if ids.ndim not in (1, 2):
+        raise ValueError(f"model: {name} have shape {ids.shape}: give (B, T), or (T,) for one text")
     if ids.dtype.kind not in "iu" and ids.size:
         raise TypeError(f"model: {name} are {ids.dtype}: give integers")
-    mask = _checked_mask(attention_mask, ids.shape, side)
+    mask = np.atleast_2d(_checked_mask(attention_mask, ids.shape, side))
+    ids = np.atleast_2d(ids)
     most = embedding.max_positions
     if most is not None and ids.shape[1] > most:
         raise ValueError(

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class Heads:
         text: the text as it was given, where that is known.
         split: where the second of two sentences begins.
         others: of layers that are left out as they look from or at other tokens, what they are.
+        num_layers: how many the model has, where that is known.
     """
 
     queries: Axis
@@ -106,6 +107,19 @@ class Heads:
     text: str = ""
     split: int | None = None
     others: Mapping[int, str] = field(default_factory=dict)
+    num_layers: int = 0
+
+    def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
+        """The number of a layer or head, counted from 0 where it was counted from the end.
+
+        >>> heads = Heads(Axis(["a", "."], [False, False]), [0, 1], num_layers=6)
+        >>> heads.from_start(-1, of="layer"), heads.from_start(0, of="layer")
+        (5, 0)
+        """
+        if number >= 0:
+            return number
+        every = max(self.num_layers, 1 + max(self.layers)) if of == "layer" else self.count
+        return number + every if number >= -every else number
 
     @property
     def keys(self) -> Axis:
@@ -302,6 +316,7 @@ def heads_of(
         name=name,
         text=trace.text,
         others=trace.other_layers,
+        num_layers=trace.num_layers,
     )
 
 

@@ -86,7 +86,7 @@ def choose_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    _check_place(seen, layer, head, call)
+    layer, head = checked_place(seen, layer, head, call)
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
     best = next(within, None)
@@ -159,7 +159,7 @@ def contrasting_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    _check_place(b, layer, head, "compare")
+    layer, head = checked_place(b, layer, head, "compare")
     found = {
         at: [_apart(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_standing, _looks)]
         for at in places_among(a, layer, head, "compare")
@@ -230,7 +230,7 @@ def changed_head(
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
-    _check_place(b, layer, head, "compare")
+    layer, head = checked_place(b, layer, head, "compare")
     places = places_among(a, layer, head, "compare")
     found = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in places}
     place = max(found, key=lambda at: found[at])
@@ -255,28 +255,43 @@ def places_among(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> list[tuple[int, int]]:
     """The heads to choose among, the lowest layer first, once it is checked that they are there."""
-    _check_place(heads, layer, head, call)
+    layer, head = checked_place(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))
 
 
-def _check_place(heads: Heads, layer: int | None, head: int | None, call: str) -> None:
+def checked_place(
+    heads: Heads, layer: int | None, head: int | None, call: str
+) -> tuple[int | None, int | None]:
+    """A layer and a head that are there, counted from 0; -1 is the model's last.
+
+    Raises:
+        IndexError: they are not.
+        ValueError: there is none at all.
+    """
+    asked = layer, head
+    if heads.layers:
+        layer = None if layer is None else heads.from_start(layer, of="layer")
+        head = None if head is None else heads.from_start(head, of="head")
     if heads.others and (not heads.layers or layer in heads.others):
-        asked = min(heads.others) if layer is None else layer
+        number = min(heads.others) if layer is None else layer
         rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
-            f"{call}: layer {asked} is {heads.others[asked]}, whose queries or keys are other "
+            f"{call}: layer {number} is {heads.others[number]}, whose queries or keys are other "
             f"tokens than this trace's (layers of these: {rest}): its numbers are "
-            f'trace["top_weights", {asked}], and qkv.head_view shows the weights that the model '
+            f'trace["top_weights", {number}], and qkv.head_view shows the weights that the model '
             "gives with output_attentions=True"
         )
     if not heads.layers:
         raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:
-        raise IndexError(f"{call}: there is no layer {layer}: the layers are {span(heads.layers)}")
+        raise IndexError(
+            f"{call}: there is no layer {asked[0]}: the layers are {span(heads.layers)}"
+        )
     known = range(heads.count)
     if head is not None and head not in known:
-        raise IndexError(f"{call}: there is no head {head}: the heads are {span(known)}")
+        raise IndexError(f"{call}: there is no head {asked[1]}: the heads are {span(known)}")
+    return layer, head
 
 
 def span(numbers: Sequence[int]) -> str:

@@ -118,7 +118,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
                         f"replay: the trace of step {step} holds no weights: trace "
                         'hook_pattern, model.trace(text, names=["pattern"])'
                     )
-                _check_size(trace.num_layers * trace.num_heads, len(trace.tokens), most)
+                _check_size(len(trace.layers) * trace.num_heads, len(trace.tokens), most)
             else:
                 if first is not None and not isinstance(first[1], Trace):
                     _check_configs(first[0], first[1].config, step, given.config)

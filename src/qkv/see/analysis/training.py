@@ -202,6 +202,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
+    layer, head = selection.checked_place(replay.heads, layer, head, "replay")
     places = selection.places_among(replay.heads, layer, head, "replay")
     rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in places}
     place = max(places, key=lambda at: float(rises[at].max()))

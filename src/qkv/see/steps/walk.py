@@ -38,7 +38,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
 
     Args:
         trace: a model's trace of one text.
-        layer: the layer.
+        layer: the layer; -1 is the last.
         head: the head.
         model: the model; without it Q, K and V are taken from the trace and the walk ends before
             the output projection.
@@ -47,7 +47,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
-    link = choose_head(heads_of(trace), layer, head, call="walk")[0].link
+    chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
+    layer, head, link = chosen.layer, chosen.head, chosen.link
     block = None if model is None else model.layers[layer]
     parameters = {} if model is None else model.parameters
     at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))

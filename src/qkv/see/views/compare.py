@@ -281,7 +281,7 @@ def compare(
         word: a word that both have; the one that they share if left out.
         tokens: the tokens of both, where weights are given.
         model: the model, or its name; the default model if left out.
-        layer: the layer to show, from 0.
+        layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
         pieces: whether the pieces of a word are shown as they are, not merged into it.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.

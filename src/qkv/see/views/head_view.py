@@ -139,10 +139,11 @@ def head_view(
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
     for head in asked or ():
-        if head not in range(parts[0].count):
+        if not -parts[0].count <= head < parts[0].count:
             raise IndexError(
                 f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
             )
+    asked = asked and [parts[0].from_start(head, of="head") for head in asked]
     shown = parts[0] if pieces else by_word(parts[0])
     chosen, links = selection.choose_head(
         shown, layer, asked[0] if asked else None, call="head_view"
@@ -239,7 +240,10 @@ def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
     """These layers, or all; `there` says in an error which there are."""
     if layers is None:
         return heads
-    wrong = [number for number in layers if number not in heads.layers]
+    given, layers = layers, [heads.from_start(number, of="layer") for number in layers]
+    wrong = [
+        asked for asked, number in zip(given, layers, strict=True) if number not in heads.layers
+    ]
     if wrong or not len(layers):
         what = f"no layer {wrong[0]}" if wrong else "no layer left"
         raise ValueError(f"head_view: there is {what}: {there}")
@@ -254,15 +258,16 @@ def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
 
 def _weights_of(trace: Trace) -> list[Array]:
     """The weights of all layers of one text's trace."""
-    lacking = [n for n in range(trace.num_layers) if ("pattern", n) not in trace]
-    if lacking or not trace.num_layers:
+    layers = range(1 + max(trace.layers, default=-1))
+    lacking = [n for n in layers if ("pattern", n) not in trace]
+    if lacking or not layers:
         kept = any(("top_weights", n) in trace for n in lacking)
         what = f"layer {lacking[0]}" if lacking else "any layer"
         raise ValueError(
             f"head_view: this trace does not hold the weights of {what}: "
             + ("it holds summaries: leave tokens out" if kept else "trace hook_pattern")
         )
-    return list(trace.attentions)
+    return [trace["pattern", layer] for layer in layers]
 
 
 def _readable(heads: Heads) -> Heads:

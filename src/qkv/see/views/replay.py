@@ -234,7 +234,7 @@ def replay(
             so on and the losses in `metrics.jsonl`; or a mapping from step to model, or to trace
             of one text.
         text: the text, or the ids of its tokens; left out where there are traces.
-        layer: the layer to show first, from 0.
+        layer: the layer to show first, from 0, or from the end with -1.
         head: the head to show first, from 0.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
         stretch: whether scales end at the largest weight that is shown, and not at 1.

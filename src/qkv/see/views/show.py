@@ -121,7 +121,7 @@ def show(
         tokens: the L tokens, where weights are given.
         model: the model for a text, or its name; the default model if left out. With a trace it
             adds the length of what each token gives, `|v W_O|`.
-        layer: the layer to show, from 0.
+        layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
         query: the word to look from, or the place of a token: the heads are ranked by its links.
         key: the word to look at, or the place of a token; with `query` the heads are ranked by this

@@ -171,7 +171,7 @@ def walk(
         text_or_trace: a text, or a model's trace of one text. Without `model` the walk over a trace
             starts from its Q, K and V and ends before the output projection. Or a layer: a
             `MultiHeadAttention`, `SelfAttention` or `Block`, with `x`.
-        layer: the layer, from 0.
+        layer: the layer, from 0, or from the end with -1.
         head: the head, from 0.
         model: the model, or its name; for a text the default model if left out.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
