@@ -56,7 +56,7 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
     assert len(model.tokenizer) == words
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
     assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} WordPieces" in CARD
-    assert f"{model.max_length} positions, {numbers:.1f} million parameters" in CARD
+    assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
 
 
 def test_its_card_and_the_licence_of_its_source_are_beside_it() -> None:

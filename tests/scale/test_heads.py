@@ -118,7 +118,7 @@ def test_texts_that_are_cut_are_counted_once(
 ) -> None:
     monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
     monkeypatch.setattr("qkv.scale.heads.ROWS", 1)
-    most = qkv.load().max_length
+    most = qkv.load().max_seq_length
     rows = ["the cat", "the cat sat " * most, "sat", "the cat " * most]
     (tmp_path / "x.txt").write_text("\n".join(rows))
     for used in (None, client):
