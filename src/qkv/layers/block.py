@@ -271,7 +271,9 @@ class Block:
         return [(name, about) for name, about in _ADDED.items() if name in self._parts]
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: BlockSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass: the gradients of `sum(grad * block(x, ...))`.
 
         The gradient along a residual connection is added to that of the part beside it.
@@ -279,6 +281,7 @@ class Block:
         Args:
             grad: (..., T, D), the gradient of what the block gave.
             saved: what `block.training_forward(x, ...)` gave beside it.
+            record: collects the gradients on the way, by the names of a trace.
 
         Returns:
             `.x`, `.parameters` by their names, and `.options` as the attention gives them.
@@ -295,21 +298,29 @@ class Block:
         found: dict[str, Array] = {}
         options: dict[str, Array] = {}
         total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
+        cu = saved.parts["attn"].inputs.cu
 
         def through(part: str | None, grad: Array) -> Array:
             """From the gradient of what a part gave to that of what it was given."""
             if part is None or part not in self._parts:
                 return grad
-            back = part_back(self._parts[part], grad, saved.parts[part], part, found)
+            called = self._norm_names.get(part, part)
+            inner = inside(record, called, None if part == "attn" else cu)
+            back = part_back(self._parts[part], grad, saved.parts[part], part, found, inner)
             options.update(back.options)
             return back.x
 
-        for name, (norm, last, _) in reversed(self._added):
+        keep(record, _AFTER if self.post_norm else "hook_resid_post", total, cu)
+        for name, (norm, last, hook) in reversed(self._added):
             if self.post_norm:
                 total = through(norm, total)
+            for one in (hook, f"hook_{name}_out"):
+                keep(record, one, total, cu)
+            if self.post_norm:
                 total = total + through(name, total)
             else:
                 total = total + through(norm, through(name, through(last, total)))
+        keep(record, "hook_resid_pre", total, cu)
         return Gradient(total, found, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:

@@ -121,7 +121,9 @@ class Experts(Feed):
         return out, ExpertsSaved(rows, chosen, weights, x.shape)
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: ExpertsSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: ExpertsSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass: the gradients of `sum(grad * layer(x))`.
 
         Which experts were chosen has no gradient, what each of them counts has.
@@ -129,6 +131,7 @@ class Experts(Feed):
         Args:
             grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
             saved: what `layer.training_forward(x)` gave beside it.
+            record: is given nothing, as `hooks` names nothing.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.

@@ -11,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.layers.parameters import result_type
 from qkv.ops.linear import linear_grad
+from qkv.trace import Recorder
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,17 @@ def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: s
     return array.astype(dtype, copy=False)
 
 
-def part_back(part: Any, grad: Array, saved: Any, name: str, found: dict[str, Array]) -> Gradient:
+def part_back(
+    part: Any,
+    grad: Array,
+    saved: Any,
+    name: str,
+    found: dict[str, Array],
+    record: Recorder | None = None,
+) -> Gradient:
     """The backward pass of a part; the gradients of its parameters are added under its name."""
-    back: Gradient = part.backward(grad, saved)
+    more = {} if record is None else {"record": record}
+    back: Gradient = part.backward(grad, saved, **more)
     found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
     return back
 

@@ -143,12 +143,15 @@ class MLP(Feed):
         return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: MLPSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: MLPSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass: the gradients of `sum(grad * mlp(x))`.
 
         Args:
             grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
             saved: what `mlp.training_forward(x)` gave beside it.
+            record: collects the gradients on the way, by the names of a trace.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
@@ -162,12 +165,16 @@ class MLP(Feed):
         x, pre, hidden, gate, up = saved
         grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
         change = project_back(hidden, self.parameters, "down_proj", grad, found)
+        record = record or Recorder(lambda _: False)
+        record("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
-            first = "gate_proj"
-            grad_x = project_back(x, self.parameters, "up_proj", change * gate, found)
+            first, linear = "gate_proj", change * gate
+            record("hook_pre_linear", linear)
+            grad_x = project_back(x, self.parameters, "up_proj", linear, found)
             change = change * up
         change = activation_grad(pre, change, self.activation)
+        record("hook_pre", change)
         more = project_back(x, self.parameters, first, change, found)
         return Gradient(more if grad_x is None else more + grad_x, found)
 

@@ -64,12 +64,15 @@ class _Norm(Layer):
         return out, NormSaved(x, scale)
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: NormSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: NormSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass: the gradients of `sum(grad * norm(x))`.
 
         Args:
             grad: (..., D), the gradient of what the norm gave.
             saved: what `norm.training_forward(x)` gave beside it.
+            record: collects the gradients on the way, by the names of a trace.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" and "bias".
@@ -79,12 +82,14 @@ class _Norm(Layer):
         >>> norm.backward([[1.0, 0.0]], saved).parameters["weight"]
         array([-1.,  0.])
         """
-        call = type(self).__name__
+        grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
+        if record is not None:
+            record("hook_normalized", grad)
         grad_x, weight, bias = norm_grad(
             saved.x,
             self.scaled(),
             saved.scale,
-            upstream(grad, saved.x.shape, saved.x.dtype, call=call),
+            grad,
             centred=self._is_centred,
             bias="bias" in self.parameters,
         )

@@ -37,6 +37,7 @@ from qkv.models.tasks.generate import (
     steps,
     tokens_to_add,
 )
+from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
 from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given, named
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.trace import names_to_keep
@@ -722,6 +723,58 @@ class Model:
         found = self._body.unembed(rows, norm=norm)
         return found.reshape(*array.shape[:-1], found.shape[-1])
 
+    def gradient(self, text: Any, *, of: Any, at: Any = ("embed",)) -> dict[Any, Array]:
+        """The gradient of a logit for activations: what a small change of each does to it.
+
+        Args:
+            text: one text or several, or the ids of their tokens, as for `trace`.
+            of: what it is the gradient of, for the logits (B, T, V) of `trace(..., logits=True)`:
+                `(place, token)`, the logit of a token at a place of each text;
+                `(place, token, other)`, how far it is above that of another; or an array of floats
+                (B, T, V) that the logits are multiplied by and summed. A place counts from the end
+                with -1; a token is an id, or a string that is one token of the vocabulary (as it
+                is cut behind nothing: GPT-2 knows "the" and " the").
+            at: the activations, by their names as a trace has them: "embed", ("resid_post", 3),
+                "blocks.3.attn.hook_z". Of the scores, the pattern and what comes of a single head
+                (`attn.hook_result`) there is none: the backward pass of attention never forms it.
+
+        Returns:
+            For each activation, by its name as it was asked for, an array of the shape that the
+            trace has it in, (B, T, ...), 0 in the padding. float32, or float64 for a model of that.
+
+        Raises:
+            TypeError: an argument is of a wrong type, or the model is in half precision.
+            ValueError: the model has no head over words, or reads one text and writes another;
+                there is no such place or token, or no gradient of an activation; a text is empty.
+            KeyError: there is no such activation; the message has the nearest ones.
+
+        Source:
+            Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks"; the backward
+            pass: Rumelhart, Hinton and Williams 1986.
+
+        >>> import qkv
+        >>> model = qkv.load()
+        >>> trace = model.trace("The sun [MASK].")
+        >>> found = model.gradient("The sun [MASK].", of=(3, "the"), at=["embed", ("z", -1)])
+        >>> all(found[name].shape == trace[name].shape for name in ("embed", ("z", -1)))
+        True
+        """
+        words = self._need_words("gradient")
+        if not self.continues:
+            raise ValueError(
+                f"gradient: {self.name} reads one text and writes another, and there is no "
+                "backward pass through both: take a model of one text"
+            )
+        check_type(self._weights.parameters.values(), self.name)
+        names = names_of(at, self._body)
+        _, batch = self._texts(text, "gradient")
+        prepared = self._sentence.prepared
+
+        def token_id(word: Any) -> int:
+            return word_id(word, words, self.tokenizer, prepared, self.name)
+
+        return gradients(self._body, batch, of, names, token_id)
+
     def __call__(
         self,
         input_ids: ArrayLike,
@@ -823,23 +876,23 @@ class Model:
             return True, [check_text(texts, call=call, name="text")], []
         return False, check_texts(texts, call=call), []
 
-    def _texts(self, texts: Any) -> tuple[bool, list[Tokenized]]:
+    def _texts(self, texts: Any, call: str = "trace") -> tuple[bool, list[Tokenized]]:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
-        single, strings, batch = self._given(texts, "trace")
+        single, strings, batch = self._given(texts, call)
         if strings:
-            truncator = Truncator(self._need_tokenizer("trace"), self.max_seq_length)
+            truncator = Truncator(self._need_tokenizer(call), self.max_seq_length)
             batch = truncator([self._sentence.prepared(text) for text in strings])
             for number, tokens in enumerate(batch):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
-                    raise ValueError(f"trace: {where} is empty: there is no word in it")
+                    raise ValueError(f"{call}: {where} is empty: there is no word in it")
             truncator.cut.warn()
             batch = [
                 replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
                 for tokens, text in zip(batch, strings, strict=True)
             ]
         if not batch:
-            raise ValueError("trace: there is no text: give at least one")
+            raise ValueError(f"{call}: there is no text: give at least one")
         return single, batch
 
     def _prompts(self, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:

@@ -13,12 +13,15 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.layers.gradient import Gradient, part_back, project_back, upstream
 from qkv.layers.options import PADDED
-from qkv.layers.packed import padded_heads, places
+from qkv.layers.packed import keep, padded_heads, places
+from qkv.trace import Recorder
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 
 
-def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradient:
+def attention_backward(
+    layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
+) -> Gradient:
     """From the gradient of what the layer gave to those of what it was given."""
     found: dict[str, Array] = {}
     z, inputs = saved.z, saved.inputs
@@ -26,10 +29,20 @@ def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradie
     grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
     if "out_proj.weight" in layer.parameters:
         grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
-    heads = _attention_grad(split_heads(grad, layer.num_heads), saved)
+    z = split_heads(grad, layer.num_heads)
+    moved = bool(saved.norms or saved.positions)
+
+    def kept(name: str, part: Array) -> None:
+        """Record a gradient of heads (..., H, T, d) as a trace has them, (..., T, H, d)."""
+        keep(record, name, np.swapaxes(part, -3, -2), inputs.cu)
+
+    kept("hook_z", z)
+    heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
         """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
+        if moved and name != "v":
+            kept(f"hook_rot_{name}", part)
         if name in saved.positions:
             assert layer.rotary is not None
             part = layer.rotary.rotate_back(part, *saved.positions[name])
@@ -37,6 +50,7 @@ def attention_backward(layer: Parts, grad: Any, saved: AttentionSaved) -> Gradie
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
             part = part_back(norm, part, saved.norms[name], f"{name}_norm", found).x
+        kept(f"hook_{name}", part)
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 
     query = to_words("q", heads.query, inputs.words)

@@ -372,12 +372,15 @@ class MultiHeadAttention:
         return out, saved
 
     @quiet
-    def backward(self, grad: ArrayLike, saved: AttentionSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: AttentionSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass: the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
             grad: (..., L, D), the gradient of what the layer gave; that of a residual is the same.
             saved: what `layer.training_forward(x, ...)` gave beside it.
+            record: collects the gradients on the way, by the names of a trace.
 
         Returns:
             `.x`, `.context` where there was one, `.parameters` by their names (those of norms of
@@ -389,7 +392,7 @@ class MultiHeadAttention:
         >>> layer.backward(np.ones((5, 8)), saved).parameters["q_proj.weight"].shape
         (8, 8)
         """
-        return attention_backward(self, grad, saved)
+        return attention_backward(self, grad, saved, record)
 
     def forward(self, x: ArrayLike, context: ArrayLike | None = None, **options: Any) -> Any:
         """The same as calling the layer."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
@@ -13,7 +14,7 @@ from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import Gradient
-from qkv.layers.packed import keep
+from qkv.layers.packed import inside, keep
 from qkv.models.files.config import Config
 from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
@@ -39,16 +40,21 @@ class AttentionOnly(Block):
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
-        inside = None if record is None else record.under("attn.")
         keep(record, "hook_resid_pre", x, cu)
-        out, saved = self.attn.run(x, cu=cu, record=inside, **options)
+        out, saved = self.attn.run(x, cu=cu, record=inside(record, "attn", None), **options)
         keep(record, "hook_attn_out", out, cu)
         keep(record, "hook_resid_post", out, cu)
         return out, BlockSaved({"attn": saved}, x.shape, x.dtype)
 
-    def backward(self, grad: ArrayLike, saved: BlockSaved) -> Gradient:
+    def backward(
+        self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass of its attention."""
-        back = self.attn.backward(grad, saved.parts["attn"])
+        attn = saved.parts["attn"]
+        for name in ("hook_resid_post", "hook_attn_out"):
+            keep(record, name, np.asarray(grad), attn.inputs.cu)
+        back = self.attn.backward(grad, attn, record=inside(record, "attn", None))
+        keep(record, "hook_resid_pre", back.x, attn.inputs.cu)
         named = {f"attn.{name}": array for name, array in back.parameters.items()}
         return replace(back, parameters=named)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,14 +91,25 @@ class Embedding:
         keep(record, "hook_full_embed", x, cu_lengths)
         return x, EmbeddingSaved(rows, places, norm)
 
-    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+    def backward(
+        self,
+        grad: Array,
+        saved: EmbeddingSaved,
+        *,
+        record: Recorder | None = None,
+        cu_lengths: Array | None = None,
+    ) -> dict[str, Array]:
         """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
 
         They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
+        `record` collects the gradients of what a trace has, of packed rows as (B, T, D).
         """
         found: dict[str, Array] = {}
+        keep(record, "hook_full_embed", grad, cu_lengths)
         if self.norm is not None:
             grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
+        for hook in self.hooks[:-1]:  # what is added up
+            keep(record, hook, grad, cu_lengths)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
@@ -150,9 +161,9 @@ class PatchEmbedding(Embedding):
         self.patch = weight.shape[-2:]
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
 
-    def backward(self, grad: Array, saved: EmbeddingSaved) -> dict[str, Array]:
+    def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
         """The backward pass, to the first token, the weight of the patches and the places."""
-        found = super().backward(grad, saved)
+        found = super().backward(grad, saved, **recorded)
         return found | {"pos_embed.weight": found["pos_embed.weight"][None]}
 
     def _rows(self, images: Array) -> tuple[Array, Array]:

@@ -33,7 +33,7 @@ class TransformerSaved(NamedTuple):
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
-    longest: int  # the length of the longest text
+    cu_lengths: Array  # (B + 1,), where each text begins and the last one ends
 
 
 class Transformer:
@@ -207,34 +207,41 @@ class Transformer:
             x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
             layers += [kept] if save else []
         x, final_norm = self._last(x, cu_lengths, record)
-        return x, TransformerSaved(embedding, layers, final_norm, longest)
+        return x, TransformerSaved(embedding, layers, final_norm, cu_lengths)
 
-    def backward(self, grad: Array, saved: TransformerSaved) -> dict[str, Array]:
+    def backward(
+        self, grad: Array, saved: TransformerSaved, *, record: Recorder | None = None
+    ) -> dict[str, Array]:
         """The backward pass: the gradients of `sum(grad * transformer(ids, ...))`.
 
         Args:
             grad: (total, D), the gradient of the last vectors.
             saved: what `transformer.training_forward(ids, places, cu_lengths)` gave beside them; it
                 is used up.
+            record: collects the gradients on the way, by the names of a trace, as (B, T, ...).
 
         Returns:
             The gradient of every parameter by the name that its design gives it
             ("blocks.0.attn.q_proj.weight"), but for those of the head.
         """
         found: dict[str, Array] = {}
+        cu = saved.cu_lengths
+        longest = int(np.diff(cu).max(initial=0))
         if self.final_norm is not None:
-            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found).x
+            last = inside(record, _LAST, cu)
+            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found, last).x
         for number in reversed(range(len(self.layers))):
             block, layer = f"blocks.{number}", self.layers[number]
-            back = part_back(layer, grad, saved.layers.pop(), block, found)  # and free it
+            inner = inside(record, block, None)
+            back = part_back(layer, grad, saved.layers.pop(), block, found, inner)  # and free it
             grad = back.x
             if "sinks" in back.options:
                 found[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
-                table = self.bias.backward(back.options["bias"], saved.longest, saved.longest)
+                table = self.bias.backward(back.options["bias"], longest, longest)
                 name = "relative_bias.weight"
                 found[name] = found[name] + table if name in found else table
-        return found | self.embedding.backward(grad, saved.embedding)
+        return found | self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
 
     @property
     def predicts(self) -> bool:

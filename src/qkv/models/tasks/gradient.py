@@ -1,0 +1,195 @@
+"""Gradients of logits: what they are taken of, and which activations they can be had of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
+from qkv.layers.attention.forward import SUMMARY
+from qkv.layers.packed import starts_of
+from qkv.models.network.transformer import Transformer
+from qkv.text import Tokenized, Tokenizer
+from qkv.trace import Recorder
+from qkv.trace.names import meant, split
+
+Name = str | tuple[Any, ...]
+# What the backward pass never forms: attention's is of queries, keys and values at once.
+_WITHOUT = ("hook_attn_scores", "hook_pattern", "hook_result", "hook_scale", *SUMMARY)
+_CALL = "gradient"
+
+
+def gradients(
+    body: Transformer,
+    batch: Sequence[Tokenized],
+    of: Any,
+    names: Mapping[Name, str],
+    token_id: Callable[[Any], int],
+) -> dict[Name, Array]:
+    """The gradient of the logits that `of` weighs, for each activation.
+
+    Args:
+        body: with a head over words.
+        batch: the texts.
+        of: as for `Model.gradient`.
+        names: what the result calls each activation, and its full name.
+        token_id: the id of a word, or an error.
+
+    Raises:
+        TypeError: `of` is neither a place with tokens nor an array of floats.
+        ValueError: there is no such place, or the array has another shape.
+    """
+    lengths = [len(text) for text in batch]
+    starts = starts_of(lengths)
+    assert body.head is not None
+    at, up = weighed(of, lengths, body.head.steps.outputs, token_id)
+    ids = np.concatenate([text.ids for text in batch])
+    places = [
+        body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
+    ]
+    rows, saved = body.training_forward(ids, np.concatenate(places), starts)
+    _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
+    grad = np.zeros_like(rows)
+    grad[at] = body.head.backward(up.astype(rows.dtype), kept).x
+    record = Recorder(set(names.values()).__contains__)
+    body.backward(grad, saved, record=record)
+    return {name: record.arrays[full] for name, full in names.items()}
+
+
+def weighed(
+    of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
+) -> tuple[Array, Array]:
+    """Which of the packed rows have logits that count (n,), and what each counts, (n, V).
+
+    >>> weighed((-1, 1, 0), [2, 3], 3, int)
+    (array([1, 4]), array([[-1.,  1.,  0.],
+           [-1.,  1.,  0.]]))
+    """
+    starts, longest = starts_of(lengths), max(lengths)
+    if isinstance(of, tuple | list) and len(of) in (2, 3) and is_whole_number(of[0]):
+        place = int(of[0])
+        for number, length in enumerate(lengths):
+            if not -length <= place < length:
+                which = "the text" if len(lengths) == 1 else f"text {number}"
+                raise ValueError(
+                    f"{_CALL}: of has place {place} and {which} has {length} tokens: give "
+                    f"{-length} to {length - 1}"
+                )
+        row = np.zeros(words)
+        for token, sign in zip(of[1:], (1.0, -1.0), strict=False):
+            row[token_id(token)] += sign
+        at = starts[:-1] + [place % length for length in lengths]
+        return at, np.tile(row, (len(at), 1))
+    shape = (len(lengths), longest, words)
+    array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
+    if not is_float(array.dtype):
+        raise TypeError(
+            f"{_CALL}: of is {shown(of)}: give (place, token), (place, token, other token), or an "
+            f"array of floats {shape}, what each logit counts"
+        )
+    if array.shape != shape:
+        raise ValueError(
+            f"{_CALL}: of has shape {array.shape} and the logits have {shape}: they must be the "
+            "same"
+        )
+    there = np.arange(longest) < np.array(lengths)[:, None]
+    return np.arange(starts[-1]), array[there]
+
+
+def word_id(
+    word: Any, words: int, tokenizer: Tokenizer | None, prepared: Callable[[str], str], model: str
+) -> int:
+    """The id of a token: itself, or that of a string which the tokenizer cuts into one token.
+
+    A string that is a token as the vocabulary spells it ("##s", "Ġthe") is that one.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: there is no such id, or the string is not one token.
+    """
+    if is_whole_number(word):
+        if not 0 <= word < words:
+            raise ValueError(
+                f"{_CALL}: there is no token {word}: the ids run from 0 to {words - 1}"
+            )
+        return int(word)
+    if not isinstance(word, str):
+        raise TypeError(f"{_CALL}: of has the token {shown(word)}: give an id, or a string")
+    if tokenizer is None:
+        raise ValueError(
+            f"{_CALL}: of has the token {word!r:.60} and {model} has no tokenizer: give its id"
+        )
+    [ids] = tokenizer.ids_batch([prepared(word)])
+    names = [tokenizer.token(int(one)) for one in ids]
+    if len(ids) == 1 and names[0] != tokenizer.unknown:
+        return int(ids[0])
+    known = tokenizer.vocabulary.get(word)
+    if known is not None:
+        return known
+    cut = "a word it does not know" if tokenizer.unknown in names else f"{len(ids)} tokens"
+    spelled = f" ({' '.join(map(str, names))})" if names else ""
+    raise ValueError(
+        f"{_CALL}: {word!r:.60} is {cut} of {model}{spelled:.200}: give a string that is one "
+        "token, or an id"
+    )
+
+
+def names_of(at: Any, body: Transformer) -> dict[Name, str]:
+    """The full name of each activation that is asked for, by how it is.
+
+    Raises:
+        TypeError: a name is neither a string nor a tuple.
+        ValueError: there is no gradient of it; the message lists what there is.
+        KeyError: there is no such activation; it has the nearest ones.
+    """
+    is_one = isinstance(at, str) or (isinstance(at, tuple) and _is_tuple_name(at))
+    known = [name for name in body.hook_names if not name.endswith(_WITHOUT)]
+    found: dict[Name, str] = {}
+    for name in [at] if is_one else at:
+        if not isinstance(name, str | tuple):
+            raise TypeError(f"{_CALL}: at has {shown(name)}: give names, as ('resid_post', 3)")
+        full = meant(name, len(body.layers))
+        fits = next((one for one in full if one in known), None)
+        if fits is None:
+            raise _unknown(name, full, body, known)
+        found[name] = fits
+    return found
+
+
+def _is_tuple_name(at: tuple[Any, ...]) -> bool:
+    """Whether it is one name as TransformerLens has them, not several."""
+    return len(at) in (2, 3) and (at[1] is None or is_whole_number(at[1]))
+
+
+def _unknown(
+    name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]
+) -> KeyError | ValueError:
+    every = list(dict.fromkeys(split(one)[1] for one in known))
+    if set(full) & set(body.hook_names):
+        return ValueError(
+            f"{_CALL}: there is no gradient of {name!r}, which the backward pass never forms: ask "
+            f"for {', '.join(every)}"
+        )
+    short = {one.rpartition("hook_")[2]: one for one in every}
+    last = name if isinstance(name, str) else str(name[0])
+    near = difflib.get_close_matches(last, [*short, *known], n=3, cutoff=0.5) or list(short)
+    layers = len(body.layers)
+    hint = ""
+    if isinstance(name, str) and name in short:
+        hint = f"; of one layer it is ({name!r}, layer), 0 to {layers - 1}"
+    elif not isinstance(name, str) and last in short:
+        hint = f"; the layers are 0 to {layers - 1}"
+    return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
+
+
+def check_type(parameters: Iterable[Array], model: str) -> None:
+    """An error where a model has half precision, which the backward pass does not take."""
+    for array in parameters:
+        if compute_type(array.dtype) != array.dtype:
+            raise TypeError(
+                f"{_CALL}: {model} is {array.dtype} and gradients are float32 or float64: load it "
+                "so, as qkv.load(..., dtype=np.float32)"
+            )
