@@ -17,7 +17,7 @@ import numpy as np
 import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
-from training import command, copying, decoder, decoder_card, everyday, roles, writing
+from training import command, copying, decoder, decoder_card, everyday, roles, told, writing
 from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
@@ -132,11 +132,23 @@ def ship(
         text = decoder_card.card(found, model, checkpoint.about)
     else:
         found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
-        text = card(found, _beside(peer, wordnet), model, checkpoint.about)
+        stories = _stories(model, run, place)
+        text = told.in_card(card(found, _beside(peer, wordnet), model, checkpoint.about), stories)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
     return place, found
+
+
+def _stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
+    """Those of the run, or else of the folder, that the model tells; the folder keeps them."""
+    kept = told.kept_in(run if (run / told.STORIES).exists() else place)
+    still = told.again(model, kept)
+    gone = len(kept["stories"]) - len(still["stories"])
+    if gone:
+        print(f"ship: {gone} stories hold no more: choose others with training.stories --keep")
+    told.keep(place, still)
+    return still
 
 
 def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:

@@ -15,10 +15,12 @@ from safetensors import safe_open
 import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
+from training import told
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = shipped()["wordnet"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
+STORIES = told.kept_in(PLACE)
 STREAM = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",
@@ -131,3 +133,27 @@ def test_it_names_a_hidden_word(model: qkv.Model) -> None:
     logits = model(text.ids[None]).logits
     best = np.argsort(-logits[0, text.tokens.index("[MASK]")])[:10]
     assert "water" in [model.tokenizer.decode([one]) for one in best]
+
+
+def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card() -> None:
+    assert len(STORIES["stories"]) == 5
+    assert 5 < STORIES["found"] < STORIES["searched"]
+    assert told.section(STORIES) in (PLACE / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("story", STORIES["stories"], ids=lambda one: one["sentence"])
+def test_its_stories_are_so(model: qkv.Model, story: dict) -> None:
+    edit = {name: story[name] for name in ("hide", "ablate")}
+    assert sum(map(len, edit.values())) == 1
+    words = set(re.findall(r"\w+", story["sentence"].lower()))
+    guesses = []
+    for told_of, options in ((story["before"], {}), (story["after"], edit)):
+        [[(word, chance), *_]] = model.predict(story["sentence"], **options)
+        assert (word, round(chance, 2)) == (
+            told_of["word"],
+            pytest.approx(told_of["chance"], abs=0.02),
+        )
+        guesses.append(word)
+    assert len({*guesses} - words) == 2
+    assert all(guess.isalpha() for guess in guesses)
+    assert story["reason"].endswith(".")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qkv
-from training import make, ship, wordnet
+from training import make, ship, told, wordnet
 from training.shares import in_words
 from training.wordnet import read
 
@@ -56,6 +56,25 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert f"with all their pieces, {in_words(0, words['words'])}" in text or words["top1"]
     assert "heads have a role" in text
     assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
+
+
+def test_stories_are_taken_along_if_the_model_tells_them(
+    folder: Path, tmp_path: Path, held_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, place = tmp_path / "run", tmp_path / "place"
+    make.main([*SMALL, "--wordnet", str(folder), "-o", str(run), "--steps", "1"])
+    asked = {"sentence": "an ox and a [MASK]", "hide": ["ox"], "ablate": [], "reason": "So."}
+    one = told.story(qkv.load(run), asked)
+    two = {**one, "after": {"word": "elk", "chance": 0.5}}
+    told.keep(run, {"searched": 9, "found": 3, "stories": [one, two]})
+    ship.ship(run, place, folder, peer=None)
+    kept = told.kept_in(place)
+    assert [story["sentence"] for story in kept["stories"]] == ["an ox and a [MASK]"]
+    assert told.section(kept) in (place / "README.md").read_text()
+    assert "ship: 1 stories hold no more" in capsys.readouterr().out
+    (run / told.STORIES).unlink()
+    ship.ship(run, place, folder, peer=None)  # then those of the folder stay
+    assert told.kept_in(place) == kept
 
 
 def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held_out: str) -> None:

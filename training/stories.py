@@ -1,0 +1,355 @@
+"""Sentences in which one hidden word, or one head less, changes the first guess for a plain reason.
+
+`python -m training.stories MODEL` searches and prints what it finds, the best first; MODEL is a
+folder, a name, or nothing for the encoder that ships. `--keep 3 8 21` writes those of these numbers
+to stories.json beside the model, and into its card: README, tutorials and tests read them there.
+
+What is searched. `stories.txt` has frames with one word missing, and fillers for them, over a
+thousand sentences; there is nothing random in it, and no example of WordNet. In each sentence every
+word is hidden in turn (`hide`), and every head left out (`ablate`).
+
+What is found. The first guess with all in sight, and the first guess then, where
+
+- both are whole words that WordNet knows, no function words, two, with a chance of 5% or more;
+- neither repeats a content word of the sentence: is it, or a form of it, or begins as it does (see
+  `Repeats`);
+- the first one's chance has at least halved.
+
+The order. First those where the first guess is a word that was written beside the filler; of these
+those where a word of the filler is hidden, or is what the head looks at most from the missing word;
+of these those where the second guess is a word that was written for the family. Then those that
+move further: the *swing* is by how much the odds of the one guess against the other fall, as a
+logarithm. Of a sentence there is at most one hidden word and one head. Whether a reader understands
+it at once, a reader has to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from qkv.models.files.find import find_model
+from qkv.see.analysis.words import is_function_word
+from training import command
+from training.frames import MASK, Candidate, Repeats, candidates
+from training.told import STORIES, keep, story
+from training.wordnet import FOLDER, read
+
+NAME = "wordnet"  # the model that ships
+LEAST = 0.05  # the chance of a guess
+RATIO = 2.0  # by which the chance of the first guess falls
+TOP = 40  # found ones that are printed
+RANKED = 5  # guesses that are kept of each run
+_AT_ONCE = 64  # texts
+
+_Edit = tuple[int, ...] | tuple[tuple[int, int], ...]  # places that are hidden, or heads
+Ranked = tuple[tuple[str, float], ...]  # words and their chances, the likeliest first
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one edit does to the first guess of a sentence.
+
+    Attributes:
+        candidate: the sentence.
+        before: the likeliest words with all in sight.
+        after: the same with the edit.
+        swing: by how much the log odds of the first guess against the second one fall.
+        drop: by how much the log chance of the first guess falls.
+        hide: the word that is hidden, if it is a word.
+        ablate: (layer, head), if it is a head.
+        median: the same without the median head, for a head.
+        looks: the word that the head looks at most from the missing one, and the weight.
+        alike: whether the first guess is what it also becomes with that word hidden.
+    """
+
+    candidate: Candidate
+    before: Ranked
+    after: Ranked
+    swing: float
+    drop: float
+    hide: str | None = None
+    ablate: tuple[int, int] | None = None
+    median: float = 0.0
+    looks: tuple[str, float] = ("", 0.0)
+    alike: bool = False
+
+    @property
+    def marks(self) -> tuple[bool, bool, bool]:
+        """Whether the first guess is right, the filler did it, and the second guess fits."""
+        word = self.hide or self.looks[0]
+        one = self.candidate
+        return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float]:
+        """What they are ordered by, the largest first."""
+        return *self.marks, self.swing
+
+    @property
+    def reason(self) -> str:
+        """One sentence of why it is so."""
+        hidden = self.hide or self.looks[0]
+        told = self.candidate.why.replace("{hidden}", hidden)
+        if hidden not in self.candidate.cue:
+            told = f'"{hidden}" is what leads to "{self.before[0][0]}"'
+        if self.ablate is not None:
+            layer, head = self.ablate
+            rest = told.removeprefix(f'"{hidden}" ')
+            then = f": {told}" if rest == told else f", which {rest}"
+            told = f'Head {layer}.{head} looks from the missing word at "{hidden}"{then}'
+        return told[0].upper() + told[1:] + "."
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `training.told.story` needs."""
+        return {
+            "sentence": self.candidate.sentence,
+            "hide": [self.hide] if self.hide else [],
+            "ablate": [list(self.ablate)] if self.ablate else [],
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A sentence as a model reads it, with an edit."""
+
+    number: int  # of the sentence
+    ids: list[int]
+    place: int  # of the mask
+    hide: tuple[int, ...] = ()
+    ablate: tuple[tuple[int, int], ...] = ()
+
+
+class _Guesser:
+    """Chances of all words of the vocabulary, of many sentences at once."""
+
+    def __init__(self, model: qkv.Model) -> None:
+        tokenizer = model.tokenizer
+        if tokenizer is None or tokenizer.mask is None or model([[0, 1]]).logits is None:
+            raise ValueError(f"stories: {model.name} names no missing words: take one that does")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.mask = tokenizer.mask
+        self.words = [tokenizer.token(k) or "" for k in range(len(model.embedding.table))]
+        names = model.trace([[0, 1]]).names()
+        last = f"blocks.{model.num_layers - 1}.hook_normalized_resid_post"
+        self.last = last if last in names else f"blocks.{model.num_layers - 1}.hook_resid_post"
+
+    def run(self, number: int, candidate: Candidate) -> tuple[_Run, dict[str, tuple[int, ...]]]:
+        """A sentence with all in sight, and the tokens of each of its words."""
+        sentence = candidate.sentence
+        text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
+        grown = len(self.mask) - len(MASK)  # characters behind the mask stand so much later
+        start = sentence.index(MASK)
+        words = {}
+        for word, spans in candidate.words.items():
+            moved = [(a + grown, b + grown) if a > start else (a, b) for a, b in spans]
+            words[word] = tuple(
+                k
+                for k, (a, b) in enumerate(text.offsets)
+                if any(a < end and b > begin for begin, end in moved)
+            )
+        return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
+
+    def chances(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
+        """Log chances (V,) at the missing word of each; those with one edit are run together."""
+        order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
+        changes = [
+            k
+            for k, (a, b) in enumerate(pairwise(order), 1)
+            if (a.ablate, a.hide) != (b.ablate, b.hide)
+        ]
+        for begin, end in pairwise([0, *changes, len(order)]):
+            for first in range(begin, end, _AT_ONCE):
+                yield from self._together(order[first : min(first + _AT_ONCE, end)])
+
+    def _together(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
+        trace = self.model.trace(
+            [run.ids for run in runs],
+            names=[self.last],
+            ablate=runs[0].ablate,
+            hide=runs[0].hide,
+        )
+        rows = trace[self.last][np.arange(len(runs)), [run.place for run in runs]]
+        logits = self.model.unembed(rows).astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        yield from zip(runs, logits.astype(np.float32), strict=True)
+
+    def ranked(self, chances: Array) -> Ranked:
+        """The likeliest words, with their chances."""
+        best = np.argsort(-chances, kind="stable")[:RANKED]
+        return tuple((self.words[k].lower(), float(np.exp(chances[k]))) for k in best)
+
+    def looks(
+        self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
+    ) -> tuple[str, float]:
+        """The word that a head looks at most from the missing one, and the weight."""
+        [weights] = self.model.trace([run.ids], names=["pattern"])["pattern", head[0]][:, head[1]]
+        found = {word: float(weights[run.place, list(at)].sum()) for word, at in words.items()}
+        best = max(found, key=lambda word: found[word])
+        return best, found[best]
+
+
+def search(
+    model: qkv.Model, given: Sequence[Candidate], repeats: Repeats, least: float = LEAST
+) -> list[Found]:
+    """What is found, the best first.
+
+    Args:
+        model: one that names missing words.
+        given: the sentences.
+        repeats: knows words and their forms.
+        least: the chance that both guesses need.
+
+    Raises:
+        ValueError: the model names no missing words.
+    """
+    guesser = _Guesser(model)
+    runs = [guesser.run(number, one) for number, one in enumerate(given)]
+
+    def good(number: int, guess: tuple[str, float]) -> bool:
+        word, chance = guess
+        known = word.isalpha() and len(word) > 1 and not is_function_word(word)
+        if not known or chance < least or not repeats.forms(word):
+            return False
+        seen = (other for other in given[number].words if not is_function_word(other))
+        return not any(repeats(word, other) for other in seen)
+
+    before = {
+        run.number: chances
+        for run, chances in guesser.chances([run for run, _ in runs])
+        if good(run.number, guesser.ranked(chances)[0])
+    }
+    edited = [
+        _Run(run.number, run.ids, run.place, **edit)
+        for run, words in runs
+        if run.number in before
+        for edit in _edits(model, words)
+    ]
+    found = []
+    every: dict[int, dict[_Edit, tuple[float, str]]] = {}
+    for run, chances in guesser.chances(edited):
+        was = before[run.number]
+        first, second = int(was.argmax()), int(chances.argmax())
+        drop = float(was[first] - chances[first])
+        every.setdefault(run.number, {})[run.hide or run.ablate] = drop, guesser.words[second]
+        after = guesser.ranked(chances)
+        if first != second and drop >= np.log(RATIO) and good(run.number, after[0]):
+            swing = drop + float(chances[second] - was[second])
+            one = Found(given[run.number], guesser.ranked(was), after, swing, drop)
+            found.append((run, one))
+    return _best(
+        [
+            _explained(guesser, one, run, runs[run.number][1], every[run.number])
+            for run, one in found
+        ]
+    )
+
+
+def _explained(
+    guesser: _Guesser,
+    found: Found,
+    run: _Run,
+    words: Mapping[str, tuple[int, ...]],
+    every: Mapping[_Edit, tuple[float, str]],
+) -> Found:
+    """What was found, with the word or the head that did it; `every` is what each edit does."""
+    if run.hide:
+        return replace(found, hide=next(word for word, at in words.items() if at == run.hide))
+    [head] = run.ablate
+    word, weight = guesser.looks(run, words, head)
+    drops = [drop for edit, (drop, _) in every.items() if isinstance(edit[0], tuple)]
+    _, hidden = every.get(words[word], (0, ""))
+    return replace(
+        found,
+        ablate=head,
+        median=float(np.median(drops)),
+        looks=(word, weight),
+        alike=hidden == every[run.ablate][1],
+    )
+
+
+def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
+    """Each word hidden, then each head left out."""
+    if len(words) > 1:
+        yield from ({"hide": places} for places in words.values())
+    for layer in range(model.num_layers):
+        yield from ({"ablate": ((layer, head),)} for head in range(model.num_heads))
+
+
+def _best(found: Sequence[Found]) -> list[Found]:
+    """In their order, of a sentence at most one word and one head."""
+    order = sorted(found, key=lambda one: (*(-x for x in one.rank), one.candidate.sentence))
+    kept: dict[tuple[str, bool], Found] = {}
+    for one in order:
+        kept.setdefault((one.candidate.sentence, one.hide is None), one)
+    return list(kept.values())
+
+
+def shown(found: Sequence[Found], top: int, sentences: int) -> str:
+    """The first of them as plain text, numbered."""
+    lines = [f"{len(found)} found in {sentences} sentences", ""]
+    for number, one in enumerate(found[:top], 1):
+        edit = f'hide "{one.hide}"'
+        if one.ablate is not None:
+            edit = f"without head {one.ablate[0]}.{one.ablate[1]}"
+        stars = "".join("*" if mark else "-" for mark in one.marks)
+        lines.append(f"{number:4} {stars} {one.candidate.sentence}  [{one.candidate.family}]")
+        lines.append(f"         {'as it is':24} {_in_a_line(one.before)}")
+        lines.append(f"         {edit:24} {_in_a_line(one.after)}")
+        moved = f"swing {one.swing:.1f}, log chance -{one.drop:.1f}"
+        if one.ablate is not None:
+            word, weight = one.looks
+            moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
+            moved += ", as with that hidden" if one.alike else ""
+        lines.append(f"         {moved}")
+    lines += ["", "***: the first guess is right; the filler is what did it; the second guess fits"]
+    return "\n".join(lines)
+
+
+def _in_a_line(ranked: Ranked) -> str:
+    return ", ".join(f"{word} {chance:.2f}" for word, chance in ranked)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Search with one model."""
+    parser = argparse.ArgumentParser(prog="python -m training.stories", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", nargs="?", default=NAME, help=f"a folder or a name ({NAME})")
+    parser.add_argument("--top", type=int, default=TOP, help=f"how many are printed ({TOP})")
+    parser.add_argument("--least", type=float, default=LEAST, help=f"chance of a guess ({LEAST})")
+    parser.add_argument("--keep", type=int, nargs="*", metavar="NUMBER", help="write these")
+    parser.add_argument("--json", action="store_true", help="all that is found, as data")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    model, every = qkv.load(given.model), candidates()
+    found = search(model, every, Repeats(read(given.wordnet)), given.least)
+    if given.keep is not None:
+        if odd := [number for number in given.keep if not 1 <= number <= len(found)]:
+            raise ValueError(f"stories: --keep has {odd[0]} and {len(found)} are found: give 1 on")
+        folder = find_model(given.model)
+        told = [story(model, found[number - 1].told) for number in given.keep]
+        sentences = {one.candidate.sentence for one in found}
+        keep(folder, {"searched": len(every), "found": len(sentences), "stories": told})
+        say(f"{folder / STORIES}: {len(told)} stories")
+    elif given.json:
+        rows = [vars(one) | one.told | {"marks": one.marks} for one in found[: given.top]]
+        say(json.dumps([row | {"candidate": row["candidate"].family} for row in rows], indent=2))
+    else:
+        say(shown(found, given.top, len(every)))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,120 @@
+"""The stories of a model: sentences in which one edit changes its guess, kept as data beside it.
+
+`training.stories` finds them and `training.ship` takes them along. A model's folder has them in
+stories.json and, as a table, in its card:
+
+    {"searched": 1800, "found": 90, "stories": [{
+        "sentence": "A kitten is a young [MASK].", "hide": ["kitten"], "ablate": [],
+        "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
+        "reason": "The hidden word says whose young it is."}]}
+
+How many sentences were searched, and in how many of them something was found, stand there so that
+nobody takes five chosen ones for what is usual.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import qkv
+from qkv.files import replacing
+
+STORIES = "stories.json"
+NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}
+_HEADING = "## What one word, or one head, does"
+_SECTION = """{heading}
+
+Chosen, as the clearest that a reader found, from what a search found in {found:,} of {searched:,}
+sentences (`training/stories.py`): they show what the model can do and not what it usually does.
+`model.predict(sentence, hide=..., ablate=...)` gives the same, the chances in brackets.
+
+| sentence | first guess | then | first guess then | why |
+| --- | --- | --- | --- | --- |
+{rows}
+
+"""
+
+
+def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A story as it is kept, with what a model guesses in it.
+
+    Args:
+        model: what it is told of.
+        given: "sentence", "hide", a list of words, "ablate", a list of heads, and "reason".
+    """
+    edit = {name: given[name] for name in ("hide", "ablate")}
+    kept = {"sentence": given["sentence"], **edit}
+    for name, options in (("before", {}), ("after", edit)):
+        [[(word, chance)]] = model.predict(given["sentence"], top_k=1, **options)
+        kept[name] = {"word": word, "chance": round(chance, 3)}
+    return kept | {"reason": given["reason"]}
+
+
+def kept_in(folder: Path) -> dict[str, Any]:
+    """What a folder has; none without a file."""
+    path = folder / STORIES
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else NONE
+    return found
+
+
+def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with those stories alone that a model still tells, and with its own chances."""
+    told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
+    return {**kept, "stories": told}
+
+
+def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A story with a model's own chances; None where it guesses otherwise, or has no such head."""
+    try:
+        now = story(model, one)
+    except ValueError:  # no such head, or a word that its vocabulary does not have
+        return None
+    return now if all(now[x]["word"] == one[x]["word"] for x in ("before", "after")) else None
+
+
+def keep(folder: Path, kept: Mapping[str, Any]) -> None:
+    """Write stories beside a model, and into its card, if it has one."""
+    with replacing(folder / STORIES) as file:
+        file.write((json.dumps(kept, indent=2) + "\n").encode())
+    card = folder / "README.md"
+    if card.exists():
+        text = in_card(card.read_text(encoding="utf-8"), kept)
+        with replacing(card) as file:
+            file.write(text.encode())
+
+
+def in_card(card: str, kept: Mapping[str, Any]) -> str:
+    r"""A card with these stories, before its licence, in place of others; no section without any.
+
+    >>> in_card("# Model\n\n## Licence\n\nFree.\n", NONE)
+    '# Model\n\n## Licence\n\nFree.\n'
+    """
+    rest = re.sub(rf"^{re.escape(_HEADING)}\n.*?(?=^## |\Z)", "", card, flags=re.M | re.S)
+    before, licence, after = rest.partition("## Licence\n")
+    return before + section(kept) + licence + after
+
+
+def section(kept: Mapping[str, Any]) -> str:
+    """The section of a card."""
+    if not kept["stories"]:
+        return ""
+    rows = [
+        f"| {one['sentence']} | {_guess(one['before'])} | {_edit(one)} | {_guess(one['after'])} "
+        f"| {one['reason']} |"
+        for one in kept["stories"]
+    ]
+    counts = {name: kept[name] for name in ("found", "searched")}
+    return _SECTION.format(heading=_HEADING, rows="\n".join(rows), **counts)
+
+
+def _guess(one: Mapping[str, Any]) -> str:
+    return f"{one['word']} ({one['chance']:.2f})"
+
+
+def _edit(one: Mapping[str, Any]) -> str:
+    heads = [f"without head {layer}.{head}" for layer, head in one["ablate"]]
+    return ", ".join([*(f'"{word}" hidden' for word in one["hide"]), *heads])
