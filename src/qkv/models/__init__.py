@@ -4,6 +4,17 @@ from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import Model, ModelOutput
+from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 
-__all__ = ["Model", "ModelError", "ModelOutput", "load", "load_for", "places", "random_model"]
+__all__ = [
+    "Factored",
+    "HeadWeights",
+    "Model",
+    "ModelError",
+    "ModelOutput",
+    "load",
+    "load_for",
+    "places",
+    "random_model",
+]

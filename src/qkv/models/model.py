@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, frozen, is_float, whole_number
+from qkv.arrays import Array, as_array, frozen, is_float, is_whole_number, shown, whole_number
 from qkv.layers import Block
 from qkv.layers.packed import padded, starts_of
 from qkv.models.files.names import Weights
@@ -38,6 +38,7 @@ from qkv.models.tasks.generate import (
     tokens_to_add,
 )
 from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
+from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given, named
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.trace import names_to_keep
@@ -722,6 +723,40 @@ class Model:
         rows = array.reshape(-1, self.dim).astype(self._body.dtype, copy=False)
         found = self._body.unembed(rows, norm=norm)
         return found.reshape(*array.shape[:-1], found.shape[-1])
+
+    def head_weights(self, layer: int) -> HeadWeights:
+        """What each head of a layer multiplies by, raw: no norm folded in, rotary left out.
+
+        Args:
+            layer: counted from 0, or from the end with -1; of a model that reads one text and
+                writes another, a layer of the encoder.
+
+        Returns:
+            `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), key heads that are shared
+            repeated, in float32, or float64 for a model of that; and `.qk` and `.ov`, their
+            products as factors: `.left` (Hq, D, d), `.right` (Hq, d, D), `.full()` (Hq, D, D) and
+            `.eigenvalues` (Hq, d), those of the d x d product.
+
+        Raises:
+            TypeError: `layer` is not a whole number.
+            ValueError: there is no such layer.
+
+        Source:
+            Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+
+        >>> import qkv
+        >>> heads = qkv.load("random").head_weights(0)
+        >>> heads.W_Q.shape, heads.ov.full().shape, heads.qk.eigenvalues.shape
+        ((2, 8, 4), (2, 8, 8), (2, 4))
+        """
+        count = self.num_layers
+        if not is_whole_number(layer):
+            raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
+        if not -count <= layer < count:
+            raise ValueError(
+                f"head_weights: there is no layer {layer}: the model has {count}, 0 to {count - 1}"
+            )
+        return head_weights(self._body.layers[layer].attn)
 
     def gradient(self, text: Any, *, of: Any, at: Any = ("embed",)) -> dict[Any, Array]:
         """The gradient of a logit for activations: what a small change of each does to it.

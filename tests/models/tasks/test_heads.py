@@ -1,0 +1,103 @@
+"""The weights of heads, against what heads do in a trace and against plain matrices."""
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models import load
+
+from ..small_models import CONFIGS, write_small
+
+TEXT = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads") / "llama"
+    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
+
+
+def test_scores_and_results_are_the_products_alone():
+    """In a model of attention alone, without norms, biases and rotary positions."""
+    model = qkv.load("random", dtype=np.float64)
+    trace = model.trace(TEXT, names=["resid_pre", "attn_scores", "pattern", "result"])
+    heads, x = model.head_weights(-1), trace["resid_pre", 0][0]
+    for head in range(2):
+        scores = x @ heads.qk.full()[head] @ x.T / np.sqrt(4)
+        np.testing.assert_allclose(scores, trace["attn_scores", 0][0, head], atol=1e-12)
+        added = trace["pattern", 0][0, head] @ x @ heads.ov.full()[head]
+        np.testing.assert_allclose(added, trace["result", 0][0, :, head], atol=1e-12)
+
+
+def test_shared_key_heads_are_repeated(grouped):
+    names = ["ln1.normalized", "q", "k", "v", "z", "result"]
+    trace = grouped.trace(TEXT, names=names)
+    for layer in (0, 1):
+        heads = grouped.head_weights(layer)
+        x = trace["ln1.normalized", layer][0]
+        count, shared = trace["q", layer].shape[2], trace["k", layer].shape[2]
+        assert count > shared
+        for head in range(count):
+            read = head // (count // shared)
+            for name, weight, number in (
+                ("q", heads.W_Q, head),
+                ("k", heads.W_K, read),
+                ("v", heads.W_V, read),
+            ):
+                bias = grouped.parameters.get(f"blocks.{layer}.attn.{name}_proj.bias")
+                size = weight.shape[-1]
+                plus = 0 if bias is None else bias[number * size : (number + 1) * size]
+                found = x @ weight[head] + plus
+                np.testing.assert_allclose(found, trace[name, layer][0, :, number], atol=1e-12)
+            added = trace["z", layer][0, :, head] @ heads.W_O[head]
+            np.testing.assert_allclose(added, trace["result", layer][0, :, head], atol=1e-12)
+
+
+@pytest.mark.parametrize("which", ["qk", "ov"])
+def test_eigenvalues_are_those_of_the_whole_matrix(grouped, which):
+    heads = grouped.head_weights(0)
+    left, right = {
+        "qk": (heads.W_Q, heads.W_K.transpose(0, 2, 1)),
+        "ov": (heads.W_V, heads.W_O),
+    }[which]
+    found = getattr(heads, which)
+    np.testing.assert_array_equal(found.left, left)
+    np.testing.assert_array_equal(found.right, right)
+    count, dim, size = left.shape
+    assert found.eigenvalues.shape == (count, size)
+    assert found.eigenvalues.dtype == np.complex128
+    for head in range(count):
+        whole = np.zeros((dim, dim))
+        for i in range(size):
+            whole += np.outer(left[head, :, i], right[head, i])
+        np.testing.assert_allclose(found.full()[head], whole, atol=1e-12)
+        every = np.linalg.eigvals(whole)
+        largest = every[np.argsort(-np.abs(every))]
+        np.testing.assert_allclose(largest[size:], 0, atol=1e-7)
+        for power in (1, 2, 3):  # whatever the order of pairs
+            sums = (found.eigenvalues[head] ** power).sum()
+            np.testing.assert_allclose(sums, (every**power).sum(), atol=1e-9)
+        sizes = np.abs(found.eigenvalues[head])
+        assert (np.diff(sizes) <= 1e-12).all()
+
+
+def test_half_precision_is_read_as_float32(tmp_path):
+    model = load(write_small(tmp_path / "llama", CONFIGS["llama"]), dtype="bfloat16")
+    heads = model.head_weights(0)
+    assert {heads.W_Q.dtype, heads.W_K.dtype, heads.W_O.dtype} == {np.dtype(np.float32)}
+    weight = model.parameters["blocks.0.attn.q_proj.weight"].astype(np.float32)
+    np.testing.assert_array_equal(np.concatenate([*heads.W_Q], axis=1), weight)
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "words"),
+    [
+        (2, ValueError, "no layer 2: the model has 2, 0 to 1"),
+        (-3, ValueError, "no layer -3: the model has 2"),
+        ("0", TypeError, "layer is '0': give a whole number"),
+        (True, TypeError, "layer is True"),
+    ],
+)
+def test_layers_that_are_not_there(grouped, layer, error, words):
+    with pytest.raises(error, match=f"head_weights: .*{words}"):
+        grouped.head_weights(layer)
