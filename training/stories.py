@@ -4,9 +4,9 @@
 folder, a name, or nothing for the encoder that ships. `--keep 3 8 21` writes those of these numbers
 to stories.json beside the model, and into its card: README, tutorials and tests read them there.
 
-What is searched. `stories.txt` has frames with one word missing, and fillers for them, over a
-thousand sentences; there is nothing random in it, and no example of WordNet. In each sentence every
-word is hidden in turn (`hide`), and every head left out (`ablate`).
+What is searched. `stories.txt` has frames with one word missing, and fillers for them, over 2,500
+sentences; there is nothing random in it, and no example of WordNet. In each sentence every word is
+hidden in turn (`hide`), and every head left out (`ablate`).
 
 What is found. The first guess with all in sight, and the first guess then, where
 
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument("--top", type=int, default=TOP, help=f"how many are printed ({TOP})")
     parser.add_argument("--least", type=float, default=LEAST, help=f"chance of a guess ({LEAST})")
     parser.add_argument("--keep", type=int, nargs="*", metavar="NUMBER", help="write these")
-    parser.add_argument("--json", action="store_true", help="all that is found, as data")
+    parser.add_argument("--json", action="store_true", help="the same as data")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     model, every = qkv.load(given.model), candidates()
