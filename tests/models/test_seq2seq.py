@@ -550,8 +550,6 @@ def test_ids_that_do_not_fit(model, given, error, message):
 def test_targets_that_do_not_fit(model):
     with pytest.raises(ValueError, match="2 texts and 1 targets"):
         model.trace(["the", "cat"], target=["die"])
-    with pytest.raises(ValueError, match="leave target out"):
-        model.trace("the cat", target="die", hide="cat")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from qkv.arrays import Array, check_out
 from qkv.attend.call import Call, check_call, narrow, rounded
-from qkv.attend.formula import formula
+from qkv.attend.formula import formula, weigh, weights_of
 from qkv.attend.grouped import grouped
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import answer
@@ -132,6 +134,39 @@ def trace_attention(
     name = "trace_attention"
     check_options(options, call=name, without=RETURNS, why=": the trace holds it all")
     return trace_call(check_call(query, key, value, attn_mask, call=name, **options))
+
+
+def softmax_of(call: Call, scores: Array) -> Array:
+    """The weights that a checked call would give by other scores, both `(*lead, Hq, L, S)`.
+
+    What is padding stays so.
+    """
+    plan, wide = call.plan, grouped(call)
+    own = plan.grouped(np.where(_real(call), scores, -np.inf).astype(plan.kind, copy=False))
+    return plan.ungrouped(weights_of(own, ~np.isneginf(own), wide.sinks)[0])
+
+
+def weighed(call: Call, pattern: Array) -> Array:
+    """The values of a checked call, weighed by other weights: `(*lead, Hq, L, dv)`.
+
+    What is padding counts as nothing.
+    """
+    plan, wide = call.plan, grouped(call)
+    own = plan.grouped(np.where(_real(call), pattern, 0).astype(plan.kind, copy=False))
+    with one_blas_thread(), np.errstate(all="ignore"):
+        return rounded(plan.ungrouped(weigh(own, wide.value, own != 0)), plan.dtype)
+
+
+def _real(call: Call) -> Array:
+    """Which cells belong to a real query and a real key, `(*lead or 1, 1, L or 1, S or 1)`."""
+    lead, real = call.plan.lead, np.array(True)
+    if call.query_lengths is not None:
+        lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
+        real = real & (np.arange(call.plan.length)[:, None] < lengths)
+    if call.key_lengths is not None:
+        lengths = np.broadcast_to(call.key_lengths, lead)[..., None, None, None]
+        real = real & (np.arange(call.plan.keys) < lengths)
+    return real
 
 
 def trace_call(call: Call) -> Trace:

@@ -64,7 +64,24 @@ def formula(
     seen = np.broadcast_to(True if visible is None else visible, masked.shape)
     scores = np.where(seen, masked, -np.inf).astype(raw.dtype, copy=False)
 
-    # softmax: each row of scores becomes weights that sum to 1, the sinks' share included
+    pattern, lse = weights_of(scores, seen, sinks)
+    # context: pattern @ value, where what is hidden counts as nothing, even NaN
+    out = weigh(pattern, value, seen)  # (..., L, dv)
+    return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
+
+
+@np.errstate(all="ignore")
+def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
+    """Softmax: each row of scores becomes weights that sum to 1, the sinks' share included.
+
+    Args:
+        scores: `(..., L, S)`, -inf where hidden.
+        seen: bool, the same shape: where that is not so.
+        sinks: `(..., 1, n)`.
+
+    Returns:
+        The weights `(..., L, S)` and the log of each row's sum `(..., L)`.
+    """
     top = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # (..., L, 1)
     if sinks is not None:
         top = np.maximum(top, sinks.max(axis=-1, keepdims=True))
@@ -74,11 +91,8 @@ def formula(
     if sinks is not None:
         total = total + np.exp(sinks - top).sum(axis=-1, keepdims=True)
 
-    pattern = np.where(seen, exps / total, 0).astype(raw.dtype, copy=False)
-    lse = (top + np.log(total))[..., 0]  # (..., L)
-    # context: pattern @ value, where what is hidden counts as nothing, even NaN
-    out = weigh(pattern, value, seen)  # (..., L, dv)
-    return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
+    pattern = np.where(seen, exps / total, 0).astype(scores.dtype, copy=False)
+    return pattern, (top + np.log(total))[..., 0]  # (..., L)
 
 
 def weigh(weights: Array, value: Array, visible: Array | None) -> Array:

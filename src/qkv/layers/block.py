@@ -244,25 +244,23 @@ class Block:
             out: Array
             if last in self._parts or (record is not None and record.wants(hook)):
                 out, saved = part.run(array, save=save, **more)
-                out = normed(last, out)
-                keep(record, hook, out, cu)
-                out = residual + out
+                out = residual + keep(record, hook, normed(last, out), cu)
             else:
                 out, saved = part.run(array, residual=residual, save=save, **more)
             parts.update({name: saved} if save else {})
             return out
 
         shape = x.shape
-        keep(record, "hook_resid_pre", x, cu)
+        x = keep(record, "hook_resid_pre", x, cu)
         for name, (norm, last, hook) in self._added:
             x = added(name, last, x if self.post_norm else normed(norm, x), x)
-            keep(record, hook, x, cu)
+            x = keep(record, hook, x, cu)
             if self.post_norm:
                 x = normed(norm, x)
         if self.mlp is None:
-            keep(record, "hook_resid_post", x, cu)
+            x = keep(record, "hook_resid_post", x, cu)
         elif self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
-            keep(record, _AFTER, x, cu)
+            x = keep(record, _AFTER, x, cu)
         return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
 
     @property

@@ -123,22 +123,20 @@ class MLP(Feed):
         saved = None
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
             pre = project(x, self.parameters, first)
+            pre = pre if record is None else record("hook_pre", pre)
             gate = up = None
             hidden = activate(pre, self.activation)  # (..., T, F)
             if self.gated:
                 gate, up = hidden, project(x, self.parameters, "up_proj")
+                up = up if record is None else record("hook_pre_linear", up)
                 hidden = gate * up
             saved = MLPSaved(x, pre, hidden, gate, up) if save else None
-            if record is not None:
-                record("hook_pre", pre)
-                if up is not None:
-                    record("hook_pre_linear", up)
         else:
             hidden = project(x, self.parameters, first, activation=self.activation)
             if self.gated:
                 hidden = project(x, self.parameters, "up_proj", gate=hidden)
         if record is not None:
-            record("hook_post", hidden)
+            hidden = record("hook_post", hidden)
         out = project(hidden, self.parameters, "down_proj", residual=residual)
         return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
 

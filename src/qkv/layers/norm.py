@@ -59,8 +59,11 @@ class _Norm(Layer):
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out = out.astype(dtype, copy=False)
         if record is not None:
-            record("hook_scale", scale)
-            record("hook_normalized", out)
+            changed = record("hook_scale", scale)
+            if changed is not scale:
+                scale = changed
+                out = self._scaled_by(x, scale).astype(dtype, copy=False)
+            out = record("hook_normalized", out)
         return out, NormSaved(x, scale)
 
     @quiet
@@ -94,6 +97,14 @@ class _Norm(Layer):
             bias="bias" in self.parameters,
         )
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+
+    def _scaled_by(self, x: Array, scale: Array) -> Array:
+        """The norm of `x` (..., D) if it is divided by `scale` (..., 1)."""
+        x = x.astype(compute_type(x.dtype), copy=False)
+        centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
+        out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
+        bias = self.parameters.get("bias")
+        return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
         """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""

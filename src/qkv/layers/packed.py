@@ -38,14 +38,33 @@ def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
     return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
 
 
+def unpadded(whole: Array, cu: Array) -> Array:
+    """`(B, T, ...)` as rows `(total, ...)`, without the padding."""
+    return whole[0] if len(cu) == 2 else whole[places(cu)]
+
+
 def inside(record: Recorder | None, part: str, cu: Array | None) -> Recorder | None:
     """What a part records to, under its name; of packed rows as `(B, T, ...)`."""
     if record is None:
         return None
-    return record.under(f"{part}.", None if cu is None else partial(padded, cu=cu))
+    return _packed(record, f"{part}.", cu)
 
 
-def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> None:
-    """Record an array, of packed rows as `(B, T, ...)`, if anybody wants it."""
-    if record is not None and record.wants(name):
-        record(name, array if cu is None else padded(array, cu))
+def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
+    """Record an array, of packed rows as `(B, T, ...)`: gives what the run goes on with."""
+    if record is None or not record.wants(name):
+        return array
+    return _packed(record, "", cu)(name, array)
+
+
+def keep_heads(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
+    """The same of heads `(..., H, T, d)`, which are recorded as `(B, T, H, d)`."""
+    if record is None or not record.wants(name):
+        return array
+    return np.swapaxes(keep(record, name, np.swapaxes(array, -3, -2), cu), -3, -2)
+
+
+def _packed(record: Recorder, prefix: str, cu: Array | None) -> Recorder:
+    if cu is None:
+        return record.under(prefix)
+    return record.under(prefix, partial(padded, cu=cu), partial(unpadded, cu=cu))

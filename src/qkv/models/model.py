@@ -24,7 +24,7 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import Ablate, Edits, Hide, edits
+from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide, edits, is_nothing
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,
@@ -40,6 +40,7 @@ from qkv.models.tasks.generate import (
 from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given, named
+from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.trace import names_to_keep
 from qkv.models.tasks.truncation import MOST, Truncator
@@ -47,6 +48,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder, Trace
+from qkv.trace.recorder import kept_unasked
 
 
 @dataclass(frozen=True)
@@ -271,14 +273,17 @@ class Model:
         logits: bool = False,
         ablate: Ablate = (),
         hide: Hide = (),
+        edit: Edit = None,
     ) -> Trace:
         """Run texts and keep every intermediate by its name.
 
         A text longer than `max_seq_length` is cut, its last special token kept, and a warning says
         so. What is padding beside a longer text is 0, scores there are -inf.
 
-        Does a head or a word matter? `ablate` and `hide` run the texts without it; both are masks,
-        which `trace.attention_inputs` holds, and `trace.changed` says what was asked for.
+        Does a head, a word or a direction matter? `ablate` and `hide` run the texts without it, and
+        `edit` changes any activation on the way: what is computed later follows from it, and
+        nothing that is earlier. The trace keeps what the run went on with, and `trace.changed` says
+        what was asked for.
 
         Args:
             texts: one text or several; or the ids of their tokens, (T,) integers for one and
@@ -292,18 +297,29 @@ class Model:
                 asks for: for texts whose (T, T) weights would not fit.
             logits: keep `trace["logits"]` (B, T, V) too, what the head gives for each word of the
                 vocabulary.
-            ablate: heads to go without, as (layer, head), (layer, None) for all of a layer: they
-                look at nothing, so that their `hook_z` is 0 and they add nothing.
+            ablate: heads to go without, as (layer, head), (layer, None) for all of a layer: their
+                `hook_z` is 0, and they add nothing; their `hook_pattern` stays what the softmax
+                gave. Or a mapping from such pairs to what `hook_z` is: "zero", an array (d,), or
+                "mean", over all tokens of all these texts in a run of the model as it is.
             hide: words, or special tokens such as "[SEP]", that no token may look at, themselves
                 included, wherever they occur; or places, of each text that has them, from its end
                 with -1. What is hidden still looks at the others; a token that sees nothing gets 0.
+                Or edges, in a list: (query, key) for one place that does not look at one other,
+                (query, key, layer) and (query, key, layer, head) for there alone.
+            edit: a mapping from activations, by their full names or by tuples as a trace is indexed
+                ("resid_post", 3), to functions or to arrays. A function gets a copy of the
+                array as the trace shows it, (B, T, ...), 0 in padding, -inf among scores,
+                and gives one of that shape; an array, (B, T, ...) or (1, T, ...), takes its
+                place. Scores are edited behind the mask, weights behind the softmax; of a head that
+                is ablated `hook_z` is what takes its place.
 
         Raises:
-            TypeError: a text is not a string, `ablate` holds no pairs, or `hide` neither words
-                nor places.
+            TypeError: a text is not a string, `ablate` holds no pairs, `hide` neither words, places
+                nor edges, or `edit` no functions or arrays; a function gives no array.
             ValueError: a text is empty, there is none, there is no such layer or head, a word or
-                place to hide is in no text, a text has no other word, or `logits` are asked of a
-                model that gives none over words.
+                place to hide is in no text, a text has no other word, an array or what a function
+                gives has another shape, `top_k` and an edit of weights are both given, or `logits`
+                are asked of a model that gives none over words.
             KeyError: there is no such name; the message has the nearest ones.
 
         >>> import qkv
@@ -313,14 +329,20 @@ class Model:
         >>> trace = qkv.load("random").trace("I love you", hide=["love"])
         >>> trace.pattern(layer=0, head=1).round(2)[:, 1], trace.changed
         (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
+        >>> twice = qkv.load("random").trace("I love you", edit={("z", 0): lambda z: 2 * z})
+        >>> plain = qkv.load("random").trace("I love you")
+        >>> bool((twice["z", 0] == 2 * plain["z", 0]).all()), twice.changed
+        (True, {'edit': ['blocks.0.attn.hook_z']})
         """
         keep = names_to_keep(self._body.hook_names, layers, names, top_k)
         if logits:
             self._need_words("trace")
         single, batch = self._texts(texts)
-        edited = self._edits(ablate, hide, map(self._with_names, batch), "trace")
-        masks = self._body.masks(edited.visible, edited.ablated)
-        record = Recorder(keep)
+        edited = self._edits_of(edit, ablate, hide, batch, "trace")
+        edited.check_summaries(top_k)
+        layout = Layout(range(len(batch)))
+        masks = edited.masks(layout, max(map(len, batch)))
+        record = edited.recorder(layout, keep) or Recorder(keep)
         rows, cu_lengths = self._run(batch, record=record, top_k=top_k, masks=masks)
         if logits:
             found = self._body.logits(rows)  # (total, V)
@@ -363,6 +385,9 @@ class Model:
         prompt_name: str | None = None,
         prompt: str | None = None,
         truncate_dim: int | None = None,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
     ) -> Any:
         """A vector for each text, pooled and scaled as the model's own files say.
 
@@ -385,6 +410,12 @@ class Model:
                 As in sentence-transformers, vectors that the model's files scale to length 1 are
                 scaled before they are cut, and `normalize_embeddings=True` scales what is left.
                 Vectors of tokens are not cut.
+            ablate: heads to go without, as in `trace`; with any of these three, all texts are cut
+                into tokens before the first is run.
+            hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
+                count as places.
+            edit: activations to change, as in `trace`. A function gets texts that are run together,
+                in any order; arrays are indexed by text as they were given.
 
         Returns:
             (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. A list of
@@ -392,9 +423,9 @@ class Model:
             With `truncate_dim`, that number stands in the place of D.
 
         Raises:
-            TypeError: a text is not a string, or the texts are a dict.
+            TypeError: a text is not a string, or the texts are a dict; as for `trace`.
             ValueError: a text has no token at all, there is no such prompt, or an argument makes
-                no sense.
+                no sense; as for `trace`.
 
         >>> import qkv
         >>> qkv.load("random").encode("I love you").shape
@@ -410,19 +441,29 @@ class Model:
             prompt=prompt,
             truncate_dim=truncate_dim,
         )
-        if isinstance(sentences, str):
-            return encoder.all([sentences], show_progress_bar)[0]
-        return encoder.all(sentences, show_progress_bar)
+        texts = [sentences] if isinstance(sentences, str) else sentences
+
+        def edits_of(batch: Sequence[Tokenized]) -> Edits:
+            return self._edits(edit, ablate, hide, batch, "encode")
+
+        if is_nothing(edit, ablate, hide):
+            found = encoder.all(texts, show_progress_bar)
+        else:
+            found = encoder.edited(texts, edits_of, show_progress_bar)
+        return found[0] if isinstance(sentences, str) else found
 
     def encode_stream(
         self, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
     ) -> Iterator[Any]:
         """The same as `encode`, some thousand texts at a time, for more than memory has room for.
 
+        What `encode` does otherwise with `ablate`, `hide` and `edit` is for texts that are all
+        there.
+
         Args:
             sentences: any iterable of texts, read as it goes.
             show_progress_bar: as for `encode`.
-            options: the others of `encode`.
+            options: the others of `encode`, but for those three.
 
         Returns:
             An iterator over what `encode` gives for texts that follow each other.
@@ -432,6 +473,12 @@ class Model:
         >>> sum(len(vectors) for vectors in qkv.load("random").encode_stream(texts))
         5000
         """
+        for name in ("ablate", "hide", "edit"):
+            if name in options:
+                raise TypeError(
+                    f"encode_stream: {name} is for texts that are all there: call encode(texts, "
+                    f"{name}=...)"
+                )
         return self.text_encoder(**options).windows(sentences, show_progress_bar)
 
     def text_encoder(self, **options: Any) -> Encoder:
@@ -464,6 +511,9 @@ class Model:
         stream: bool = False,
         stop: str | Iterable[str] = (),
         trace: bool = False,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
     ) -> Any:
         """Continue a text, or several at once, token by token.
 
@@ -484,6 +534,14 @@ class Model:
             stream: give the pieces as they come, each word once it is whole.
             stop: strings that a new text ends before.
             trace: keep, for each new token, what it looked at while it was chosen.
+            ablate: heads to go without, as in `trace`, for prompt and new tokens; not with "mean".
+            hide: words of the prompt, and places and edges of the text as it grows, as in `trace`;
+                negative ones count from the end of the prompt.
+            edit: activations to change, as in `trace`. A function gets the places that a step
+                computes: those of the prompt first, then one at a time, and of weights all keys
+                that a layer still has. An array applies to the prompt. Of a model that reads one
+                text and writes another, names begin with "encoder." or "decoder.", and `ablate` and
+                `hide` are about the text that is read.
 
         Returns:
             A `Generated`, which is a string, the new text without the prompt, and has `prompt`,
@@ -512,16 +570,30 @@ class Model:
         stop_strings = check_stop(stop)
         if stream and trace:
             raise ValueError("generate: stream and trace do not go together: choose one of them")
+        if edit and trace:
+            raise ValueError(
+                "generate: trace and edit do not go together, as a trace runs the whole text again "
+                "at once: generate first, then trace(prompt + result, edit=...)"
+            )
         single, rows = self.rows(
             prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed
         )
-        steps = self.steps(rows, sampling, top=0 if trace else None)
+        edited = self._edits(
+            edit,
+            ablate,
+            hide,
+            [self._with_names(row.given) for row in rows],
+            "generate",
+            more=[row.max_new_tokens for row in rows] if self.continues else (),
+            written=None if self.continues else 1,
+        )
+        steps = self.steps(rows, sampling, top=0 if trace else None, edited=edited)
         if stream:
             pieces = (piece for step in steps for piece in step)
             return (piece for _, piece in pieces) if single else pieces
         for _ in steps:
             pass
-        traced = self._rows_traced(rows) if trace and rows else None
+        traced = self._rows_traced(rows, edited) if trace and rows else None
         results = [row.result(traced and traced[number]) for number, row in enumerate(rows)]
         return results[0] if single else results
 
@@ -576,6 +648,7 @@ class Model:
         *,
         top: int | None = None,
         measure_prompts: bool = False,
+        edited: Edits | None = None,
     ) -> Iterator[list[tuple[int, str]]]:
         """Generate a token of each row at a time: give the text that is whole with it, by its row.
 
@@ -585,6 +658,7 @@ class Model:
             top: measure each new token, with so many of the likeliest; None measures none.
             measure_prompts: whether the tokens of the prompts are measured too, before the first
                 step; of a model whose text goes on from the prompt.
+            edited: what is done otherwise.
         """
         return steps(
             self._body,
@@ -593,16 +667,26 @@ class Model:
             eos_ids=self._eos_ids,
             top=top,
             measure_prompts=measure_prompts,
+            edited=edited or Edits(),
         )
 
-    def _rows_traced(self, rows: Sequence[Row]) -> Any:
+    def _rows_traced(self, rows: Sequence[Row], edited: Edits) -> Any:
         """The trace of prompts and what they were continued with."""
-        batch, record = [row.whole(self.tokenizer) for row in rows], Recorder()
-        self._run(batch, record=record)
-        return self._as_trace(record.arrays, batch, False, self._body)
+        batch = [row.whole(self.tokenizer) for row in rows]
+        layout = Layout(range(len(batch)))
+        masks = edited.masks(layout, max(map(len, batch)))
+        record = edited.recorder(layout, kept_unasked) or Recorder()
+        self._run(batch, record=record, masks=masks)
+        return self._as_trace(record.arrays, batch, False, self._body, masks, edited.asked)
 
     def predict(
-        self, text: Any, top_k: int = 5, *, ablate: Ablate = (), hide: Hide = ()
+        self,
+        text: Any,
+        top_k: int = 5,
+        *,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
     ) -> Guesses:
         """The likeliest words at each mask token of a text, or, of a decoder, behind the text.
 
@@ -615,6 +699,7 @@ class Model:
             top_k: how many words.
             ablate: heads to go without, as in `trace`.
             hide: words and places that no token may look at, as in `trace`.
+            edit: activations to change, as in `trace`.
 
         Returns:
             For each mask token in turn, or for the one next place, a list of `top_k` pairs of a
@@ -634,7 +719,7 @@ class Model:
         (3, True)
         """
         tokens, places = self.blanks(text)
-        return self.guesses(tokens, places, top_k, ablate=ablate, hide=hide)
+        return self.guesses(tokens, places, top_k, ablate=ablate, hide=hide, edit=edit)
 
     def blanks(self, text: Any) -> tuple[Tokenized, list[int]]:
         """The tokens of a text, and the places at which `predict` reads its guesses off.
@@ -669,6 +754,7 @@ class Model:
         *,
         ablate: Ablate = (),
         hide: Hide = (),
+        edit: Edit = None,
     ) -> Guesses:
         """What `predict` gives for a text that `blanks` has read."""
         most = self._need_words("predict")
@@ -677,9 +763,8 @@ class Model:
             raise ValueError(
                 f"predict: top_k is {top_k} and {self.name} has {most} words: give 1 to {most}"
             )
-        edited = self._edits(ablate, hide, [tokens], "predict")
-        masks = self._body.masks(edited.visible, edited.ablated)
-        rows, _ = self._run([tokens], masks=masks)
+        edited = self._edits_of(edit, ablate, hide, [tokens], "predict")
+        rows, _ = self._run([tokens], **edited.packed([0], len(tokens)))
         ranked = likeliest(self._body.logits(rows[list(places)]), top_k)
         behind = places if self.generates else [place - 1 for place in places]
         before = [tokens.tokens[max(0, place) : place + 1] for place in behind]
@@ -817,6 +902,7 @@ class Model:
         *,
         ablate: Ablate = (),
         hide: Hide = (),
+        edit: Edit = None,
     ) -> ModelOutput:
         """Run token ids.
 
@@ -828,6 +914,8 @@ class Model:
             ablate: heads to go without, as in `trace`.
             hide: words that no token may look at, as in `trace`, and places: columns of
                 `input_ids`.
+            edit: activations to change, as in `trace`; what functions get and arrays are has
+                the columns of `input_ids`.
 
         Raises:
             TypeError: ids that are not integers, a mask that is not of bools or 0 and 1; as for
@@ -840,9 +928,24 @@ class Model:
         """
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
         texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
-        edited = self._edits(ablate, hide, texts, "model")
-        rows, _ = self._body.masked(ids, mask, edited.visible, edited.ablated)
+        edited = self._edits(edit, ablate, hide, texts, "model")
+        options = self._of_columns(edited, ids, mask)
+        rows, _ = self._body.masked(ids, mask, **options)
         return output_of(self._body, rows, mask)
+
+    def _of_columns(self, edited: Edits, ids: Array, mask: Array) -> dict[str, Any]:
+        """The options of `Transformer.masked` for these edits of ids (B, T)."""
+        if not edited.asked or not mask.any():
+            return {}
+        spans = self._body.spans(mask)
+        layout = columns(mask, spans)
+        edited = edited.averaged(
+            int(mask.sum()), lambda make: self._body.masked(ids, mask, record=make(layout))
+        )
+        masks, record = edited.masks(layout, int(spans.sum(1).max())), edited.recorder(layout)
+        if record is not None and edited.is_pair:
+            record = record.under("encoder.")
+        return {"record": record, "masks": masks}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
@@ -871,11 +974,29 @@ class Model:
         """
         return self._body.packed([text.ids for text in batch], **options)
 
-    def _edits(self, ablate: Ablate, hide: Hide, batch: Iterable[Tokenized], call: str) -> Edits:
-        """What is to be done otherwise in these texts, checked."""
-        heads = [layer.attn.num_heads for layer in self._body.layers]
+    def _edits(
+        self,
+        edit: Edit,
+        ablate: Ablate,
+        hide: Hide,
+        batch: Iterable[Tokenized],
+        call: str,
+        **others: Any,
+    ) -> Edits:
+        """What is to be done otherwise in these texts, checked; the others are those of `edits`."""
         pieces = self.pieces if self._knows_words else None
-        return edits(ablate, hide, batch=batch, heads=heads, pieces=pieces, call=call)
+        about = {"batch": batch, "body": self._body, "pieces": pieces, "call": call, **others}
+        return edits(edit, ablate, hide, **about)
+
+    def _edits_of(
+        self, edit: Edit, ablate: Ablate, hide: Hide, batch: Sequence[Tokenized], call: str
+    ) -> Edits:
+        """The same, with the means that are asked for, of texts that are run at once."""
+        found = self._edits(edit, ablate, hide, map(self._with_names, batch), call)
+        layout = Layout(range(len(batch)))
+        return found.averaged(
+            sum(map(len, batch)), lambda make: self._run(batch, record=make(layout))
+        )
 
     @property
     def _knows_words(self) -> bool:

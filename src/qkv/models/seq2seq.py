@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,24 +14,21 @@ from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.head import BuiltHead
-from qkv.models.network.transformer import unpacked
-from qkv.models.tasks.edit import Ablate, Hide
+from qkv.models.network.transformer import unpacked, without_holes
+from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide
 from qkv.models.tasks.generate import Row
-from qkv.models.tasks.inputs import Texts, checked_ids
+from qkv.models.tasks.inputs import Texts, checked_ids, named
+from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.trace import names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
+from qkv.trace.recorder import kept_unasked
 
 # What a decoder leaves in a trace whose second axis is not a token of its own.
 _NO_WORDS = (
     *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
     *("cross_attn.hook_k", "cross_attn.hook_v"),
 )
-
-
-def _given(ablate: Ablate, hide: Hide) -> bool:
-    """Whether something is to be done otherwise."""
-    return bool([*ablate] or isinstance(hide, int) or [*hide])
 
 
 class Seq2SeqModel(Model):
@@ -67,6 +64,7 @@ class Seq2SeqModel(Model):
         *,
         ablate: Ablate = (),
         hide: Hide = (),
+        edit: Edit = None,
     ) -> ModelOutput:
         """Run token ids.
 
@@ -77,8 +75,11 @@ class Seq2SeqModel(Model):
             decoder_input_ids: (B, L) integers, what is written so far, from the start token on; or
                 (L,) for one.
             decoder_attention_mask: of the same shape, the same for these.
-            ablate: only `trace` without a target has it: it is for the encoder alone.
-            hide: the same.
+            ablate: heads of the encoder to go without, as in `trace`.
+            hide: words of the texts that are read, places and edges, as in `trace`: neither encoder
+                nor decoder looks at such words and places. Places are columns of `input_ids`.
+            edit: activations to change, as in `trace`, by names that begin with "encoder." or
+                "decoder."; what functions get and arrays are has the columns of the ids.
 
         Returns:
             `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask
@@ -87,14 +88,9 @@ class Seq2SeqModel(Model):
         Raises:
             TypeError: ids that are not integers, a mask that is not of bools or 0 and 1.
             ValueError: shapes that do not fit, an id that the table does not have, no
-                `decoder_input_ids`; `ablate` or `hide` was given.
+                `decoder_input_ids`; as for `trace`.
         """
         body = self._body
-        if _given(ablate, hide):
-            raise ValueError(
-                "model: ablate and hide are for the encoder alone: call trace(text, ...) without a "
-                "target"
-            )
         if decoder_input_ids is None:
             raise ValueError(
                 f"model: decoder_input_ids are missing: begin with [[{body.first}]], or call "
@@ -109,10 +105,27 @@ class Seq2SeqModel(Model):
                 f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
                 "there must be one of each for a text"
             )
-        rows, cu_lengths = body.masked(ids, mask)
+        texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
+        edited = self._edits(edit, ablate, hide, texts, "model", written=written.shape[1])
+        options = self._of_columns(edited, ids, mask)
+        others = self._of_written(edited, mask, shown)
+        rows, cu_lengths = body.masked(ids, mask, **options)
         encoded = unpacked(rows, mask, body.dtype)
-        packed = body.decode(written, shown, rows, cu_lengths)
+        packed = body.decode(written, shown, rows, cu_lengths, **others)
         return output_of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
+
+    def _of_written(self, edited: Edits, mask: Array, shown: Array) -> dict[str, Any]:
+        """The options of `EncoderDecoder.decode` for these edits, by the masks of both texts."""
+        if not edited.asked or not mask.any():
+            return {}
+        spans, between = self._body.spans(mask), without_holes(shown)
+        layout, lengths = columns(mask, spans), between.sum(1)
+        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        record = edited.recorder(columns(shown, between)._replace(real=real, other=layout))
+        return {
+            "record": None if record is None else record.under("decoder."),
+            "visible": edited.visible(layout, int(spans.sum(1).max())),
+        }
 
     def trace(  # type: ignore[override]  # its texts are written by a decoder, `target`
         self,
@@ -122,6 +135,7 @@ class Seq2SeqModel(Model):
         logits: bool = False,
         ablate: Ablate = (),
         hide: Hide = (),
+        edit: Edit = None,
         **kept: Any,
     ) -> Trace | Seq2SeqTrace:
         """Run texts and keep every intermediate by its name.
@@ -135,8 +149,10 @@ class Seq2SeqModel(Model):
             target: what is written, a text for each of `texts`; or token ids from the start
                 token on, which are taken as they are.
             logits: keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
-            ablate: as in `Model.trace`; not with a target.
-            hide: as in `Model.trace`; not with a target.
+            ablate: as in `Model.trace`, heads of the encoder.
+            hide: as in `Model.trace`, in what is read; with a target, the decoder does not look at
+                such words and places either.
+            edit: as in `Model.trace`; with a target names begin with "encoder." or "decoder.".
             kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike.
                 Names with "encoder." or "decoder." in front are kept of that one alone:
                 "pattern", "decoder.hook_resid_post", "decoder.0.cross_attn.hook_pattern".
@@ -147,9 +163,7 @@ class Seq2SeqModel(Model):
         if target is None:
             if logits:
                 raise ValueError(f"trace: {self.name} gives logits where it writes: add target=...")
-            return super().trace(texts, ablate=ablate, hide=hide, **kept)
-        if _given(ablate, hide):
-            raise ValueError("trace: ablate and hide are for the encoder alone: leave target out")
+            return super().trace(texts, ablate=ablate, hide=hide, edit=edit, **kept)
         keep = names_to_keep(self._body.pair_hook_names, **kept)
         if logits:
             self._need_words("trace")
@@ -163,8 +177,17 @@ class Seq2SeqModel(Model):
             for number, text in enumerate(written):
                 ended = text.special[-1] and int(text.ids[-1]) in self._eos_ids
                 written[number] = self._after_start(text, len(text) - ended)
+        edited = self._edits(
+            edit,
+            ablate,
+            hide,
+            map(self._with_names, batch),
+            "trace",
+            written=max(map(len, written)),
+        )
+        edited.check_summaries(kept.get("top_k"))
         return self._pair_traced(
-            batch, written, single, Recorder(keep), kept.get("top_k"), logits=logits
+            batch, written, single, keep, kept.get("top_k"), logits=logits, edited=edited
         )
 
     def _pair_traced(
@@ -172,32 +195,49 @@ class Seq2SeqModel(Model):
         batch: Sequence[Tokenized],
         written: Sequence[Tokenized],
         single: bool,
-        record: Recorder,
+        keep: Callable[[str], bool] = kept_unasked,
         top_k: int | None = None,
         *,
         logits: bool = False,
+        edited: Edits,
     ) -> Seq2SeqTrace:
         """The trace of texts, and of what the decoder is given with them."""
-        rows, cu_lengths = self._run(batch, record=record.under("encoder."), top_k=top_k)
         starts = starts_of(map(len, written))
         ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
         real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
-        inside = record.under("decoder.")
-        last = self._body.decode(ids, real, rows, cu_lengths, record=inside, top_k=top_k)
+        layout, longest = Layout(range(len(batch))), max(map(len, batch))
+        edited = edited.averaged(
+            sum(map(len, batch)), lambda make: self._run(batch, record=make(layout))
+        )
+        masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
+        own = Layout(layout.texts, real, other=layout)
+        read, write = (edited.recorder(one, keep) or Recorder(keep) for one in (layout, own))
+        rows, cu_lengths = self._run(batch, record=read.under("encoder."), top_k=top_k, masks=masks)
+        last = self._body.decode(
+            ids,
+            real,
+            rows,
+            cu_lengths,
+            visible=visible,
+            record=write.under("decoder."),
+            top_k=top_k,
+        )
         if logits:
-            record.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)
+            write.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
-        for name, array in record.arrays.items():
+        for name, array in (read.arrays | write.arrays).items():
             side, _, local = name.partition(".")
             whose = "cross" if ".cross_attn." in local else side
             if side == "decoder" and not local.endswith(_NO_WORDS):
                 array[~real] = 0  # computed on the way, and nobody's
             parts[whose][local] = array
+        asked, body = edited.asked, self._body
+        across = {} if visible is None else {"attn_mask": visible}
         return Seq2SeqTrace(
-            self._as_trace(parts["encoder"], batch, single, self._body),
-            self._as_trace(parts["decoder"], written, single, self._body.decoder),
+            self._as_trace(parts["encoder"], batch, single, body, masks, asked),
+            self._as_trace(parts["decoder"], written, single, body.decoder, changed=asked),
             parts["cross"],
-            settings={layer: one.options for layer, one in enumerate(self._body.cross_attention)},
+            settings={i: {**one.options, **across} for i, one in enumerate(body.cross_attention)},
         )
 
     @property
@@ -216,7 +256,7 @@ class Seq2SeqModel(Model):
             text=text.text,
         )
 
-    def _rows_traced(self, rows: Sequence[Row]) -> Seq2SeqTrace:
+    def _rows_traced(self, rows: Sequence[Row], edited: Edits) -> Seq2SeqTrace:
         # all new tokens but the last, which chose none
         written = [self._after_start(row.added(self.tokenizer), len(row.ids) - 1) for row in rows]
-        return self._pair_traced([row.given for row in rows], written, False, Recorder())
+        return self._pair_traced([row.given for row in rows], written, False, edited=edited)

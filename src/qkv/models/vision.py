@@ -15,7 +15,7 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.design import VisionDesign
-from qkv.models.tasks.edit import Ablate, Hide
+from qkv.models.tasks.edit import Ablate, Edit, Hide
 from qkv.text import Tokenized
 
 FIRST = "[CLS]"  # the token before the patches
@@ -117,7 +117,12 @@ class VisionModel(Model):
         return np.stack(found)
 
     def __call__(  # type: ignore[override]  # it is given images, not ids
-        self, pixel_values: ArrayLike, *, ablate: Ablate = (), hide: Hide = ()
+        self,
+        pixel_values: ArrayLike,
+        *,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
     ) -> ModelOutput:
         """Run images.
 
@@ -125,6 +130,7 @@ class VisionModel(Model):
             pixel_values: (B, C, H, W), floats, as `pixels` makes them.
             ablate: heads to go without, as in `trace`.
             hide: patches by their names, and places, that no token may look at, as in `trace`.
+            edit: activations to change, as in `trace`.
 
         Returns:
             `last_hidden_state` (B, N + 1, D), of the first token and of the patches row by row,
@@ -143,10 +149,10 @@ class VisionModel(Model):
         if images.ndim != 4:
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
-        edited = self._edits(ablate, hide, self._patches(images), "model")
-        masks = self._body.masks(edited.visible, edited.ablated)
+        edited = self._edits_of(edit, ablate, hide, self._patches(images), "model")
         shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
-        return output_of(self._body, self._through(images, masks=masks)[0], shown)
+        options = edited.packed(range(len(images)), shown.shape[1])
+        return output_of(self._body, self._through(images, **options)[0], shown)
 
     @property
     def _wants(self) -> str:

@@ -1,13 +1,14 @@
-"""What collects the intermediates of a run while it runs."""
+"""What collects the intermediates of a run while it runs, and puts others in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from qkv.arrays import Array
 
+Change = Callable[[Array], Array]
 _BY_NAME = "hook_result"  # one vector a head, which is computed for it alone
 
 
@@ -21,50 +22,85 @@ def kept_unasked(name: str) -> bool:
 
 
 class Recorder:
-    """Collects arrays by name while a model or a layer runs.
+    """Collects arrays by name while a model or a layer runs, and puts others in their place.
 
     Args:
         wanted: says of a name whether it is kept; `kept_unasked` says so without it.
+        changes: by a name in full, from its array as it would be kept to a new one that takes its
+            place. The run goes on with that, and that is kept.
 
     >>> record = Recorder(lambda name: name.endswith("hook_z"))
-    >>> record.under("blocks.0.attn.")("hook_z", np.zeros(2))
+    >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
     >>> list(record.arrays), record.wants("hook_q")
     (['blocks.0.attn.hook_z'], False)
+    >>> Recorder(changes={"hook_q": lambda q: q + 1})("hook_q", np.zeros(2))
+    array([1., 1.])
     """
 
-    def __init__(self, wanted: Callable[[str], bool] = kept_unasked) -> None:
+    def __init__(
+        self,
+        wanted: Callable[[str], bool] = kept_unasked,
+        changes: Mapping[str, Change] | None = None,
+    ) -> None:
         self.arrays: dict[str, Array] = {}
-        self._wanted = wanted
+        self._wanted, self._changes = wanted, changes or {}
         self._prefix = ""
-        self._shaped: Callable[[Array], Array] | None = None
+        self._shaped: Change | None = None
+        self._back: Change | None = None
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these names is kept: ask before computing something for it alone."""
-        return any(self._wanted(self._prefix + name) for name in names)
+        """Whether any is kept or changed: ask before computing something for it alone."""
+        return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
-    def __call__(self, name: str, array: Array) -> None:
+    def changes(self, *names: str) -> bool:
+        """Whether another array takes the place of any of these."""
+        return any(self._prefix + name in self._changes for name in names)
+
+    def __call__(self, name: str, array: Array) -> Array:
+        """The array that the run goes on with: this one, or what takes its place; and keep it."""
+        array = self.change(name, array)
+        self.keep(name, array)
+        return array
+
+    def change(self, name: str, array: Array) -> Array:
+        """What takes the place of `array`; itself, the same object, if nothing does."""
+        change = self._changes.get(self._prefix + name)
+        if change is None:
+            return array
+        found = change(self._as_kept(array))
+        found = found if self._back is None else self._back(found)
+        return found.astype(array.dtype, copy=False)
+
+    def keep(self, name: str, array: Array) -> None:
         """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
-        if self.wants(name):
-            array = array if self._shaped is None else self._shaped(array)
-            short = array.dtype.name == "bfloat16"
-            self.arrays[self._prefix + name] = array.astype(np.float32) if short else array
+        if self._wanted(self._prefix + name):
+            self.arrays[self._prefix + name] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array that is kept as `other` as `name` too; whether there is one."""
+        """Keep the array that is kept as `other` as `name` too; whether that is all of it."""
         found = self.arrays.get(self._prefix + other)
-        if found is not None and self.wants(name):
+        if found is None or self.changes(name):
+            return False
+        if self.wants(name):
             self.arrays[self._prefix + name] = found
-        return found is not None
+        return True
 
-    def under(self, prefix: str, shaped: Callable[[Array], Array] | None = None) -> Recorder:
+    def under(
+        self, prefix: str, shaped: Change | None = None, back: Change | None = None
+    ) -> Recorder:
         """The same recorder, with `prefix` put in front of every name.
 
         Args:
             prefix: it.
             shaped: what is done to an array before it is kept.
+            back: the other way round.
         """
-        inner = Recorder(self._wanted)
+        inner = Recorder(self._wanted, self._changes)
         inner.arrays = self.arrays
         inner._prefix = self._prefix + prefix
-        inner._shaped = shaped or self._shaped
+        inner._shaped, inner._back = shaped or self._shaped, back or self._back
         return inner
+
+    def _as_kept(self, array: Array) -> Array:
+        array = array if self._shaped is None else self._shaped(array)
+        return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -46,8 +46,8 @@ class Trace:
         settings: for each layer the options its attention ran with, as `qkv.attention` takes them.
         single: whether it was made from one string, so that `tokens` is that text's own list.
         model: the name of the model.
-        changed: what the run went without, "ablate" (pairs of layer and head) and "hide" (words
-            and places).
+        changed: what was done otherwise, "edit" (names), "ablate" (pairs of layer and head) and
+            "hide" (words, places and edges).
         last_is_normed: whether the last of `hidden_states` is what the norm behind the last layer
             gives, where there is one: for models of images `transformers` leaves it out.
         others: of layers whose queries or keys are not the trace's tokens, what they are.
@@ -232,13 +232,20 @@ class Trace:
 
     @property
     def changed(self) -> dict[str, list[Any]]:
-        """What the run went without: "ablate", pairs of layer and head, "hide", words and places.
+        """What was done otherwise: "edit", "ablate" and "hide", where there is any.
+
+        The first are names of activations, the second pairs of layer and head, and the third
+        words, places and edges, tuples of a query, a key and where there are any layer and head.
 
         Empty for a run of the model as it is.
         """
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
-        hidden = [x if isinstance(x, int) else str(x) for x in self._changed.get("hide", ())]
-        return {name: found for name, found in (("ablate", pairs), ("hide", hidden)) if found}
+        hidden = [
+            tuple(x) if isinstance(x, list | tuple) else x if isinstance(x, int) else str(x)
+            for x in self._changed.get("hide", ())
+        ]
+        found = {"edit": list(self._changed.get("edit", ())), "ablate": pairs, "hide": hidden}
+        return {name: values for name, values in found.items() if values}
 
     @property
     def other_layers(self) -> dict[int, str]:

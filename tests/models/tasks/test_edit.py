@@ -43,12 +43,11 @@ def test_heads_left_out_are_as_if_their_rows_of_the_output_projection_were_zero(
         zeroed.parameters[name] = weight
     expected = zeroed.trace(TEXTS)
     for name in expected.names():
-        if name.endswith(("hook_z", "hook_pattern", "hook_attn_scores")):
-            continue
-        close(found[name], expected[name])
+        if not name.endswith(("hook_z", "hook_attn_scores")):
+            close(found[name], expected[name])  # the pattern too: it is what the softmax gave
     for layer, head in pairs:
         assert not found["z", layer][:, :, head].any()
-        assert not found["pattern", layer][:, head].any()
+        np.testing.assert_allclose(found[0]["pattern", layer][:, head].sum(-1), 1, rtol=1e-12)
 
 
 def test_heads_left_out_are_left_out_of_the_plain_bert(double, tensors):
@@ -155,6 +154,217 @@ def test_a_token_that_sees_nothing_gets_nothing():
     assert not np.triu(trace.pattern(0, 0), 1).any()
 
 
+# edges
+
+
+def test_edges_are_what_one_query_does_not_see_in_a_layer_or_a_head(double):
+    """In texts of unequal lengths, where each has its own; -1 is its last."""
+    plain = double.trace(TEXTS)
+    trace = double.trace(TEXTS, hide=[(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)])
+    for number, text in enumerate(trace):
+        length = len(text.tokens)
+        seen = np.ones((2, 3, length, length), bool)
+        seen[:, :, 1, 2] = seen[1, :, 2, 1] = seen[0, 2, 0, -1] = False
+        if length > 8:
+            seen[:, :, 8, 3] = False
+        shown = np.stack([text["attn_scores", layer][0] for layer in range(2)])
+        assert (np.isfinite(shown) == seen).all()
+        first = np.where(seen[0], plain[number]["attn_scores", 0][0], -np.inf)
+        expected = np.exp(first) / np.exp(first).sum(-1, keepdims=True)
+        close(text["pattern", 0][0], expected)
+    assert trace.changed == {"hide": [(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)]}
+
+
+def test_edges_of_a_file_are_edges(double, tmp_path):
+    double.trace(TEXT, hide=[(1, 2), "cat", 3], edit={("z", 0): abs}).save(tmp_path / "trace")
+    changed = qkv.Trace.load(tmp_path / "trace").changed
+    assert changed == {"hide": [(1, 2), "cat", 3], "edit": ["blocks.0.attn.hook_z"]}
+
+
+# heads that give something else
+
+
+def test_what_takes_the_place_of_a_head(double):
+    plain, vector = double.trace(TEXTS), np.array([1.0, -2.0, 0.5, 3.0])
+    asked = {(0, 1): "mean", (0, 2): vector, (1, None): "mean", (1, -1): "zero"}
+    trace = double.trace(TEXTS, ablate=asked)
+    for layer in range(2):
+        rows = np.concatenate([text["z", layer][0] for text in plain])  # of all texts
+        means = rows.mean(0)  # (Hq, d)
+        for text in trace:
+            z = text["z", layer][0]
+            if layer == 0:
+                close(z[:, 1], np.broadcast_to(means[1], z[:, 1].shape))
+                close(z[:, 2], np.broadcast_to(vector, z[:, 2].shape))
+                close(text["pattern", 0], plain[text_number(trace, text)]["pattern", 0])
+            else:
+                close(z[:, :2], np.broadcast_to(means[:2], z[:, :2].shape))
+                assert not z[:, 2].any()
+    assert trace.changed == {"ablate": [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]}
+    shorter = trace["z", 0][2]
+    assert not shorter[len(trace[2].tokens) :].any()  # padding stays 0
+
+
+def text_number(trace, text):
+    return next(i for i in range(len(trace)) if trace[i].text == text.text)
+
+
+# activations
+
+
+def test_a_function_gets_a_copy_as_the_trace_shows_it(double):
+    plain, given = double.trace(TEXTS), {}
+
+    def look(name):
+        def at(x):
+            given[name] = x.copy()
+            kept.append(x)
+            return x
+
+        return at
+
+    kept = []
+    names = plain.names()
+    trace = double.trace(TEXTS, edit={name: look(name) for name in names})
+    assert list(given) == names
+    for name in names:
+        np.testing.assert_array_equal(given[name], trace[name], err_msg=name)
+        close(np.nan_to_num(given[name], neginf=0), np.nan_to_num(plain[name], neginf=0))
+    for x in kept:
+        x[:] = 7
+    assert not any((trace[name] == 7).any() for name in names)
+
+
+def test_nothing_earlier_changes_and_padding_stays_padding(double):
+    plain = double.trace(TEXTS)
+    one_more = {("resid_mid", 0): lambda x: x + 1}
+    values = double.trace(TEXTS, edit=one_more)
+    trace = double.trace(TEXTS, edit={**one_more, ("v", 1): lambda v: v - 3})
+    names = plain.names()
+    for name in names[: names.index("blocks.0.hook_resid_mid")]:
+        np.testing.assert_array_equal(trace[name], plain[name], err_msg=name)
+    for number, text in enumerate(TEXTS):
+        length = len(double.tokenize(text))
+        close(trace[number]["resid_mid", 0], plain[number]["resid_mid", 0] + 1)
+        close(trace[number]["v", 1], values[number]["v", 1] - 3)
+        for name in names:
+            if "attn_scores" not in name and "pattern" not in name:
+                assert not trace[name][number, length:].any(), name
+
+
+def test_weights_and_scores_are_those_that_were_given(double):
+    rng = np.random.default_rng(0)
+    weights = rng.random((1, 3, 9, 9))
+    trace = double.trace(TEXT, edit={("pattern", 0): weights})
+    np.testing.assert_array_equal(trace["pattern", 0], weights)
+    close(trace["z", 0], np.einsum("bhqk,bkhd->bqhd", weights, trace["v", 0]))
+    scores = np.where(rng.random((1, 3, 9, 9)) < 0.3, -np.inf, rng.standard_normal((1, 3, 9, 9)))
+    scores[0, 1, 4] = -np.inf  # sees nothing
+    trace = double.trace(TEXT, edit={"blocks.1.attn.hook_attn_scores": scores})
+    sums = np.exp(scores).sum(-1, keepdims=True)
+    close(trace["pattern", 1], np.exp(scores) / np.where(sums == 0, 1, sums))
+    assert not trace["z", 1][0, 4, 1].any()
+
+
+def test_an_array_is_indexed_by_text_as_given_in_whatever_parts_encode_runs_them(double):
+    texts = ["a dog", TEXT, "the cat", "the bank . a dog ran , the cat", "on the mat ."]
+    longest = max(len(double.tokenize(text)) for text in texts)
+    array = np.random.default_rng(1).standard_normal((5, longest, 12))
+    functions = []
+
+    def twice(x):
+        functions.append(len(x))
+        return 2 * x
+
+    edit = {("resid_post", 0): array, ("z", 1): twice}
+    found = double.encode(texts, batch_size=1, output_value="token_embeddings", edit=edit)
+    parts = list(functions)
+    whole = double.trace(texts, edit=edit)
+    for number, rows in enumerate(found):
+        close(rows, whole[number]["normalized_resid_post", 1][0])
+    double_vectors = double.encode(texts, edit=edit)
+    close(double_vectors, double.encode(iter(texts), batch_size=1, edit=edit))
+    close(double.encode(texts[1], hide="cat"), double.encode(texts, hide="cat")[1])
+    assert sum(parts) == 5
+    assert double.encode([], edit=edit).shape == (0, 12)
+    mean = {(0, 1): "mean"}
+    states = double.trace(texts, ablate=mean)
+    rows = double.encode(iter(texts), batch_size=1, output_value="token_embeddings", ablate=mean)
+    for number, row in enumerate(rows):
+        close(row, states[number]["normalized_resid_post", 1][0])
+    with pytest.raises(TypeError, match=r"^encode_stream: edit is for texts that are all there"):
+        double.encode_stream(texts, edit=edit)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both", "hole"])
+def test_places_are_columns_whatever_is_padding(double, side):
+    """`model(...)` with a mask, beside each text alone."""
+    rows = [double.tokenize(text).ids for text in ("the cat sat .", "a dog")]
+    ids, mask = np.zeros((2, 9), int), np.zeros((2, 9), int)
+    for number, row in enumerate(rows):
+        begin = {"left": 9 - len(row), "both": 2, "hole": 1}.get(side, 0)
+        ids[number, begin : begin + len(row)] = row
+        mask[number, begin : begin + len(row)] = 1
+    if side == "hole":
+        mask[0, 3] = mask[1, 2] = 0
+    there = mask.astype(bool)
+    given = []
+
+    def keep(x):
+        given.append(x.copy())
+        return x
+
+    names = [("attn_scores", 1), ("pattern", 0), ("resid_post", 1), ("k", 0)]
+    plain = double(ids, mask).last_hidden_state
+    close(double(ids, mask, edit=dict.fromkeys(names, keep)).last_hidden_state, plain)
+    shapes = {x.shape for x in given}
+    assert shapes == {(2, 3, 9, 9), (2, 9, 12), (2, 9, 3, 4)}
+    for x in given:
+        if x.ndim == 3 or x.shape[1] == 9:
+            assert not x[~there].any()
+            assert x[there].any(-1).all()
+        else:
+            shown = np.isfinite(x) & (x != 0)
+            expected = there[:, :, None] & there[:, None]
+            assert (shown == expected[:, None]).all()
+    array = np.random.default_rng(0).standard_normal((2, 9, 12))
+    found = double(ids, mask, edit={("resid_mid", 1): array}).last_hidden_state
+    for number in range(2):  # what is behind it reads one place at a time
+        normed = double.layers[1].norm1(array[number])
+        expected = double.layers[1].norm2(normed + double.layers[1].mlp(normed))
+        close(found[number, there[number]], expected[there[number]])
+    key, query = np.flatnonzero(there[0])[:2].tolist()
+
+    def cut(scores):
+        scores[:, :, query, key] = -np.inf
+        return scores
+
+    by_hand = double(ids, mask, edit={("attn_scores", 0): cut}).last_hidden_state
+    close(double(ids, mask, hide=[(query, key, 0)]).last_hidden_state[there], by_hand[there])
+
+
+def test_each_head_s_part_adds_up_to_the_output(double):
+    """`hook_result`, which is made for whoever names it, may be edited too."""
+
+    def without_second(result):
+        result[:, :, 1] = 0
+        return result
+
+    found = double.trace(TEXTS, edit={("result", 0): without_second})
+    expected = double.trace(TEXTS, ablate=[(0, 1)])
+    close(found["attn_out", 0], expected["attn_out", 0])
+    close(found["normalized_resid_post", 1], expected["normalized_resid_post", 1])
+
+
+def test_a_norm_divides_by_what_it_is_told(double):
+    plain = double.trace(TEXTS)
+    trace = double.trace(TEXTS, edit={("ln1.scale", 0): lambda scale: 2 * scale})
+    parameters = double.parameters
+    bias = parameters["blocks.0.norm1.bias"]
+    expected = (plain[0]["ln1.normalized", 0] - bias) / 2 + bias
+    close(trace[0]["ln1.normalized", 0], expected)
+
+
 # what a trace says of it
 
 
@@ -167,7 +377,8 @@ def test_the_inputs_of_attention_give_the_weights_again(double, tmp_path):
         for layer in range(2):
             out, weights = qkv.attention(**one.attention_inputs(layer), return_weights=True)
             close(weights, one["pattern", layer])
-            close(np.swapaxes(out, 1, 2), one["z", layer])
+            others = [0, 2] if layer == 1 else [0, 1, 2]
+            close(np.swapaxes(out, 1, 2)[:, :, others], one["z", layer][:, :, others])
             found = qkv.trace_attention(**one.attention_inputs(layer))["scores"]
             shown = np.isfinite(one["attn_scores", layer])
             assert (np.isfinite(found) == shown).all()
@@ -178,9 +389,11 @@ def test_a_run_of_the_model_as_it_is_says_so(double):
     assert double.trace(TEXT).changed == {}
     assert double.trace(TEXT, ablate=[], hide=()).changed == {}
     assert "attn_mask" not in double.trace(TEXT).attention_inputs(0)
-    ablated = double.trace(TEXT, ablate=[(1, 0)])
-    assert "attn_mask" not in ablated.attention_inputs(0)
-    assert ablated.attention_inputs(1)["attn_mask"].shape == (1, 3, 1, 9)
+    assert double.trace(TEXT, edit={}).changed == {}
+    assert "attn_mask" not in double.trace(TEXT, ablate=[(1, 0)]).attention_inputs(1)
+    hidden = double.trace(TEXT, hide=[(3, 2, 1), (4, 2, 1, 0)])
+    assert "attn_mask" not in hidden.attention_inputs(0)
+    assert hidden.attention_inputs(1)["attn_mask"].shape == (1, 3, 9, 9)
 
 
 def test_an_old_file_of_a_trace_is_of_a_model_as_it_is(double, tmp_path):
@@ -204,8 +417,6 @@ def test_summaries_know_of_it(double):
     (cat,) = places(double, TEXT, "cat")
     for layer in range(2):
         assert not trace["received", layer][..., cat].any()
-    assert not trace["top_weights", 0][0, 0].any()
-    assert np.isneginf(trace["lse", 0][0, 0]).all()
     full = double.trace(TEXT, hide=["cat"], ablate=[(0, 0)])
     np.testing.assert_allclose(trace["received", 1], full["pattern", 1].sum(2), atol=1e-12)
 
@@ -240,9 +451,15 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"hide": ["xyzzy"]}, ValueError, "hide has 'xyzzy', which is in no text"),
         ({"hide": "the cat dog"}, ValueError, "hide has 'the cat dog'"),
         ({"hide": [""]}, ValueError, "hide has '', which is in no text"),
-        ({"hide": [3.0]}, TypeError, r"hide has 3\.0: give words, and places as whole numbers"),
+        ({"hide": [3.0]}, TypeError, r"hide has 3\.0: give words, places as whole numbers, and e"),
         ({"hide": [True]}, TypeError, "hide has True: give words"),
-        ({"hide": [(1, 2)]}, TypeError, r"hide has \(1, 2\): give words"),
+        ({"hide": [(1,)]}, TypeError, r"hide has \(1,\): give words"),
+        ({"hide": [(1, "cat")]}, TypeError, r"hide has \(1, 'cat'\): give words"),
+        ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"hide has \(1, 2, 0, 0, 0\): give words"),
+        ({"hide": [(1, 2, 2)]}, ValueError, "hide has layer 2 and the model has 2, 0 to 1"),
+        ({"hide": [(1, 2, 0, 3)]}, ValueError, "hide has head 3 and layer 0 has 3, 0 to 2"),
+        ({"hide": [(9, 2)]}, ValueError, "hide has place 9 and no text has more than 9 tokens"),
+        ({"hide": [(2, -10)]}, ValueError, "hide has place -10"),
         ({"hide": {"cat": 1}}, TypeError, "hide has {'cat': 1}: give words"),
         (
             {"hide": [9]},
@@ -250,7 +467,45 @@ def test_nothing_is_left_behind_in_the_model(double):
             "hide has place 9 and no text has more than 9 tokens: give -9 to 8, or a word$",
         ),
         ({"hide": -10}, ValueError, "hide has place -10"),
-        ({"ablate": {(0, 1): "mean"}}, TypeError, r"ablate has {\(0, 1\): 'mean'}: write"),
+        ({"ablate": {(0, 1): "men"}}, ValueError, r"ablate has 'men' for \(0, 1\): write \"zero\""),
+        (
+            {"ablate": {(0, 1): np.ones(12)}},
+            ValueError,
+            r"ablate has an array \(12,\) for \(0, 1\) and a head gives \(4,\)",
+        ),
+        ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
+        ({"edit": [("z", 0)]}, TypeError, r"edit is \[\('z', 0\)\]: give a mapping"),
+        ({"edit": {3: abs}}, TypeError, "edit has 3: name an activation in full, or by a tuple"),
+        ({"edit": {("z", 0): None}}, TypeError, "edit has None for blocks.0.attn.hook_z: give a f"),
+        ({"edit": {("z", 0): "0"}}, TypeError, "edit has '0' for blocks.0.attn.hook_z"),
+        (
+            {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
+            ValueError,
+            "edit names blocks.0.attn.hook_z twice: give it one change",
+        ),
+        ({"edit": {"logits": abs}}, ValueError, "edit has 'logits', which is what comes out"),
+        (
+            {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
+            ValueError,
+            r"edit has \(2, 9, 3, 4\) for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here",
+        ),
+        ({"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}}, TypeError, "edit has bool for blocks"),
+        (
+            {"edit": {("z", 0): lambda z: None}},
+            TypeError,
+            "the function for blocks.0.attn.hook_z g",
+        ),
+        (
+            {"edit": {("pattern", 1): lambda p: p[:, 0]}},
+            ValueError,
+            r"the function for blocks.1.attn.hook_pattern got \(1, 3, 9, 9\) and gave \(1, 9, 9\)",
+        ),
+        ({"edit": {("z", 0): lambda z: z > 0}}, TypeError, ".*hook_z gave bool: give floats"),
+        (
+            {"edit": {("pattern", 1): abs}, "top_k": 2},
+            ValueError,
+            "top_k is 2 and edit changes blocks.1.attn.hook_pattern: summaries are",
+        ),
         ({"ablate": [(None, 0)]}, TypeError, r"ablate has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate has layer 2"),
         (
@@ -264,6 +519,29 @@ def test_what_cannot_be_left_out(double, options, error, said):
     with pytest.raises(error, match=f"^trace: {said}") as raised:
         double.trace(TEXT, **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"), ("lse", 0)])
+def test_a_name_that_is_none_has_its_nearest(double, name):
+    with pytest.raises(KeyError, match=r"trace: edit has .*, and there is no "):
+        double.trace(TEXT, edit={name: abs})
+
+
+def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_its_own(double):
+    calls = []
+    with pytest.raises(ValueError, match="edit has"):
+        double.encode(
+            ["the cat", "a dog"], edit={("z", 0): calls.append, ("z", 1): np.ones((3, 4, 3, 4))}
+        )
+    assert not calls
+
+    def fails(_):
+        raise RuntimeError("mine")
+
+    before = double.trace(TEXT)["resid_post", 1]
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        double.trace(TEXT, edit={("z", 0): fails})
+    np.testing.assert_array_equal(double.trace(TEXT)["resid_post", 1], before)
 
 
 def test_a_text_of_several_that_is_hidden_whole_is_named(double):

@@ -404,9 +404,6 @@ def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
         model.predict("the cat")
     with pytest.raises(ValueError, match=r"^trace: t5 gives logits where it writes: add target"):
         model.trace("the cat", logits=True)
-    for edit in ({"hide": 1}, {"hide": ["cat"]}, {"ablate": [(0, 0)]}):
-        with pytest.raises(ValueError, match=r"^model: ablate and hide are for the encoder alone"):
-            model([[2, 4, 3]], None, [[2]], **edit)
     read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]
     trace = model.trace(read, target=written, logits=True)
     ids = np.array([[2, 8, 0], [2, 9, 10]])

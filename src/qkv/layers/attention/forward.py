@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import varlen_attention
-from qkv.attend.attention import trace_call
+from qkv.attend.attention import softmax_of, trace_call, weighed
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call, check_call
 from qkv.attend.heads import join_heads, split_heads
@@ -21,7 +21,7 @@ from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, padded_heads, places
+from qkv.layers.packed import keep, keep_heads, padded_heads, places
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
@@ -29,6 +29,7 @@ from qkv.trace import Recorder
 Norm = LayerNorm | RMSNorm
 
 SUMMARY = ("top_indices", "top_weights", "received", "lse")
+_WEIGHTS = ("hook_attn_scores", "hook_pattern")
 
 
 class Parts(Protocol):
@@ -122,8 +123,8 @@ def attention_forward(
     parts = {}
     for name, heads in names.items():
         x = inputs.words if name == "q" else inputs.others
-        parts[name] = split_heads(project(x, layer.parameters, f"{name}_proj"), heads)
-        keep(record, f"hook_{name}", np.swapaxes(parts[name], -3, -2), cu)  # (B, T, H, d)
+        part = split_heads(project(x, layer.parameters, f"{name}_proj"), heads)
+        parts[name] = keep_heads(record, f"hook_{name}", part, cu)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
     for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
@@ -138,7 +139,7 @@ def attention_forward(
             parts[name] = layer.rotary.rotate(parts[name], *stand)
     if norms or positions:
         for name in ("q", "k"):
-            keep(record, f"hook_rot_{name}", np.swapaxes(parts[name], -3, -2), cu)
+            parts[name] = keep_heads(record, f"hook_rot_{name}", parts[name], cu)
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
     z, extra = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
@@ -149,13 +150,8 @@ def attention_forward(
             inputs, shapes, norms, positions, parts["q"], parts["k"], parts["v"], z, lse
         )
         extra = [*extra, lse] if inputs.options.get("return_lse") else extra
-    keep(record, "hook_z", np.swapaxes(z, -3, -2), cu)
-    record_result(z, layer.parameters, record, cu)
-    out = join_heads(z)  # (..., L, Hq * dv)
-    if "out_proj.weight" in layer.parameters:
-        out = project(out, layer.parameters, "out_proj", residual=residual)
-    elif residual is not None:
-        out = out + residual
+    z = keep_heads(record, "hook_z", z, cu)
+    out = attention_out(z, layer.parameters, residual, record, cu)
     return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
 
@@ -222,11 +218,26 @@ def _with_cache(
     inputs: Inputs, cache: KVCache, parts: Mapping[str, Array]
 ) -> tuple[Call, dict[str, Array]]:
     """Keys and values behind those of the cache, and the call of attention to all of them."""
+    seen = cache.lengths if cache.lengths.size else 0
     given = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
     kept = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
     query, key, value = parts["q"], given.pop("key"), given.pop("value")
+    if kept.get("attn_mask") is not None:
+        dropped = np.asarray(seen - given["q_offset"])
+        kept["attn_mask"] = _of_keys_left(kept["attn_mask"], dropped, key.shape[-2])
     plan = check_call(query, key, value, **given, **kept, call=inputs.call)
     return plan, {"q": query, "k": key, "v": value}
+
+
+def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
+    """A mask `(..., S)` of all keys so far for the `keys` that a cache still has of each row.
+
+    `dropped` says how many it dropped before those, () or (B,).
+    """
+    if not dropped.any():
+        return mask if mask.shape[-1] == 1 else mask[..., :keys]
+    places = dropped.reshape(-1, 1, 1, 1) + np.arange(keys)
+    return np.take_along_axis(mask, np.minimum(places, mask.shape[-1] - 1), axis=-1)
 
 
 def _attend(
@@ -246,16 +257,17 @@ def _attend(
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
     is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
-    if cu is None or is_padded or record is not None:
+    seen = record is not None and record.wants(*_WEIGHTS, *SUMMARY)
+    if cu is None or is_padded or seen:
         call = plan or attention_plan(layer, inputs)
         call = call.of(*(parts if cu is None else padded_heads(parts, cu)))
-        if record is not None:
-            record_weights(call, record, top_k)
-        if cu is None:
-            out, *extra = answer(call, weights=weights, lse=lse)
-            return out, extra
-        if is_padded:
-            out, *extra = answer(call, weights=weights, lse=lse)
+        out = None if record is None else record_weights(call, record, top_k)
+        if out is not None or cu is None or is_padded:
+            extra: list[Array] = []
+            if out is None:
+                out, *extra = answer(call, weights=weights, lse=lse)
+            if cu is None:
+                return out, extra
             text, place = places(cu)
             return np.swapaxes(out, 0, 1)[:, text, place], [part[text, :, place] for part in extra]
     rules = {n: v for n, v in formula_options(options).items() if n in PACKED}
@@ -265,29 +277,53 @@ def _attend(
     return np.swapaxes(out, 0, 1), extra
 
 
-def record_weights(call: Call, record: Recorder, top_k: int | None) -> None:
-    """Record scores and weights, or their summary, if wanted."""
-    if top_k is not None:
-        if record.wants(*SUMMARY):
-            summary = summarize_call(call, top_k)
-            for name in SUMMARY:
-                record(name, getattr(summary, name))
-    elif record.wants("hook_attn_scores", "hook_pattern"):
-        trace = trace_call(call)
-        record("hook_attn_scores", trace["scores"])
-        record("hook_pattern", trace["pattern"])
+def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | None:
+    """Record scores and weights, or their summary, if wanted.
+
+    Returns:
+        What the heads give, (*lead, Hq, L, dv), where scores or weights were changed.
+    """
+    changed = record.changes(*_WEIGHTS)
+    if top_k is not None and not changed and record.wants(*SUMMARY):
+        summary = summarize_call(call, top_k)
+        for name in SUMMARY:
+            record.keep(name, getattr(summary, name))
+    if not changed and (top_k is not None or not record.wants(*_WEIGHTS)):
+        return None
+    trace = trace_call(call)
+    given, pattern = trace["scores"], trace["pattern"]
+    scores = record("hook_attn_scores", given)
+    if scores is not given:
+        pattern = softmax_of(call, scores)
+    pattern = record("hook_pattern", pattern)
+    return weighed(call, pattern) if changed else None
 
 
-def record_result(
-    z: Array, parameters: Mapping[str, Array], record: Recorder | None, cu: Array | None
-) -> None:
-    """Record what each head adds to the result, of its `z` (..., Hq, L, dv), if anybody wants it.
+def attention_out(
+    z: Array,
+    parameters: Mapping[str, Array],
+    residual: Array | None,
+    record: Recorder | None,
+    cu: Array | None,
+) -> Array:
+    """From what the heads give, `z` (..., Hq, L, dv), to the layer's output (..., L, D).
 
-    These are (..., L, Hq, D); the bias of the output projection is no head's.
+    What each head adds to it is recorded as (..., L, Hq, D), if anybody wants it; the bias of the
+    output projection is no head's.
     """
     weight = parameters.get("out_proj.weight")
-    if record is None or weight is None or not record.wants("hook_result"):
-        return
-    each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
-    added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
-    keep(record, "hook_result", np.stack(added, axis=-2), cu)
+    if weight is None:
+        out = join_heads(z)  # (..., L, Hq * dv)
+        return out if residual is None else out + residual
+    if record is not None and record.wants("hook_result"):
+        each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
+        added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
+        given = np.stack(added, axis=-2)
+        result = keep(record, "hook_result", given, cu)
+        if result is not given:
+            bias = parameters.get("out_proj.bias")
+            total: Array = result.sum(-2)
+            for beside in (bias, residual):
+                total = total if beside is None else total + beside.astype(total.dtype, copy=False)
+            return total
+    return project(join_heads(z), parameters, "out_proj", residual=residual)

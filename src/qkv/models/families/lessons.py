@@ -40,10 +40,10 @@ class AttentionOnly(Block):
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
-        keep(record, "hook_resid_pre", x, cu)
+        x = keep(record, "hook_resid_pre", x, cu)
         out, saved = self.attn.run(x, cu=cu, record=inside(record, "attn", None), **options)
-        keep(record, "hook_attn_out", out, cu)
-        keep(record, "hook_resid_post", out, cu)
+        out = keep(record, "hook_attn_out", out, cu)
+        out = keep(record, "hook_resid_post", out, cu)
         return out, BlockSaved({"attn": saved}, x.shape, x.dtype)
 
     def backward(

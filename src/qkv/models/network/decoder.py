@@ -10,11 +10,11 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import KVCache
 from qkv.attend.call import check_call
-from qkv.attend.heads import join_heads, split_heads
+from qkv.attend.heads import split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.attention.forward import SUMMARY, record_result, record_weights
-from qkv.layers.packed import padded, starts_of
+from qkv.layers.attention.forward import SUMMARY, attention_out, record_weights
+from qkv.layers.packed import inside, keep_heads, padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
@@ -28,11 +28,20 @@ class DecoderCache(KVCache):
         key: of the other text, (B, Hkv, S, d); they stay.
         value: (B, Hkv, S, dv).
         key_lengths: (B,), how many of the S are real.
+        visible: which of them are looked at, broadcasts to (B, Hq, L, S); None for all.
     """
 
-    def __init__(self, window: Any, key: Array, value: Array, key_lengths: Array) -> None:
+    def __init__(
+        self,
+        window: Any,
+        key: Array,
+        value: Array,
+        key_lengths: Array,
+        visible: Array | None = None,
+    ) -> None:
         super().__init__(window)
         self.key, self.value, self.key_lengths = key, value, key_lengths
+        self.visible = visible
 
 
 class CrossAttention:
@@ -53,16 +62,29 @@ class CrossAttention:
         self.dim, self.parameters = attn.embed_dim, attn.parameters
 
     @quiet
-    def remember(self, rows: Array, cu_lengths: Array, window: Any) -> DecoderCache:
-        """A cache with the keys and values of texts laid end to end, rows (total, D)."""
+    def remember(
+        self,
+        rows: Array,
+        cu_lengths: Array,
+        window: Any,
+        *,
+        visible: Array | None = None,
+        record: Recorder | None = None,
+    ) -> DecoderCache:
+        """A cache with the keys and values of texts laid end to end, rows (total, D).
+
+        Which of them are looked at is as for the cache. What `record` changes of them is changed
+        here, once, and it keeps them where they are looked at.
+        """
         rows = narrowed_to(rows, self.parameters)
-        key, value = (
-            split_heads(
-                padded(project(rows, self.parameters, name), cu_lengths), self.attn.num_kv_heads
-            )
-            for name in ("k_proj", "v_proj")
-        )  # (B, Hkv, S, d)
-        return DecoderCache(window, key, value, np.diff(cu_lengths))
+        parts = {}
+        for name in ("k", "v"):
+            whole = padded(project(rows, self.parameters, f"{name}_proj"), cu_lengths)
+            parts[name] = split_heads(whole, self.attn.num_kv_heads)  # (B, Hkv, S, d)
+            if record is not None and record.changes(f"hook_{name}"):
+                swapped = np.swapaxes(parts[name], -3, -2)
+                parts[name] = np.swapaxes(record.change(f"hook_{name}", swapped), -3, -2)
+        return DecoderCache(window, parts["k"], parts["v"], np.diff(cu_lengths), visible)
 
     def run(
         self,
@@ -88,17 +110,20 @@ class CrossAttention:
         """
         assert not save
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
+        query = keep_heads(record, "hook_q", query, None)
         parts = (query, cache.key, cache.value)
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
+        options["attn_mask"] = cache.visible
         call = check_call(*parts, **options, call="CrossAttention")
-        (z,) = answer(call)
+        z = None
         if record is not None:
-            for name, part in zip(("hook_q", "hook_k", "hook_v"), parts, strict=True):
-                record(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
-            record_weights(call, record, top_k)
-            record("hook_z", np.swapaxes(z, -3, -2))
-            record_result(z, self.parameters, record, None)
-        return project(join_heads(z), self.parameters, "out_proj", residual=residual), None
+            for name, part in zip(("hook_k", "hook_v"), parts[1:], strict=True):
+                record.keep(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
+            z = record_weights(call, record, top_k)
+        if z is None:
+            (z,) = answer(call)
+        z = keep_heads(record, "hook_z", z, None)
+        return attention_out(z, self.parameters, residual, record, None), None
 
 
 class DecoderBlock(Block):
@@ -158,6 +183,7 @@ class EncoderDecoder(Transformer):
         rows: Array,
         cu_lengths: Array,
         *,
+        visible: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
@@ -168,30 +194,69 @@ class EncoderDecoder(Transformer):
             mask: (B, L), which of them are seen; one that is hidden between two keeps them apart.
             rows: the encoder's vectors, (its total, D).
             cu_lengths: (B + 1,), where each of those begins and the last one ends.
+            visible: which of those are looked at, broadcasts to (B, Hq, L, S); None for all.
             record: collects what is computed on the way, as (B, L, ...).
             top_k: with `record`, keep the largest weights of each query in place of all.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
-        starts, caches = starts_of(lengths), self.remember(rows, cu_lengths)
+        starts = starts_of(lengths)
+        caches = self.remember(rows, cu_lengths, visible=visible, record=record)
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
-        visible = padded(mask[between], starts)
-        seen = None if mask[between].all() else visible
-        found: Array = self.step(whole, caches, lengths, visible=seen, record=record, top_k=top_k)
-        return found[visible]
+        seen = padded(mask[between], starts)
+        masks = {}
+        if not mask[between].all():
+            masks = dict.fromkeys(range(len(self.decoder.layers)), seen[:, None, None])
+        found: Array = self.step(whole, caches, lengths, masks=masks, record=record, top_k=top_k)
+        return found[seen]
 
-    def remember(self, rows: Array, cu_lengths: Array) -> list[KVCache]:
-        """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end."""
+    def remember(
+        self,
+        rows: Array,
+        cu_lengths: Array,
+        *,
+        visible: Array | None = None,
+        record: Recorder | None = None,
+    ) -> list[KVCache]:
+        """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end.
+
+        Which of them it looks at, and what changes them, is as for `decode`.
+        """
         return [
-            attn.remember(rows, cu_lengths, options.get("window"))
-            for attn, options in zip(self.cross_attention, self.decoder.options, strict=True)
+            attn.remember(
+                rows,
+                cu_lengths,
+                options.get("window"),
+                visible=visible,
+                record=inside(record, f"blocks.{number}.cross_attn", None),
+            )
+            for number, (attn, options) in enumerate(
+                zip(self.cross_attention, self.decoder.options, strict=True)
+            )
         ]
 
-    def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
-        """What the decoder looks at, these texts, and the first id of each, (B, 1)."""
-        rows, cu_lengths = self.packed(texts)
-        lengths = np.ones(len(texts), np.int64)
-        return self.remember(rows, cu_lengths), np.full((len(texts), 1), self.first), lengths
+    def begin(
+        self,
+        texts: Sequence[Array],
+        *,
+        visible: Array | None = None,
+        record: Recorder | None = None,
+        **options: Any,
+    ) -> tuple[list[KVCache], Array, Array]:
+        """What the decoder looks at, these texts, and the first id of each, (B, 1).
+
+        Args:
+            texts: the ids of each, (T,).
+            visible: as for `decode`.
+            record: of both, each under its name.
+            options: others of the encoder's call.
+        """
+        sides = [
+            None if record is None else record.under(side) for side in ("encoder.", "decoder.")
+        ]
+        rows, cu_lengths = self.packed(texts, record=sides[0], **options)
+        caches = self.remember(rows, cu_lengths, visible=visible, record=sides[1])
+        return caches, np.full((len(texts), 1), self.first), np.ones(len(texts), np.int64)
 
     def step(self, *args: Any, **options: Any) -> Array:
         """The decoder's vectors (B, n, D) of the ids that follow; see `Transformer.step`."""

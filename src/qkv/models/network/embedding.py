@@ -74,21 +74,17 @@ class Embedding:
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
             x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
-        keep(record, "hook_embed", x, cu_lengths)
-        if record is not None and cu_lengths is None:
-            x = x.copy()  # that is kept where it stands, and what follows adds to it
+        x = keep(record, "hook_embed", x, cu_lengths)
         if self.token_types is not None:
             kinds = np.broadcast_to(self.token_types[0], x.shape)
-            keep(record, "hook_token_type_embed", kinds, cu_lengths)
-            x += kinds
+            x = x + keep(record, "hook_token_type_embed", kinds, cu_lengths)
         if self.positions is not None:
             where = self.positions[places + self.first_position]
-            keep(record, "hook_pos_embed", where, cu_lengths)
-            x += where
+            x = x + keep(record, "hook_pos_embed", where, cu_lengths)
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
-        keep(record, "hook_full_embed", x, cu_lengths)
+        x = keep(record, "hook_full_embed", x, cu_lengths)
         return x, EmbeddingSaved(rows, places, norm)
 
     def backward(

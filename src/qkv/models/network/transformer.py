@@ -95,27 +95,6 @@ class Transformer:
             found[number]["attn_mask"] = mask
         return found
 
-    def masks(
-        self, visible: Array | None, ablated: Mapping[int, Sequence[int]]
-    ) -> dict[int, Array]:
-        """Which keys each head sees, (B, Hq or 1, 1, T), of the layers where that is not all.
-
-        A head that is ablated sees nothing: its context is 0, and so is all it would add.
-
-        Args:
-            visible: (B, T), which tokens are looked at; None for all, and then none is ablated.
-            ablated: the heads that go without, by their layer.
-        """
-        if visible is None:
-            return {}
-        keys = visible[:, None, None]  # (B, 1, 1, T)
-        found = {} if visible.all() else dict.fromkeys(range(len(self.layers)), keys)
-        for layer, heads in ablated.items():
-            shape = (len(keys), self.layers[layer].attn.num_heads, *keys.shape[2:])
-            found[layer] = np.broadcast_to(keys, shape).copy()
-            found[layer][:, list(heads)] = False
-        return found
-
     def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
         """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
         return self.run(ids, places, cu_lengths, **options)[0]
@@ -132,36 +111,45 @@ class Transformer:
         rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
         return rows, cu_lengths
 
+    def spans(self, mask: Array) -> Array:
+        """Which columns (B, T) are computed of those where a mask shows tokens.
+
+        What the mask hides between two tokens keeps them apart, but for ALiBi, which counts what is
+        there.
+        """
+        has_alibi = any("alibi_slopes" in options for options in self.options)
+        return mask if has_alibi else without_holes(mask)
+
     def masked(
         self,
         ids: Array,
         mask: Array,
-        visible: Array | None = None,
-        ablated: Mapping[int, Sequence[int]] | None = None,
+        *,
+        masks: Mapping[int, Array] | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array]:
         """The vectors (total, D) of the tokens that are there, and where each text begins.
-
-        What the mask hides between two tokens keeps them apart, but for ALiBi, which counts what is
-        there.
 
         Args:
             ids: (B, T) token ids.
             mask: (B, T), where there is a token.
-            visible: (B, T), which of them are looked at; all of them unless given.
-            ablated: the heads that go without, by their layer.
+            masks: as for `run`, of the columns of `spans` alone.
+            record: the same.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
-        text = mask
-        if not any("alibi_slopes" in options for options in self.options):
-            text = without_holes(mask)
+        text = self.spans(mask)
         starts = starts_of(text.sum(1))
-        hidden = ~mask if visible is None else ~(mask & visible)
+        found = dict(masks or {})
+        if (mask != text).any():
+            keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
+            found = {number: keys & found.get(number, True) for number in range(len(self.layers))}
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
             self.embedding.places(ids, text),
             starts,
-            masks=self.masks(~padded(hidden[text], starts), ablated or {}),
+            masks=found,
+            record=record,
         )
         return rows[mask[text]], starts_of(mask.sum(1))
 
@@ -285,7 +273,7 @@ class Transformer:
         caches: Sequence[KVCache],
         lengths: Array | None = None,
         *,
-        visible: Array | None = None,
+        masks: Mapping[int, Array] | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
@@ -295,14 +283,17 @@ class Transformer:
             ids: (B, n) token ids, one row for each text.
             caches: one for each layer.
             lengths: (B,), how many of the n are real; all of them unless given.
-            visible: (B, S), which of all tokens so far are looked at; all of them unless given.
+            masks: for layers that have one, which of all tokens so far each head sees: broadcasts
+                to (B, Hq, n, S).
             record: collects what is computed on the way.
             top_k: with `record`, keep the largest weights of each query in place of all.
 
         Returns:
             (B, n, D)
         """
-        quick = self._quick() if record is None else None  # lays weights out, which others then use
+        quick = None
+        if record is None and not masks:
+            quick = self._quick()  # lays weights out, which others then use
         seen = caches[0].lengths
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
@@ -312,11 +303,11 @@ class Transformer:
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
-        if visible is not None:
-            more["attn_mask"] = visible[:, None, None]  # (B, 1, 1, S)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             options = {**self.options[number], **more, "top_k": top_k}
             options["record"] = inside(record, f"blocks.{number}", None)
+            if masks and number in masks:
+                options["attn_mask"] = masks[number]
             x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
         return self._last(x, None, record)[0]
 

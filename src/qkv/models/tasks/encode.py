@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from operator import length_hint
 from typing import Any
 
@@ -13,11 +13,14 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models.files.sentence import Sentence
+from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.inputs import check_ids
+from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.truncation import Truncator, callers
 from qkv.progress import progress
-from qkv.text import Tokenizer
+from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
+from qkv.trace import Recorder
 
 OUTPUTS = ("sentence_embedding", "token_embeddings")
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
@@ -52,7 +55,7 @@ class Encoder:
         dim: D, of a token's vector.
         dtype: that of its vectors.
         run: from the ids of texts to the vectors of their tokens, end to end, and where each text
-            begins.
+            begins; `Transformer.packed`.
         batch_size: and so on, the options of `Model.encode`.
     """
 
@@ -63,7 +66,7 @@ class Encoder:
     rows: int
     dim: int
     dtype: np.dtype[Any]
-    run: Callable[[Sequence[Array]], tuple[Array, Array]]
+    run: Callable[..., tuple[Array, Array]]
     batch_size: int = 32
     normalize_embeddings: bool | None = None
     output_value: str = "sentence_embedding"
@@ -123,6 +126,31 @@ class Encoder:
                 yield self._vectors(batch, advance)
         truncator.cut.warn()
 
+    def edited(
+        self,
+        sentences: Any,
+        edits_of: Callable[[Sequence[Tokenized]], Edits],
+        show: bool | None = None,
+    ) -> Any:
+        """What `all` gives where something is done otherwise, which all texts are needed for."""
+        truncator = Truncator(self.tokenizer, self.limit)
+        texts = truncator(self._whole([*_checked(sentences)]))
+        batch = [text.ids for text in texts]
+        for number, ids in enumerate(batch):
+            self.check(ids, number)
+        if not batch:
+            return self.all([])
+
+        def run(recorder: Callable[[Layout], Recorder]) -> None:
+            for numbers in self._parts(batch):
+                self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
+
+        edits = edits_of(texts).averaged(sum(map(len, batch)), run)
+        with progress("encode", len(batch), show) as advance:
+            found = self._vectors(batch, advance, edits)
+        truncator.cut.warn()
+        return found
+
     @property
     def width(self) -> int:
         """How many numbers a text's vector has, before it is cut."""
@@ -169,26 +197,42 @@ class Encoder:
         if len(ids) <= self._unread:
             raise EmptyText(number, self._unread)
 
-    def pooled(self, batch: Sequence[Array]) -> Array:
-        """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width)."""
-        rows, cu_lengths = self.run(batch)
+    def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
+        """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width).
+
+        The options are those of `Transformer.run`.
+        """
+        rows, cu_lengths = self.run(batch, **options)
         pool, unread = self.sentence.pool, self._unread
         return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
 
     def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
         return [text.ids for text in truncator(self._whole(texts))]
 
-    def _vectors(self, batch: Sequence[Array], advance: Callable[[int], None]) -> Any:
-        """What is wanted of texts, in their order; `advance` is told how many are done.
+    def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
+        """The numbers of texts that are run together: those of like length.
 
-        Those of like length are run together, of `batch_size * TOKENS` tokens at most.
+        They have `batch_size * TOKENS` tokens at most.
         """
-        found: list[Any] = [None] * len(batch)
         order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
         places = iter(order)
         for part in parts_of([batch[index] for index in order], self.batch_size * TOKENS):
-            for vector in self._tokens(part) if self._tokens_wanted else self.pooled(part):
-                found[next(places)] = vector
+            yield list(islice(places, len(part)))
+
+    def _vectors(
+        self,
+        batch: Sequence[Array],
+        advance: Callable[[int], None],
+        edits: Edits | None = None,
+    ) -> Any:
+        """What is wanted of texts, in their order; `advance` is told how many are done."""
+        found: list[Any] = [None] * len(batch)
+        for numbers in self._parts(batch):
+            part = [batch[index] for index in numbers]
+            options = {} if edits is None else edits.packed(numbers, max(map(len, part)))
+            vectors = (self._tokens if self._tokens_wanted else self.pooled)(part, **options)
+            for number, vector in zip(numbers, vectors, strict=True):
+                found[number] = vector
             advance(len(part))
         if self._tokens_wanted:
             return found
@@ -196,9 +240,9 @@ class Encoder:
             np.array(found), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
         )
 
-    def _tokens(self, batch: Sequence[Array]) -> list[Array]:
+    def _tokens(self, batch: Sequence[Array], **options: Any) -> list[Array]:
         """The last vectors of all tokens of texts given by their ids, (T, D) each."""
-        rows, cu_lengths = self.run(batch)
+        rows, cu_lengths = self.run(batch, **options)
         return [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:

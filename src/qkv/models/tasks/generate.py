@@ -14,6 +14,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, real_number, shown, whole_number
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
+from qkv.models.tasks.edit import Edits
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
@@ -396,6 +397,7 @@ def steps(
     eos_ids: frozenset[int],
     top: int | None = None,
     measure_prompts: bool = False,
+    edited: Edits,
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate a token of each row at a time: give the text that is whole with it, by its row.
 
@@ -406,13 +408,19 @@ def steps(
         eos_ids: tokens that end a text.
         top: measure each new token, with so many of the likeliest; None measures none.
         measure_prompts: whether the tokens of the prompts are measured too, before the first step.
+        edited: what is done otherwise.
     """
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
-    caches, ids, lengths = body.begin([row.given.ids for row in rows])
+    texts = [row.given.ids for row in rows]
+    opening = edited.begin(len(texts), max(map(len, texts), default=0))
+    caches, ids, lengths = body.begin(texts, **opening)
+    seen = np.zeros(len(rows), np.int64)
     while lengths.any():
         even = bool((lengths == ids.shape[1]).all())
-        x = body.step(ids, caches, None if even else lengths)  # (B, n, D)
+        options = edited.step(seen, lengths, ids.shape[1])
+        x = body.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
+        seen += lengths
         if measure_prompts:
             for row, vectors in zip(rows, x, strict=True):
                 for _ in _prompt_measured(body, row, vectors, top or 0):

@@ -70,10 +70,21 @@ def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[
 
     >>> went_without({"ablate": [(0, 4)], "hide": ["river", 3]})
     (['layer 0, head 4'], ['river', 'token 3'])
+    >>> went_without({"hide": [(2, 3), (2, 3, 0, 1)]})[1]
+    ['token 3 from token 2', 'token 3 from token 2 in layer 0, head 1']
     """
     pairs = changed.get("ablate", ())
     heads = [f"layer {layer}" + ("" if head is None else f", head {head}") for layer, head in pairs]
-    return heads, [x if isinstance(x, str) else f"token {x}" for x in changed.get("hide", ())]
+    return heads, [_hidden(x) for x in changed.get("hide", ())]
+
+
+def _hidden(what: Any) -> str:
+    """A word, a place or an edge that was hidden."""
+    if not isinstance(what, list | tuple):
+        return what if isinstance(what, str) else f"token {what}"
+    query, key, *where = what
+    places = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
+    return f"token {key} from token {query}" + (f" in {', '.join(places)}" if places else "")
 
 
 def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
@@ -85,6 +96,8 @@ def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
     heads, hidden = went_without(changed)
     parts = ["without " + " and ".join(heads)] if heads else []
     parts += [f"{' and '.join(hidden)} hidden"] if hidden else []
+    edited = list(changed.get("edit", ()))
+    parts += [f"{' and '.join(edited)} edited"] if edited else []
     return ", ".join(parts) or "as it is"
 
 

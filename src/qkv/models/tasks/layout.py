@@ -1,0 +1,97 @@
+"""Where the places that a run computes together stand among those that its caller sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+
+WEIGHTS = ("attn.hook_attn_scores", "attn.hook_pattern")  # (B, Hq, Q, K); others are (B, T, ...)
+_KEYS = (".cross_attn.hook_k", ".cross_attn.hook_v")  # of the other text
+
+
+class Layout(NamedTuple):
+    """The texts that are run together, and which of their places a caller sees.
+
+    Attributes:
+        texts: which they are, of all texts of the call in their order.
+        real: (B, n), which of the places are tokens, where the others hold more than 0.
+        spans: (B, T), the columns that are computed, where the caller has others beside them.
+        seen: (B, T), which of the columns are tokens.
+        is_later: whether these places follow others that were run before.
+        other: of the text that a decoder looks at.
+
+    >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
+    >>> layout.shown(np.array([[5, 7]]), "hook_embed"), layout.place(0, 2), layout.place(0, 0)
+    (array([[0, 5, 7]]), 1, None)
+    """
+
+    texts: Sequence[int]
+    real: Array | None = None
+    spans: Array | None = None
+    seen: Array | None = None
+    is_later: bool = False
+    other: Layout | None = None
+
+    def shown(self, whole: Array, name: str) -> Array:
+        """A copy of what was computed as the caller sees it, 0 (scores: -inf) in padding."""
+        out = whole.copy()
+        for axis, layout in self._axes(name):
+            if layout.real is not None and axis == 1:
+                out[~layout.real] = 0
+            if layout.spans is not None:
+                at = np.maximum(np.cumsum(layout.spans, axis=1) - 1, 0)
+                out = np.take_along_axis(out, _along(at, axis, out.ndim), axis)
+                out = layout.without_padding(out, axis, name)
+        return out
+
+    def computed(self, shown: Array, name: str) -> Array:
+        """The other way round."""
+        out = shown
+        for axis, layout in self._axes(name):
+            if layout.spans is not None:
+                if name.endswith(WEIGHTS):
+                    out = layout.without_padding(out, axis, name)
+                order = np.argsort(~layout.spans, axis=1, kind="stable")
+                at = order[:, : int(layout.spans.sum(1).max(initial=0))]
+                out = np.take_along_axis(out, _along(at, axis, out.ndim), axis)
+        return out
+
+    def without_padding(self, shown: Array, axis: int, name: str) -> Array:
+        """What is no token along an axis as 0, scores -inf."""
+        assert self.seen is not None
+        nothing = -np.inf if name.endswith("hook_attn_scores") else 0
+        found: Array = np.where(_along(self.seen, axis, shown.ndim), shown, nothing)
+        return found.astype(shown.dtype, copy=False)
+
+    def place(self, row: int, column: int) -> int | None:
+        """The place at which a column is computed, if it is."""
+        if self.spans is None:
+            return column
+        return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
+
+    def _axes(self, name: str) -> list[tuple[int, Layout]]:
+        """The axes of an array that count places, and whose those are."""
+        other = self.other or Layout(())
+        if name.endswith(WEIGHTS):
+            return [(2, self), (3, other if ".cross_attn." in name else self)]
+        return [(1, other if name.endswith(_KEYS) else self)]
+
+
+def columns(seen: Array, spans: Array) -> Layout:
+    """Of texts with padding on any side, (B, T): their tokens, and what of it is computed."""
+    texts = range(len(seen))
+    from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
+    if from_left and (seen == spans).all() and spans.any(0).all():
+        return Layout(texts)
+    return Layout(texts, spans=spans, seen=seen)
+
+
+def _along(index: Array, axis: int, ndim: int) -> Array:
+    """(B, n) so that it goes along the first and this axis of an array."""
+    shape = [1] * ndim
+    shape[0], shape[axis] = index.shape
+    return index.reshape(shape)

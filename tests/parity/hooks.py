@@ -1,0 +1,225 @@
+"""Changes to what a torch model computes on the way, by hooks, under the names of a trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+INSIDE = ("attn_scores", "pattern", "z")  # of an attention, which no module of torch gives
+
+# Where a family has an activation of its block: a module, and whether it is what that is given
+# ("in", in place where it is also added later: "both") or gives ("out").
+WHERE: dict[str, dict[str, tuple[str, str]]] = {
+    "gpt2": {
+        "resid_pre": ("", "in"),
+        "resid_mid": ("ln_2", "both"),
+        "resid_post": ("", "out"),
+        "attn_out": ("attn", "out"),
+        "mlp_out": ("mlp", "out"),
+        "mlp.pre": ("mlp.c_fc", "out"),
+        "mlp.post": ("mlp.c_proj", "in"),
+    },
+    "llama": {
+        "resid_pre": ("", "in"),
+        "resid_mid": ("post_attention_layernorm", "both"),
+        "resid_post": ("", "out"),
+        "attn_out": ("self_attn", "out"),
+        "mlp_out": ("mlp", "out"),
+        "mlp.pre": ("mlp.gate_proj", "out"),
+        "mlp.post": ("mlp.down_proj", "in"),
+        **{name: (f"self_attn.{name}_proj", "out") for name in "qkv"},
+    },
+    "bert": {
+        "resid_pre": ("", "in"),
+        "resid_mid": ("attention.output.LayerNorm", "in"),
+        "resid_post": ("output.LayerNorm", "in"),
+        "attn_out": ("attention.output.dense", "out"),
+        "mlp_out": ("output.dense", "out"),
+        "mlp.pre": ("intermediate.dense", "out"),
+        "mlp.post": ("output.dense", "in"),
+        "q": ("attention.self.query", "out"),
+        "k": ("attention.self.key", "out"),
+        "v": ("attention.self.value", "out"),
+    },
+    "t5": {
+        "resid_pre": ("", "in"),
+        "resid_mid": ("layer.0", "out"),
+        "resid_post": ("", "out"),
+        "attn_out": ("layer.0.SelfAttention", "out"),
+        "mlp_out": ("layer.-1.DenseReluDense", "out"),
+        "mlp.pre": ("layer.-1.DenseReluDense.wi", "out"),
+        "mlp.post": ("layer.-1.DenseReluDense.wo", "in"),
+        **{name: (f"layer.0.SelfAttention.{name}", "out") for name in "qkv"},
+        "resid_mid_cross": ("layer.1", "out"),
+        "cross_attn_out": ("layer.1.EncDecAttention", "out"),
+        **{f"cross_attn.{name}": (f"layer.1.EncDecAttention.{name}", "out") for name in "qkv"},
+    },
+    "vit": {
+        "resid_pre": ("", "in"),
+        "resid_mid": ("layernorm_after", "both"),
+        "resid_post": ("", "out"),
+        "attn_out": ("attention", "out"),
+        "mlp_out": ("mlp", "out"),
+        "mlp.pre": ("mlp.fc1", "out"),
+        "mlp.post": ("mlp.fc2", "in"),
+        **{name: (f"attention.{name}_proj", "out") for name in "qkv"},
+    },
+}
+WHERE["gemma2"] = WHERE["llama"] | {
+    "resid_mid": ("pre_feedforward_layernorm", "both"),
+    "attn_out": ("post_attention_layernorm", "out"),
+    "mlp_out": ("post_feedforward_layernorm", "out"),
+}
+ATTENTION = {
+    "gpt2": "attn",
+    "llama": "self_attn",
+    "gemma2": "self_attn",
+    "bert": "attention.self",
+    "t5": "layer.0.SelfAttention",
+    "vit": "attention",
+}
+BLOCKS = {
+    "gpt2": "transformer.h",
+    "llama": "model.layers",
+    "gemma2": "model.layers",
+    "bert": "bert.encoder.layer",
+    "vit": "vit.layers",
+    "encoder": "encoder.block",
+    "decoder": "decoder.block",
+}
+
+
+def inner(module: Any, path: str) -> Any:
+    """A module inside another; -1 is the last of a list."""
+    for name in filter(None, path.split(".")):
+        module = module[int(name)] if name.lstrip("-").isdigit() else getattr(module, name)
+    return module
+
+
+@contextmanager
+def edited(
+    model: Any, family: str, changes: Mapping[tuple[str, int], Change], side: str = ""
+) -> Iterator[None]:
+    """Here the model computes with what these functions give of (name, layer)."""
+    inside: dict[tuple[int, str], Change] = {}
+    with ExitStack() as stack:
+        for (name, layer), change in changes.items():
+            block = inner(model, BLOCKS[side or family])[layer]
+            short = name.removeprefix("cross_attn.")
+            if short in INSIDE:
+                crosses = short != name
+                path = "layer.1.EncDecAttention" if crosses else ATTENTION[family]
+                inside[id(inner(block, path)), short] = change
+            elif family == "gpt2" and name in "qkv":
+                stack.enter_context(hooked(block.attn.c_attn, "out", third(block, name, change)))
+            else:
+                path, where = WHERE[family][name]
+                part = inner(block, path)
+                if short in "qkv":
+                    size = getattr(inner(block, path.rpartition(".")[0]), SIZE[family])
+                    change = by_head(change, size)
+                stack.enter_context(hooked(part, where, change))
+        module = sys.modules[type(model).__module__]
+        stack.enter_context(patch.object(module, "eager_attention_forward", attention(inside)))
+        yield
+
+
+SIZE = {
+    "llama": "head_dim",
+    "gemma2": "head_dim",
+    "bert": "attention_head_size",
+    "t5": "key_value_proj_dim",
+    "vit": "head_dim",
+}
+
+
+def by_head(change: Change, size: int) -> Change:
+    """A change of (B, T, H, d) as one of (B, T, H * d)."""
+    return lambda x: change(x.unflatten(-1, (-1, size))).flatten(-2)
+
+
+def third(block: Any, name: str, change: Change) -> Change:
+    """A change of queries, keys or values as one of all three, side by side."""
+
+    def of_all(x: torch.Tensor) -> torch.Tensor:
+        parts = list(x.chunk(3, -1))
+        number = "qkv".index(name)
+        parts[number] = by_head(change, block.attn.head_dim)(parts[number])
+        return torch.cat(parts, -1)
+
+    return of_all
+
+
+@contextmanager
+def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
+    """Here a module is given, or gives, what a function makes of it."""
+
+    def first(given: Any) -> Any:
+        return given[0] if isinstance(given, tuple) else given
+
+    def replaced(given: Any, new: Any) -> Any:
+        return (new, *given[1:]) if isinstance(given, tuple) else new
+
+    def before(_: Any, given: Any) -> Any:
+        if where == "both":  # what is added later is the same tensor
+            given[0].copy_(change(given[0].clone()))
+            return None
+        return replaced(given, change(given[0].clone()))
+
+    def behind(_: Any, __: Any, found: Any) -> Any:
+        return replaced(found, change(first(found).clone()))
+
+    hook = (
+        module.register_forward_hook(behind)
+        if where == "out"
+        else module.register_forward_pre_hook(before)
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def attention(changes: Mapping[tuple[int, str], Change]) -> Callable[..., Any]:
+    """Attention written down once more, with changes by the id of a module and a name."""
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def attend(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        position_bias: Any = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = query @ key.mT * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if position_bias is not None:
+            scores = scores + position_bias
+        if attention_mask is not None:
+            mask = attention_mask[..., : key.shape[-2]]
+            mask = mask if mask.dtype == torch.bool else mask > -1e30
+            scores = scores.masked_fill(~mask, -torch.inf)
+        scores = changes.get((id(module), "attn_scores"), same)(scores.clone())
+        weights = torch.softmax(scores, -1)
+        weights = torch.where(torch.isneginf(scores), 0, weights)
+        weights = changes.get((id(module), "pattern"), same)(weights)
+        z = (weights @ value).transpose(1, 2)
+        return changes.get((id(module), "z"), same)(z).contiguous(), weights
+
+    return attend
