@@ -514,7 +514,17 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
         assert steps["masked"].note == "this run went without layer 1, head 3; cat"
         column = trace.tokens.index("cat")
         assert not steps["weights"].values[:, column].any()
-        assert steps["weights"].values.any() == (head == 4)
+        assert steps["weights"].values.any()
+        assert ("instead" in steps) == (head == 3)
+        if head == 3:
+            assert not steps["instead"].values.any()
+
+
+def test_a_walk_through_what_was_edited_is_refused(minilm: Model) -> None:
+    trace = minilm.trace(CAT, edit={("k", 1): np.abs})
+    assert walk(trace, 2, 0, model=minilm).difference < 2e-5
+    with pytest.raises(ValueError, match=r"^walk: this run was edited at blocks\.1\.attn\.hook_k"):
+        walk(trace, 1, 0, model=minilm)
 
 
 def test_what_was_not_traced_of_the_mask_is_found_again() -> None:

@@ -49,6 +49,13 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     """
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, link = chosen.layer, chosen.head, chosen.link
+    own = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
+    for name in trace.changed.get("edit", ()):
+        if name.startswith(own):
+            raise ValueError(
+                f"walk: this run was edited at {name}, and a walk shows what the model computes "
+                "itself: walk through a run without that edit; qkv.show(trace) shows its weights"
+            )
     block = None if model is None else model.layers[layer]
     parameters = {} if model is None else model.parameters
     at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
@@ -187,7 +194,18 @@ def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
     projection_steps(walk, at)
     query, key = (rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
     context = attention_steps(walk, at, query, key)
-    contexts = [context if other == head else at.context(other) for other in range(at.count)]
+    without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
+    given = {other: trace["z", layer][0][:, other] for other in without}
+    if head in given:
+        walk.given["trace"] = trace
+        context = walk.write_given(
+            "This run goes without the head: what stands in the place of its context", "instead",
+            f'trace["z", {layer}][0, :, {head}]', given[head], "dv",
+        )  # fmt: skip
+    contexts = [
+        given[other] if other in given else context if other == head else at.context(other)
+        for other in range(at.count)
+    ]
     walk.given["contexts"] = contexts
     width = context.shape[1]
     joined = walk.write(
