@@ -1,4 +1,4 @@
-"""`qkv walk`: one head step by step."""
+"""`qkv walk`: one head step by step, and on to the likeliest words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def walk(
     no_positions: bool,
     **options: Any,
 ) -> View:
-    """Each step of one head over TEXT: its formula, its NumPy line, its real numbers."""
+    """Each step of one head over TEXT: its formula, its NumPy line, its real numbers.
+
+    From the head on through the layer, its norms and its MLP; then the model's head, to the
+    likeliest words at the first [MASK] of TEXT, or at the token of the head's strongest link.
+    """
     from qkv import see
     from qkv.models import random_model
     from qkv.see.analysis.inputs import texts_of

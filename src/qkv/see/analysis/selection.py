@@ -111,6 +111,15 @@ def choose_head(
     return ChosenHead(best.layer, best.head, best, reason), links
 
 
+def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
+    """The key that a query looks at most in a head: another content word if any gets a tenth."""
+    links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
+    best = next(links, None)
+    if best is not None and best.weight >= _WEAK:
+        return best.key
+    return int(np.nan_to_num(seen.row(layer, head, query)).argmax())
+
+
 def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
     """The head's largest weight between a content word and any other word."""
     words, keys = (np.flatnonzero(axis.is_word).tolist() for axis in (seen.queries, seen.keys))

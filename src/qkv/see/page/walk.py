@@ -3,13 +3,17 @@
 #   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
 #   "rows": [places of the queries that the page holds] | null (all), "key_rows": the same of keys,
 #   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
-#   "own": name of the model's output, which is the array "own"; the last step's is beside it,
-#   "difference": the largest }
+#   "own": name of the model's own numbers, which are the array "own", "own_step": number of the
+#   step that they are shown beside, "difference": the largest of all,
+#   "said": the likeliest word, in words, or "" }
 # ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
-#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all)}
+#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all), or
+#          a list of its own, "columns": [which columns there are], where these are not all}
 #         or {"shape": [...], "b64": null}: too large for the page
 # STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
-#         "side": "queries" | "keys" (what its rows are), "columns": "keys" | null (numbers),
+#         "side": "queries" | "keys" | "place" (what its rows are; the place is that of "start"),
+#         "columns": "keys" | null (numbers),
+#         "shown": {"at": [columns], "names": [strings]} | null (all of them),
 #         "weights": bool, "cell": [row, column] | null, "op": how a cell is made (steps/sums.py) }
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.largest import strongest_block
 from qkv.see.page.packing import pack_numbers
+from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
 MOST_TOKENS = 64
@@ -39,13 +44,18 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     rows, key_rows = _held(walk, weights.values)
     # keys are looked at from every query, so that all rows of these are needed
     sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
-    lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows), "": (None, None)}
+    lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
+    parts = _parts(walk)
+    sides |= {"mask": "queries", "own": walk.last_compared.side}
     arrays = {}
     for name, array in {**walk.arrays, "own": walk.own}.items():
-        side = "queries" if name in ("mask", "own") else sides.get(name, "")
-        which, kept = lists[side]
-        packed = _pack(array if kept is None else array[kept])
-        arrays[name] = {**packed, "rows": None if kept is None else which}
+        which, kept = lists.get(sides.get(name, ""), ("", None))
+        units, columns = parts.get(name, (None, None))
+        held = array if kept is None else array[kept]
+        held = held if units is None else held[units]
+        packed = _pack(held if columns is None else held[..., columns])
+        arrays[name] = {**packed, "rows": units if kept is None else which}
+        arrays[name] |= {} if columns is None else {"columns": columns}
     return {
         "layer": walk.layer,
         "head": walk.head,
@@ -56,13 +66,39 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "arrays": arrays,
         "steps": [
             {name: getattr(step, name) for name in _OF_A_STEP}
-            | {"columns": "keys" if step.columns else None}
+            | {"columns": "keys" if step.columns else None, "shown": _shown(step)}
             for step in walk.steps
         ],
         "start": list(walk.cell),
         "own": walk.own_name,
+        "own_step": walk.compared[-1][0],
         "difference": walk.difference,
+        "said": walk.likeliest,
     }
+
+
+def _shown(step: Step) -> dict[str, Any] | None:
+    """Which columns of a step are shown, and what they are called."""
+    return None if step.shown is None else {"at": list(step.shown), "names": step.names}
+
+
+def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
+    """Of arrays that a few columns, or hidden units, are shown of: the rows and columns to hold."""
+    found: dict[str, tuple[list[int] | None, list[int] | None]] = {}
+    summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
+    for step in walk.steps:
+        if step.op.get("count", 0) > len(step.op.get("terms", ())):
+            found[step.op["right"]] = step.op["terms"], None
+        if step.shown is None:
+            continue
+        columns = None, list(step.shown)
+        if step.name not in summed:  # a softmax is over all of a row
+            found[step.name] = columns
+        if step.op["kind"] == "product":
+            found |= {step.op[one]: columns for one in ("right", "bias") if step.op[one]}
+        if step is walk.last_compared:
+            found["own"] = columns
+    return found
 
 
 def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:

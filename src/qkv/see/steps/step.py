@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from qkv.see.analysis.words import went_without
 from qkv.see.steps.attention_inputs import AttentionInputs
 from qkv.see.steps.sums import Op, product, spell
 from qkv.trace import Trace
+
+FEW = 8  # hidden units, and words, that are shown of all
 
 _TITLES = {
     "q": "Queries: what each token asks for",
@@ -36,8 +38,10 @@ class Step:
         values: the result, `(n, m)`.
         op: how a number of it is made, as `qkv.see.steps.sums` reads it.
         rows: what the rows stand for: the tokens that ask, or those that are looked at.
-        side: which of the two, "queries" or "keys".
+        side: which of the two, "queries" or "keys"; "place" where the one row is that of the
+            query of the walk.
         columns: what the columns stand for, where they are tokens too.
+        shown: where only a few columns are worth showing, those, and what each is called.
         weights: whether they are weights, to be shaded.
         hidden: `(n, m)` bool, the places that a mask hides.
         cell: the place whose sum is spelled out.
@@ -55,16 +59,27 @@ class Step:
     rows: list[str]
     side: str = "queries"
     columns: list[str] | None = None
+    shown: dict[int, str] | None = None
     weights: bool = False
     hidden: Array | None = None
     cell: tuple[int, int] | None = None
     sum: str = ""
     note: str = ""
 
+    @property
+    def few(self) -> Array:
+        """The values of the columns that are shown."""
+        return self.values if self.shown is None else self.values[:, list(self.shown)]
+
+    @property
+    def names(self) -> list[str] | None:
+        """What these columns are called; None for their numbers."""
+        return self.columns if self.shown is None else list(self.shown.values())
+
 
 @dataclass(eq=False)
 class Walk:
-    """All steps of one head as they are written down, and the model's own output beside the last.
+    """All steps of one head as they are written down, and the model's own numbers beside them.
 
     Attributes:
         trace: of the text, or of the layer.
@@ -78,7 +93,10 @@ class Walk:
             the projections the columns of this head.
         given: what the lines start from, by name: running `step.code` one after the other on these
             gives the steps' values.
-        own_name: the name of the model's own output in the trace.
+        compared: the numbers of the steps that the model has an array of its own for, what that
+            is called, and the array.
+        words: the likeliest words where the walk ends at them, and the model's own chances.
+        next_word: whether they are those that follow the place, not those that stand at it.
     """
 
     trace: Trace
@@ -90,7 +108,9 @@ class Walk:
     steps: list[Step] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=lambda: {"np": np})
-    own_name: str = ""
+    compared: list[tuple[int, str, Array]] = field(default_factory=list)
+    words: list[tuple[str, float]] = field(default_factory=list)
+    next_word: bool = False
 
     def __post_init__(self) -> None:
         self.same = self.keys is self.tokens
@@ -98,23 +118,60 @@ class Walk:
         self.given |= {name: len(rows) for name, rows in names}
 
     @property
+    def place(self) -> int:
+        """The token whose word the walk goes on to: the query of the sums."""
+        return self.cell[0]
+
+    @property
+    def own_name(self) -> str:
+        """What the last of the model's own numbers are called that a step is held against."""
+        return self.compared[-1][1]
+
+    @property
     def own(self) -> Array:
-        """The model's own output, `(n, m)`."""
-        return np.asarray(self.trace[self.own_name][0].reshape(len(self.tokens), -1))
+        """These numbers, `(n, m)`."""
+        return self.compared[-1][2]
+
+    @property
+    def last_compared(self) -> Step:
+        """The step that they are held against."""
+        return self.steps[self.compared[-1][0]]
 
     @property
     def recomputed(self) -> Array:
         """The same from the steps."""
-        return self.steps[-1].values
+        return self.last_compared.values
 
     @property
     def difference(self) -> float:
-        """The largest difference between the model's own output and the recomputed one."""
-        return float(np.abs(self.own.astype(np.float64) - self.recomputed).max())
+        """The largest difference between numbers of the model's own and the recomputed ones."""
+        apart = [np.abs(own - self.steps[k].values).max() for k, _, own in self.compared]
+        return float(np.max(apart))
+
+    @property
+    def likeliest(self) -> str:
+        """The likeliest word, in words; nothing where the walk does not come so far."""
+        if not self.words:
+            return ""
+        (word, chance), token = self.words[0], self.tokens[self.place]
+        where = f"after {token}" if self.next_word else f"at {token}"
+        return f"The likeliest word {where} is {word}, {chance:.2f}."
+
+    def compare(self, name: str, own: Array | None = None) -> None:
+        """Hold the last step against the model's own numbers, those of the trace unless given."""
+        if own is None and name in self.trace:
+            own = np.asarray(self.trace[name][0].reshape(len(self.tokens), -1))
+        if own is not None:
+            self.compared.append((len(self.steps) - 1, name, own))
+
+    def end(self, said: str) -> None:
+        """Say with the last step why the walk ends there."""
+        last = self.steps[-1]
+        self.steps[-1] = replace(last, note="; ".join(filter(None, [last.note, said])))
 
     def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
         """What the number at any place of a step is made of; `most` terms are written out."""
-        return spell(step.name, step.op, place, self.arrays, step.rows, step.columns, most)
+        return spell(step.name, step.op, place, self.arrays, step.rows, _called(step), most)
 
     def count(self, side: str) -> str:
         """What the number of rows is called."""
@@ -136,16 +193,19 @@ class Walk:
     ) -> Array:
         """Write a step down; `columns` says what their number is called, "d"; else they are keys.
 
-        `others` are what else a `Step` has: its `note`, and whether it has `weights` or `hidden`.
+        `others` are what else a `Step` has: its `note`, what is `shown` of it, and whether it has
+        `weights` or `hidden`.
         """
         self.arrays[name] = values
-        rows = self.tokens if side == "queries" else self.keys
+        rows = {"queries": self.tokens, "keys": self.keys}.get(side, [self.tokens[self.place]])
         headings = None if columns else self.keys
         n, m = values.shape
-        shape = f"({self.count(side)}={n}, {columns or self.count('keys')}={m})"
-        total = spell(name, op, cell, self.arrays, rows, headings) if cell else ""
-        others |= {"side": side, "columns": headings, "cell": cell, "sum": total}
-        self.steps.append(Step(title, formula, shape, code, name, values, op, rows, **others))
+        count = "" if side == "place" else f"{self.count(side)}="
+        shape = f"({count}{n}, {columns or self.count('keys')}={m})"
+        others |= {"side": side, "columns": headings, "cell": cell}
+        step = Step(title, formula, shape, code, name, values, op, rows, **others)
+        total = self.spell(step, cell) if cell else ""
+        self.steps.append(replace(step, sum=total))
         return values
 
     def write_given(
@@ -154,6 +214,35 @@ class Walk:
         """Write down what is not computed here, but read from `source`."""
         code = f"{name} = {source}"
         return self.write(title, name, code, name, values, {"kind": "given"}, columns, **others)
+
+
+def _called(step: Step) -> Sequence[str] | Mapping[int, str] | None:
+    """What the columns of a step are called in its sums."""
+    return step.columns if step.shown is None else step.shown
+
+
+def linear_step(
+    walk: Walk, title: str, x: str, name: str, letter: str, parameters: Mapping[str, Array],
+    columns: str, **others: Any,
+) -> Array:  # fmt: skip
+    """A linear layer, `parameters` its "weight" and "bias"; `others` are those of `Walk.write`.
+
+    Its weight is called W_ and the letter, its bias b_ and the letter.
+    """
+    terms = others.pop("terms", None)
+    weight, bias = f"W_{letter}", f"b_{letter}" if "bias" in parameters else None
+    learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
+    walk.given |= learned
+    walk.arrays |= learned
+    plus = f" + {bias}" if bias else ""
+    values = walk.arrays[x] @ learned[weight] + (learned[bias] if bias else 0)
+    op = product(x, weight, bias) | (
+        {} if terms is None else {"terms": terms, "name": name, "count": len(learned[weight])}
+    )
+    return walk.write(
+        title, f"{name} = {x}·{weight}{plus}", f"{name} = {x} @ {weight}{plus}", name,
+        np.asarray(values), op, columns, **others,
+    )  # fmt: skip
 
 
 def projection_steps(walk: Walk, at: AttentionInputs) -> None:
@@ -371,28 +460,36 @@ def _position_step(walk: Walk, parameters: Mapping[str, Array], size: int, dim: 
 
 
 def norm_step(
-    walk: Walk, of: str, name: str, parameters: Mapping[str, Array], eps: float, rms: bool = False
+    walk: Walk,
+    of: str,
+    name: str,
+    parameters: Mapping[str, Array],
+    eps: float,
+    rms: bool = False,
+    **others: Any,
 ) -> Array:
-    """Each vector of an array normed: LayerNorm, or RMSNorm."""
-    x, shift = walk.arrays[of], parameters.get("bias")
-    learned = {"gain": parameters["weight"]} | ({} if shift is None else {"shift": shift})
-    walk.given |= learned | {"eps": eps}
+    """Each vector of an array normed: LayerNorm, or RMSNorm; `others` are those of `Walk.write`."""
+    x, bias = walk.arrays[of], parameters.get("bias")
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has numbers of its own
+    gain, shift, least = f"gain{mark}", f"shift{mark}", f"eps{mark}"
+    learned = {gain: parameters["weight"]} | ({} if bias is None else {shift: bias})
+    walk.given |= learned | {least: eps}
     walk.arrays |= learned
-    plus = "" if shift is None else " + shift"
+    plus = "" if bias is None else f" + {shift}"
     centred = x if rms else x - x.mean(1)[:, None]
     mean_square = (centred**2).mean(1)[:, None]
     out = centred / np.sqrt(mean_square + x.dtype.type(eps)) * parameters["weight"]
     square = "mean square" if rms else "variance"
     title, top = "mean 0, variance 1, then a learned gain and shift", f"({of} - mean)"
-    first = f"({of} - {of}.mean(1)[:, None]) / np.sqrt({of}.var(1)[:, None] + eps)"
+    first = f"({of} - {of}.mean(1)[:, None]) / np.sqrt({of}.var(1)[:, None] + {least})"
     if rms:
         title, top = "mean square 1, then a learned gain", of
-        first = f"{of} / np.sqrt(({of}**2).mean(1)[:, None] + eps)"
+        first = f"{of} / np.sqrt(({of}**2).mean(1)[:, None] + {least})"
     return walk.write(
-        f"Each vector normed: {title}", f"{name} = {top} / √({square} + eps) * gain{plus}",
-        f"{name} = {first}\n{name} = {name} * gain{plus}",
-        name, np.asarray(out if shift is None else out + shift),
-        {"kind": "norm", "of": of, "gain": "gain", "shift": "shift" if plus else None,
+        f"Each vector normed: {title}", f"{name} = {top} / √({square} + eps) * {gain}{plus}",
+        f"{name} = {first}\n{name} = {name} * {gain}{plus}",
+        name, np.asarray(out if bias is None else out + bias),
+        {"kind": "norm", "of": of, "gain": gain, "shift": shift if plus else None,
          "eps": float(eps), "rms": rms},
-        "D",
+        "D", **others,
     )  # fmt: skip

@@ -25,7 +25,7 @@ def spell(
     place: tuple[int, int],
     arrays: Arrays,
     rows: Sequence[str],
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | Mapping[int, str] | None = None,
     most: int = 3,
 ) -> str:
     """What the number at a place of the array `name` is made of, in words and numbers.
@@ -45,7 +45,8 @@ def spell(
     'C[cat, 0] = 1.000*3.000 + 2.000*4.000 = 11.000'
     """
     i, j = place
-    where = f"{name}[{rows[i]}, {columns[j] if columns else j}]"
+    called = dict(columns if isinstance(columns, Mapping) else enumerate(columns or ()))
+    where = f"{name}[{rows[i]}, {called.get(j, j)}]"
     value = _number(arrays[name][i, j])
     made = _made(op, i, j, arrays, most)
     return f"{where} = {made} = {value}" if made else f"{where} = {value}"
@@ -84,6 +85,12 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
             return f"{name} {at(name)}" + (f" + {added} {at(added)}" if added else "")
         case {"kind": "softmax", "of": name}:
             return _softmax(arrays[name][i], j)
+        case {"kind": "activation", "of": name, "name": activation}:
+            return _activated(float(arrays[name][i, j]), activation)
+        case {"kind": "times", "left": left, "right": right}:
+            return f"{left} {at(left)} * {right} {at(right)}"
+        case {"kind": "capped", "of": name, "cap": cap}:
+            return f"{_number(cap)} * tanh({at(name)} / {_number(cap)})"
         case {"kind": "joined", "width": width}:
             return f"context of head {j // width}, column {j % width}"
     raise KeyError(op["kind"])
@@ -103,11 +110,14 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
-    shown = n if n <= most + 1 else most
-    terms = [f"{_number(a)}*{_number(b)}" for a, b in zip(left[:shown], other[:shown], strict=True)]
-    if shown < n:
-        rest = float(left[shown:].astype(np.float64) @ other[shown:].astype(np.float64))
-        terms.append(f"… ({n - shown} more: {_number(rest)})")
+    shown = list(range(n if n <= most + 1 else most))
+    if "terms" in op:  # the largest first
+        shown = op["terms"] if n <= most + 1 else op["terms"][:most]
+    terms = [f"{_number(left[k])}*{_number(other[k])}" for k in shown]
+    if len(shown) < n:
+        products = left.astype(np.float64) * other.astype(np.float64)
+        rest = float(np.delete(products, shown).sum())
+        terms.append(f"… ({n - len(shown)} more: {_number(rest)})")
     if op["bias"]:
         terms.append(f"bias {_number(arrays[op['bias']][j])}")
     return " + ".join(terms)
@@ -124,6 +134,21 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
     angle = _number(op["positions"][i] * op["base"] ** (-2 * pair / dims))
     cos, sin, sign = ("cos", "sin", "-") if j == a else ("sin", "cos", "+")
     return f"{_number(row[a])}*{cos}({angle}) {sign} {_number(row[b])}*{sin}({angle})"
+
+
+def _activated(x: float, activation: str) -> str:
+    """The activation of a number; ways to write it are those of `page/assets/walk.js`, too."""
+    shown = _number(x)
+    match activation:
+        case "relu":
+            return f"max({shown}, 0)"
+        case "silu":
+            return f"{shown} / (1 + exp({_number(-x)}))"
+        case "tanh":
+            return f"tanh({shown})"
+        case "gelu":
+            return f"{shown} * (1 + erf({shown} / 1.414)) / 2"
+    return f"{shown} * (1 + tanh(0.798 * ({shown} + 0.045 * {shown}^3))) / 2"
 
 
 def _softmax(scores: Array, j: int) -> str:

@@ -1,4 +1,4 @@
-"""One head step by step, with its real numbers: from word vectors to the layer's output."""
+"""One head step by step, with its real numbers: from words to its output, and on to the words."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array
-from qkv.layers import Block, MultiHeadAttention, RMSNorm, Rotary
+from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.options import settings as settings_of
+from qkv.models.families.lessons import AttentionOnly
 from qkv.see.analysis.heads import heads_of
-from qkv.see.analysis.selection import choose_head, span
+from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
+from qkv.see.steps.block_steps import block_steps, normed, residual_step
 from qkv.see.steps.step import (
     Step,
     Walk,
     attention_steps,
     embedding_steps,
-    norm_step,
     projection_steps,
     rotate_step,
 )
 from qkv.see.steps.sums import product
+from qkv.see.steps.traced_steps import traced_steps
+from qkv.see.steps.word_steps import word_steps
+from qkv.text.tokenizer import MASKS
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -34,38 +38,35 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 @np.errstate(invalid="ignore", over="ignore")
 def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
-    """Every step of one head, computed anew with plain NumPy from the layer's input.
+    """Every step of one head, and on to the likeliest words, computed anew with plain NumPy.
+
+    Behind the head the walk goes on through the layer; what later layers do is one step, and the
+    head of the model is walked at the query whose sums are spelled out: the first mask token, or
+    else that of the head's strongest link.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model; without it Q, K and V are taken from the trace and the walk ends before
-            the output projection.
+        model: the model; without it Q, K and V are taken from the trace, and what is behind the
+            heads is shown as far as the trace holds it.
 
     Raises:
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
-    layer, head, link = chosen.layer, chosen.head, chosen.link
-    own = (f"blocks.{layer}.", *["hook_"] * (layer == 0))
-    for name in trace.changed.get("edit", ()):
-        if name.startswith(own):
-            raise ValueError(
-                f"walk: this run was edited at {name}, and a walk shows what the model computes "
-                "itself: walk through a run without that edit; qkv.show(trace) shows its weights"
-            )
+    layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
+    _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
     parameters = {} if model is None else model.parameters
     at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
     tokens = list(trace.tokens)
-    cell = _largest(trace, layer, head) if link is None else (link.query, link.key)
     walk = Walk(trace, layer, head, tokens, tokens, cell)
     if model is not None and layer == 0 and trace.ids and _is_plain(model):
         norm = model.embedding.norm
         embedding_steps(walk, parameters, 0.0 if norm is None else norm.eps)
-        at.start(walk.recomputed, "X")
+        at.start(walk.arrays["X"], "X")
     elif ("resid_pre", layer) in trace:
         x = trace["resid_pre", layer][0]
         walk.given["trace"] = trace
@@ -75,9 +76,17 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         )  # fmt: skip
         at.start(x, "X")
     _norm_first(walk, at, block)
-    if isinstance(block, Block) and block.out_norm1 is not None:
-        at.known.pop("W_O", None)  # what it gives is normed before it is added
-    return _from_projections_on(walk, at)
+    last = _from_projections_on(walk, at, block)
+    if model is None or not at.known:
+        traced_steps(walk)
+    elif last:
+        word_steps(walk, model, last)
+    else:
+        walk.end(
+            f"the trace lacks hook_attn_out or hook_resid_mid of layer {layer}, where the walk "
+            "goes on: trace them too, or walk(text, model=...)"
+        )
+    return walk
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -94,8 +103,7 @@ def walk_layer(
     """Every step of one head of a layer on its own, with a model around it or not.
 
     Args:
-        layer: an attention layer, of whatever kind, or a block, of which its attention and the
-            residual connection beside it are walked.
+        layer: an attention layer, of whatever kind, or a block, which is walked to what it gives.
         x: `(L, D)`, the word vectors that ask.
         context: `(S, D)`, those that are looked at; `x` unless given, and always for a block.
         head: the head.
@@ -140,7 +148,8 @@ def walk_layer(
         walk.write_given(title, name, name, walk.given[name], "D", side=side)
         at.start(walk.given[name], name, of)
     _norm_first(walk, at, layer)
-    return _from_projections_on(walk, at)
+    _from_projections_on(walk, at, layer)
+    return walk
 
 
 def _traced(
@@ -165,11 +174,7 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
     if norm is None or "X" not in walk.arrays:
         return
-    parameters = dict(norm.parameters)
-    if norm.offset:
-        parameters["weight"] = parameters["weight"] + parameters["weight"].dtype.type(norm.offset)
-    values = norm_step(walk, "X", "N", parameters, norm.eps, isinstance(norm, RMSNorm))
-    at.start(values, "N")
+    at.start(walk.arrays[normed(walk, "X", "N", norm, "what the attention reads")], "N")
 
 
 def _is_plain(model: Model) -> bool:
@@ -185,27 +190,19 @@ def _plain_rotary(layer: Any) -> Rotary | None:
     return None if attn.q_norm is not None or attn.k_norm is not None else attn.rotary
 
 
-def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
-    """The steps from the layer's input on."""
-    trace, layer, head = at.trace, at.layer, walk.head
+def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
+    """The steps from the layer's input on, to what the layer gives, and what that is called.
+
+    Where the walk does not come so far, no name.
+    """
+    trace, head, where = at.trace, walk.head, f"blocks.{at.layer}."
     if not at.known or (at.rotated and at.rotary is None):
         walk.given["trace"] = trace
     walk.given |= at.known
     projection_steps(walk, at)
     query, key = (rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
     context = attention_steps(walk, at, query, key)
-    without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
-    given = {other: trace["z", layer][0][:, other] for other in without}
-    if head in given:
-        walk.given["trace"] = trace
-        context = walk.write_given(
-            "This run goes without the head: what stands in the place of its context", "instead",
-            f'trace["z", {layer}][0, :, {head}]', given[head], "dv",
-        )  # fmt: skip
-    contexts = [
-        given[other] if other in given else context if other == head else at.context(other)
-        for other in range(at.count)
-    ]
+    contexts = _contexts(walk, at, context)
     walk.given["contexts"] = contexts
     width = context.shape[1]
     joined = walk.write(
@@ -216,27 +213,66 @@ def _from_projections_on(walk: Walk, at: AttentionInputs) -> Walk:
         note=f"contexts: this step's context for each of the {at.count} heads; "
         f"head {head} has columns {head * width} to {(head + 1) * width - 1}",
     )  # fmt: skip
-    walk.own_name = f"blocks.{layer}.attn.hook_z"
-    if "W_O" not in at.known or ("attn_out", layer) not in trace:
-        return walk
+    walk.compare(f"{where}attn.hook_z")
+    if "W_O" not in at.known or ("attn_out", at.layer) not in trace:
+        return ""
     walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
     bias = "b_O" if "b_O" in at.known else None
     plus = f" + {bias}" if bias else ""
     out = joined @ at.known["W_O"] + (at.known[bias] if bias else 0)
-    cell = walk.cell[0], 0
     walk.write(
         "The output projection", f"out = joined·W_O{plus}", f"out = joined @ W_O{plus}", "out",
-        out, product("joined", "W_O", bias), "D", cell=cell,
+        out, product("joined", "W_O", bias), "D", cell=(walk.place, 0),
     )  # fmt: skip
-    walk.own_name = f"blocks.{layer}.hook_attn_out"
-    if "X" in walk.arrays and ("resid_mid", layer) in trace:
-        walk.write(
-            "The residual connection: what came in is added", "R = X + out", "R = X + out", "R",
-            walk.arrays["X"] + out, {"kind": "sum", "terms": ["X", "out"]}, "D", cell=cell,
-            note="attention adds to what a token was; it does not take its place",
+    given, block = "out", layer if isinstance(layer, Block) else None
+    if block is not None and block.out_norm1 is not None:
+        given = normed(walk, given, "A", block.out_norm1, "before it is added")
+    walk.compare(f"{where}hook_attn_out")
+    if ("resid_mid", at.layer) not in trace:
+        return given if isinstance(block, AttentionOnly) else ""
+    if "X" not in walk.arrays:
+        return ""
+    residual_step(
+        walk, "X", given, "R", "what came in is added",
+        "attention adds to what a token was; it does not take its place",
+    )  # fmt: skip
+    walk.compare(f"{where}hook_resid_mid")
+    return block_steps(walk, block) if type(block) is Block else ""
+
+
+def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
+    """What each head gives, as the run had it: something else where it went without the head."""
+    trace, layer, head = at.trace, at.layer, walk.head
+    without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
+    given = {other: trace["z", layer][0][:, other] for other in without}
+    if head in given:
+        walk.given["trace"] = trace
+        walk.write_given(
+            "This run goes without the head: what stands in the place of its context", "instead",
+            f'trace["z", {layer}][0, :, {head}]', given[head], "dv",
         )  # fmt: skip
-        walk.own_name = f"blocks.{layer}.hook_resid_mid"
-    return walk
+    given.setdefault(head, context)
+    return [given[other] if other in given else at.context(other) for other in range(at.count)]
+
+
+def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
+    """One clear error where a run was edited at what the walk computes itself."""
+    own = [f"blocks.{layer}.", *["hook_"] * (layer == 0), *["ln_final."] * (model is not None)]
+    for name in trace.changed.get("edit", ()):
+        if name.startswith(tuple(own)):
+            raise ValueError(
+                f"walk: this run was edited at {name}, and a walk shows what the model computes "
+                "itself: walk through a run without that edit; qkv.show(trace) shows its weights"
+            )
+
+
+def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
+    """Query and key whose sums are spelled out: of a mask token, or of the strongest link."""
+    layer, head, link = chosen.layer, chosen.head, chosen.link
+    mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
+    if mask is not None:
+        return mask, key_of(heads_of(trace), layer, head, mask)
+    return _largest(trace, layer, head) if link is None else (link.query, link.key)
 
 
 def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.see.analysis import findings
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
-from qkv.see.draw.panels import PICTURE, TERMINAL, HeatMap, Numbers, Panel, Prose
+from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.walk import walk_payload
 from qkv.see.steps.step import Step
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 
 
 # What `to_dict` gives of a step.
-_SAID = ("title", "formula", "shape", "code", "name", "values", "sum", "note")
+_SAID = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
-    """One head step by step, and the recomputed output beside the model's own."""
+    """One head step by step and on to the words, and the recomputed numbers beside the model's."""
 
     walk: Walk
 
     @property
     def top(self) -> float:
         """Where the scale of weights ends."""
-        return scale_end([step.values for step in self.walk.steps if step.weights], self.stretch)
+        return scale_end([step.values for step in self.walk.steps if _is_map(step)], self.stretch)
 
     @property
     def steps(self) -> list[Step]:
@@ -48,17 +49,28 @@ class WalkView(View):
         return self.walk.steps
 
     @property
+    def words(self) -> list[tuple[str, float]]:
+        """The likeliest words at the place that is walked, and their chances, largest first.
+
+        Empty where the walk does not come so far.
+        """
+        return self.walk.words
+
+    @property
     def difference(self) -> float:
-        """The largest difference between the recomputed output and the model's own."""
+        """The largest difference between recomputed numbers and the model's own."""
         return self.walk.difference
 
     @property
     def sentence(self) -> str:
-        """How the recomputed output compares with the model's own, in words."""
-        return (
-            f"Recomputed by these lines against the model's own {self.walk.own_name}: "
+        """The likeliest word, and how recomputed numbers compare with the model's own, in words."""
+        first, last = self.walk.compared[0][1], self.walk.own_name
+        which = last if first == last else f"numbers, from {first} to {last}"
+        said = (
+            f"Recomputed by these lines against the model's own {which}: "
             f"the largest difference is {self.difference:.1e}."
         )
+        return f"{self.walk.likeliest} {said}" if self.words else said
 
     @property
     def title(self) -> str:
@@ -66,18 +78,32 @@ class WalkView(View):
         return f"Layer {self.walk.layer}, head {self.walk.head}, step by step."
 
     def panels(self) -> list[list[Panel]]:
-        """Each step; then both outputs, and as pictures scores, weights and words."""
+        """Each step; then both outputs, and as pictures scores, weights, words and chances."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
             Prose(text=self.sentence, shown_in=PICTURE),
             Numbers(
                 title=self.sentence,
-                values=np.concatenate([walk.recomputed[:1], walk.own[:1]]),
+                values=np.concatenate([self._few(walk.recomputed)[:1], self._few(walk.own)[:1]]),
                 rows=["recomputed", "own"],
+                columns=walk.last_compared.names,
             ),
         ]
-        return [*steps, *([panel] for panel in outputs), self._pictures()]
+        last = walk.steps[-1]
+        chances = replace(self._chances(last), title=last.title, shown_in=PICTURE)
+        rows: list[list[Panel]] = [[chances]] if last.name == "chances" else []
+        return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
+
+    def _few(self, values: Array) -> Array:
+        """Of numbers that the model has for the last step compared, those that are shown."""
+        shown = self.walk.last_compared.shown
+        return values if shown is None else values[:, list(shown)]
+
+    def _chances(self, step: Step) -> Bars:
+        """A bar for the chance of each word."""
+        values = [chance for _, chance in self.words] or step.few[0].tolist()
+        return Bars(names=step.names or [], values=values, top=1.0, shown_in=TERMINAL)
 
     def _step(self, number: int, step: Step) -> list[Panel]:
         """One step as a terminal shows it."""
@@ -87,11 +113,15 @@ class WalkView(View):
         formula = replace(code, text=step.formula, style="italic")
         lines = [formula, code] if step.formula != step.code else [code]
         lines[0] = replace(lines[0], title=f"{title}  {step.shape}")
+        cell = step.cell
+        if cell is not None and step.shown is not None:
+            cell = cell[0], list(step.shown).index(cell[1])
         values: Panel = Numbers(
-            values=step.values, rows=step.rows, columns=step.columns, cell=step.cell,
-            hidden=step.hidden,
-        )  # fmt: skip
-        if step.weights:
+            values=step.few, rows=step.rows, columns=step.names, cell=cell, hidden=step.hidden
+        )
+        if step.name == "chances":
+            values = self._chances(step)
+        elif step.weights:
             values = HeatMap(
                 values=step.values, rows=step.rows, columns=self.walk.keys, hidden=step.hidden,
                 top=self.top, most_rows=12, shown_in=TERMINAL,
@@ -135,10 +165,17 @@ class WalkView(View):
             "keys": None if walk.keys is walk.tokens else walk.keys,
             "layer": walk.layer,
             "head": walk.head,
-            "steps": [{name: getattr(step, name) for name in _SAID} for step in walk.steps],
+            "place": walk.place,
+            "steps": [
+                {name: getattr(step, name) for name in _SAID}
+                | {"columns": step.names, "values": step.few}
+                | {"shown": None if step.shown is None else list(step.shown)}
+                for step in walk.steps
+            ],
+            "words": [{"word": word, "probability": chance} for word, chance in self.words],
             "own_name": walk.own_name,
-            "own": walk.own,
-            "recomputed": walk.recomputed,
+            "own": self._few(walk.own),
+            "recomputed": self._few(walk.recomputed),
             "largest_difference": self.difference,
         }
 
@@ -146,6 +183,11 @@ class WalkView(View):
         walk = self.walk
         title = quoted(walk.trace.text, walk.tokens, walk.trace.special)
         return self._page("walk", title, walk=walk_payload(walk) | {"sentence": self.sentence})
+
+
+def _is_map(step: Step) -> bool:
+    """Whether a step's numbers are weights from every query to every key."""
+    return step.weights and step.name != "chances"
 
 
 def walk(
@@ -162,14 +204,21 @@ def walk(
     keys: Sequence[str] | None = None,
     **options: Any,
 ) -> WalkView:
-    """Each step of one head with its formula, its NumPy line and its real numbers.
+    """Each step of one head with its formula, its NumPy line and its real numbers, to the word.
 
-    Computed anew, in plain NumPy, from the words to the layer's output, which is then compared with
-    the model's own.
+    Computed anew, in plain NumPy: from words through the head, then on through the rest of the
+    layer, residual connections, norms and MLP in their order; what later layers do is one step,
+    read from the trace; then the final norm, the head, and the likeliest words with their chances,
+    those of `model.predict`. All of it is compared with the model's own numbers.
+
+    The sums are spelled out, and the words are those, at one token: the first mask token
+    ("[MASK]") of the text, or else the one that the head's strongest link goes from. A decoder's
+    words are those that follow it. A model without a head over words is walked to its last vectors.
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Without `model` the walk over a trace
-            starts from its Q, K and V and ends before the output projection. Or a layer: a
+            starts from its Q, K and V, and what stands behind the heads is shown as far as the
+            trace holds it; the last step's note says what would be needed. Or a layer: a
             `MultiHeadAttention`, `SelfAttention` or `Block`, with `x`.
         layer: the layer, from 0, or from the end with -1.
         head: the head, from 0.
@@ -190,6 +239,13 @@ def walk(
     >>> [step.name for step in view.steps]
     ['E', 'P', 'X', 'Q', 'K', 'V', 'scores', 'scaled', 'weights', 'context', 'joined', 'out']
     >>> view.difference < 1e-6
+    True
+    >>> import qkv
+    >>> view = walk("The sun rises in the [MASK].")
+    >>> [step.name for step in view.steps][-12:]
+    ['pre', 'post', 'mlp', 'R2', 'Y', 'Z', 'y', 'h', 'a', 'u', 'logits', 'chances']
+    >>> (guesses,) = qkv.load().predict("The sun rises in the [MASK].", top_k=8)
+    >>> [word for word, _ in view.words] == [word for word, _ in guesses]
     True
     """
     check_theme(theme, "walk")

@@ -19,14 +19,16 @@ VIEWS.walk = (box, payload, ui) => {
     return opened.get(name);
   }
 
-  function open({ b64, shape, rows }) {
+  function open({ b64, shape, rows, columns }) {
     if (b64 === null) return null;
     const data = unpack({ b64 });
     const wide = shape.at(-1);
-    const places = rows && new Map(walk[rows].map((i, place) => [i, place]));
-    const get = (i, j) => data[shape.length === 1 ? j : (places ? places.get(i) : i) * wide + j];
-    const row = (i) => Float64Array.from({ length: wide }, (_, j) => get(i, j));
-    const column = (j) => Float64Array.from({ length: shape[0] }, (_, i) => data[i * wide + j]);
+    const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
+    const [places, across] = [numbered(typeof rows === "string" ? walk[rows] : rows), numbered(columns)];
+    const spot = (j) => (across ? across.get(j) : j);
+    const get = (i, j) => data[shape.length === 1 ? spot(j) : (places ? places.get(i) : i) * wide + spot(j)];
+    const row = (i) => Float64Array.from({ length: wide }, (_, j) => data[(places ? places.get(i) : i) * wide + j]);
+    const column = (j) => Float64Array.from({ length: shape[0] }, (_, i) => data[i * wide + spot(j)]);
     return { wide, get, row, column };
   }
 
@@ -39,7 +41,7 @@ VIEWS.walk = (box, payload, ui) => {
     return [array(op.left).row(i), right && (op.flip ? right.row(j) : right.column(j))];
   };
   const powers = (row) => {
-    const top = Math.max(...row);
+    const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
     return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
   };
 
@@ -61,6 +63,7 @@ VIEWS.walk = (box, payload, ui) => {
       return op.shift ? `${scaled} + ${shown(value(op.shift, i, j))}` : scaled;
     },
     product(op, i, j) {
+      if (op.terms) return largest(op, i, j);
       const [left, right] = factors(op, i, j);
       if (!right) return `${op.left} · ${op.right}, a matrix of ${walk.arrays[op.right].shape.join(" × ")} that this page leaves out`;
       const most = left.length <= TERMS + 1 ? left.length : TERMS;
@@ -88,14 +91,47 @@ VIEWS.walk = (box, payload, ui) => {
       const whole = shown(total(raised));
       return `exp(${shown(row[j])} − ${shown(top)}) / ${whole} = ${shown(raised[j])} / ${whole}`;
     },
+    activation(op, i, j) {
+      const x = value(op.of, i, j);
+      const [at, away] = [shown(x), shown(-x)];
+      if (op.name === "relu") return `max(${at}, 0)`;
+      if (op.name === "silu") return `${at} / (1 + exp(${away}))`;
+      if (op.name === "tanh") return `tanh(${at})`;
+      if (op.name === "gelu") return `${at} × (1 + erf(${at} / 1.414)) / 2`;
+      return `${at} × (1 + tanh(0.798 × (${at} + 0.045 × ${at}^3))) / 2`;
+    },
+    times: (op, i, j) => `${op.left} ${shown(value(op.left, i, j))} × ${op.right} ${shown(value(op.right, i, j))}`,
+    capped: (op, i, j) => `${shown(op.cap)} × tanh(${shown(value(op.of, i, j))} / ${shown(op.cap)})`,
     joined: (op, i, j) => `context of head ${Math.floor(j / op.width)}, column ${j % op.width}`,
   };
 
+  /** A sum of which the page holds the largest terms: they, and what the others come to. */
+  function largest(op, i, j) {
+    const most = op.terms.slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
+    const pairs = most.map((k) => [value(op.left, i, k), value(op.right, k, j)]);
+    const terms = pairs.map(([a, b]) => `${shown(a)}×${shown(b)}`);
+    const bias = op.bias ? value(op.bias, i, j) : 0;
+    const rest = value(op.name, i, j) - bias - total(pairs.map(([a, b]) => a * b));
+    if (most.length < op.count) terms.push(`… (${op.count - most.length} more: ${shown(rest)})`);
+    if (op.bias) terms.push(`bias ${shown(bias)}`);
+    return terms.join(" + ");
+  }
+
   /** The rows of numbers that a sum runs over: [[what, numbers], ...]. */
-  function parts({ op, name }, i, j) {
+  function parts(step, i, j) {
+    const { op, name } = step;
     const of = (matrix, place) => `${matrix}[${place}]`;
-    const query = visible(tokens[i] || keys[i]);
-    if (op.kind === "softmax") return [[of(op.of, query), array(op.of).row(i)], ["exp", powers(array(op.of).row(i))[1]], [name, array(name).row(i)]];
+    const query = visible(names(step)[i]);
+    if (op.kind === "softmax") {
+      const few = (row) => (step.shown ? step.shown.at.map((k) => row[k]) : row);
+      const scores = array(op.of).row(i);
+      const shares = columnsOf(step).map((k) => value(name, i, k));
+      return [[of(op.of, query), few(scores)], ["exp", few(powers(scores)[1])], [name, shares]];
+    }
+    if (op.terms) {
+      const [hidden, down] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
+      return [[of(op.left, query), hidden], [of(op.right, `:, ${j}`), down], ["products", hidden.map((x, k) => x * down[k])]];
+    }
     const [left, right] = op.kind === "product" ? factors(op, i, j) : [];
     if (!right) return [];
     return [[of(op.left, query), left], [of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`), right], ["products", left.map((x, k) => x * right[k])]];
@@ -103,11 +139,14 @@ VIEWS.walk = (box, payload, ui) => {
 
   // ---- what is on the page
 
-  const names = (step) => (step.side === "keys" ? keys : tokens);
-  const held = (step) => walk[step.side === "keys" ? "key_rows" : "rows"];
+  const names = (step) => ({ keys, place: [tokens[walk.start[0]]] })[step.side] || tokens;
+  const held = (step) => (step.side === "place" ? null : walk[step.side === "keys" ? "key_rows" : "rows"]);
   const rowsOf = (step) => held(step) || names(step).map((_, i) => i);
+  const columnsOf = (step) => (step.shown ? step.shown.at : Array.from({ length: array(step.name).wide }, (_, j) => j));
   const isLast = (step) => step === steps.at(-1);
-  const start = (step) => step.cell || [walk.start[step.side === "keys" && walk.keys ? 1 : 0], step.columns ? walk.start[1] : 0];
+  const isOwn = (step) => step === steps[walk.own_step];
+  const first = (step) => (step.side === "place" ? 0 : walk.start[step.side === "keys" && walk.keys ? 1 : 0]);
+  const start = (step) => step.cell || [first(step), step.columns ? walk.start[1] : columnsOf(step)[0]];
   const pickOf = (step) => picks.get(step) || start(step);
 
   const id = ui.id("walk");
@@ -121,19 +160,19 @@ VIEWS.walk = (box, payload, ui) => {
   const stretched = stretcher(ui, payload.stretch, () => draw());
   const strips = el("canvas", { "aria-hidden": "true" });
   const onpoint = (k, j) => {
-    pointed = k === null ? null : [rowsOf(steps[at])[k], j];
-    for (const each of isLast(steps[at]) ? [map, own] : []) each.point(k, j);
+    pointed = k === null ? null : [rowsOf(steps[at])[k], columnsOf(steps[at])[j]];
+    for (const each of isOwn(steps[at]) ? [map, own] : []) each.point(k, j);
     drawStrips();
   };
   const onpick = (k, j) => {
-    picks.set(steps[at], [rowsOf(steps[at])[k], j]);
+    picks.set(steps[at], [rowsOf(steps[at])[k], columnsOf(steps[at])[j]]);
     for (const each of [map, own]) each.set({ picked: [k, j], home: [k, j] });
     drawStrips();
   };
   const [map, own] = ["Result", "The model's own"].map((label) => heatmap(ui, { label, value: () => 0, onpoint, onpick }));
   const ownPanel = el("div", { class: "panel" }, el("h4", {}, `The model's own ${walk.own}`), own.node);
   const boxes = [map, own].map((each) => each.node.querySelector(".map"));
-  boxes.forEach((one, k) => one.addEventListener("scroll", () => isLast(steps[at]) && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
+  boxes.forEach((one, k) => one.addEventListener("scroll", () => isOwn(steps[at]) && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
   const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, strips), ownPanel);
   const lines = el("dl", { class: "walk-lines" }, el("dt", {}, "Formula"), formula, el("dt", {}, "NumPy"), code);
   const panel = el("div", { id, role: "tabpanel", class: "walk-panel" }, title, lines, note, end, el("div", { class: "bar" }, written.node, stretched.node), panels);
@@ -141,8 +180,10 @@ VIEWS.walk = (box, payload, ui) => {
   /** What the heat map is to show of a step: its own result, or the model's. */
   function matrix(step, name) {
     const rows = rowsOf(step);
-    const { wide, get } = array(name);
-    const columns = step.columns ? keys : Array.from({ length: wide }, (_, j) => String(j));
+    const shownColumns = columnsOf(step);
+    const get = (i, j) => array(name).get(i, shownColumns[j]);
+    const wide = shownColumns.length;
+    const columns = step.columns ? keys : step.shown ? step.shown.names : shownColumns.map(String);
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
@@ -152,8 +193,8 @@ VIEWS.walk = (box, payload, ui) => {
     const high = full || 1;
     const hidden = (k, j) => step.weights && step.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
     const text = (x) => (size < 0.01 ? shown(x) : fixed(x, size < 100 ? 3 : 1));
-    const place = (k, j) => `${step.name}[${visible(names(step)[rows[k]])}, ${step.columns ? visible(keys[j]) : j}]`;
-    const home = [Math.max(0, rows.indexOf(pickOf(step)[0])), pickOf(step)[1]];
+    const place = (k, j) => `${step.name}[${visible(names(step)[rows[k]])}, ${visible(columns[j])}]`;
+    const home = [Math.max(0, rows.indexOf(pickOf(step)[0])), shownColumns.indexOf(pickOf(step)[1])];
     return {
       label: name === "own" ? `The model's own ${walk.own}` : `${step.name}, ${step.title}`,
       rows: rows.map((i) => names(step)[i]),
@@ -165,9 +206,10 @@ VIEWS.walk = (box, payload, ui) => {
       cell: written.input.checked ? { min: 58, max: 96, height: 26 } : {},
       describe(k, j) {
         const x = get(rows[k], j);
-        const how = name === "own" ? "" : ways[step.op.kind](step.op, rows[k], j);
+        const how = name === "own" ? "" : ways[step.op.kind](step.op, rows[k], shownColumns[j]);
         const fields = how ? [["=", how]] : [];
-        if (name === "own") fields.push(["recomputed", shown(value(step.name, rows[k], j))], ["difference", apart(Math.abs(x - value(step.name, rows[k], j)))]);
+        const same = name === "own" ? value(step.name, rows[k], shownColumns[j]) : x;
+        if (name === "own") fields.push(["recomputed", shown(same)], ["difference", apart(Math.abs(x - same))]);
         const where = place(k, j);
         return { title: `${name === "own" ? where.replace(step.name, walk.own) : where} = ${shown(x)}`, fields };
       },
@@ -205,7 +247,7 @@ VIEWS.walk = (box, payload, ui) => {
 
   function draw() {
     map.set(matrix(steps[at], steps[at].name));
-    if (isLast(steps[at])) own.set(matrix(steps[at], "own"));
+    if (isOwn(steps[at])) own.set(matrix(steps[at], "own"));
     drawStrips();
   }
 
@@ -221,21 +263,22 @@ VIEWS.walk = (box, payload, ui) => {
     fill(code, step.code);
     const few = held(step) && `Shown: ${held(step).length} of ${names(step).length} rows, those of the largest weights`;
     fill(note, [step.note, few].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
-    fill(end, `Recomputed by these lines beside the model's own: the largest difference is ${apart(walk.difference)}.`);
+    fill(end, `${walk.said && `${walk.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(walk.difference)}.`);
     stretched.node.hidden = !step.weights;
-    end.hidden = ownPanel.hidden = !isLast(step);
+    end.hidden = !isLast(step) && !isOwn(step);
+    ownPanel.hidden = !isOwn(step);
     end.className = "lead";
-    panels.className = isLast(step) ? "walk-pair" : "";
-    fill(mapTitle, isLast(step) ? "Recomputed" : step.name);
+    panels.className = isOwn(step) ? "walk-pair" : "";
+    fill(mapTitle, isOwn(step) ? "Recomputed" : step.name);
     back.setAttribute("aria-disabled", String(!k));
     next.setAttribute("aria-disabled", String(isLast(step)));
     written.input.checked = !step.columns || keys.length <= 24;
     draw();
     const [i, j] = pickOf(step); // into sight
     const middle = (place, count, whole, part) => ((place + 0.5) / count) * whole - part / 2;
-    const [rows, wide] = [rowsOf(step), array(step.name).wide];
+    const [rows, columns] = [rowsOf(step), columnsOf(step)];
     for (const each of boxes) {
-      each.scrollLeft = middle(j, wide, each.scrollWidth, each.clientWidth);
+      each.scrollLeft = middle(columns.indexOf(j), columns.length, each.scrollWidth, each.clientWidth);
       each.scrollTop = middle(rows.indexOf(i), rows.length, each.scrollHeight, each.clientHeight);
     }
   }
