@@ -12,6 +12,7 @@ from playwright.sync_api import Locator, Page
 
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
+from qkv.models.untrained import fresh_model
 from qkv.see.analysis.shift import Shift, shift_of_traces
 from qkv.see.page.payload import payload_of
 from qkv.see.page.shift import shift_payload
@@ -45,8 +46,44 @@ def lesson_walk(**options: Any) -> Walk:
     return walk_head(model.trace(CAT), 0, 1, model)
 
 
+MODELS = {
+    "bert": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 12,
+        "max_position_embeddings": 8,
+        "vocab_size": 20,
+    },
+    "llama": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 12,
+        "max_position_embeddings": 8,
+        "vocab_size": 20,
+    },
+}
+
+
+def model_walk(name: str) -> Walk:
+    """A walk through a model to the words."""
+    model = fresh_model(MODELS[name])
+    loud = {
+        name: 25 * array if array.ndim > 1 else array for name, array in model.parameters.items()
+    }
+    model = model.with_parameters(loud)
+    return walk_head(model.trace([3, 14, 5, 9]), 0, 1, model)
+
+
 def layer_walk(name: str) -> Walk:
-    """A walk through one layer of each kind."""
+    """A walk through one layer of each kind, or to a model's words."""
+    if name in MODELS:
+        return model_walk(name)
     grouped = {"num_heads": 4, "num_kv_heads": 2, "bias": True, "seed": 1}
     x, context = normal(5, 8), normal(7, 8, seed=2)
     if name == "cross":
@@ -88,7 +125,7 @@ def steps(page: Page) -> Iterator[int]:
         page.get_by_role("button", name="Next").click(force=True)  # at the end it does nothing
 
 
-@pytest.mark.parametrize("name", ["lesson", "cross", "rotary", "block"])
+@pytest.mark.parametrize("name", ["lesson", "cross", "rotary", "block", "bert", "llama"])
 def test_every_step_has_its_lines_its_numbers_and_the_sum_of_any_cell(
     visit: Visit, name: str
 ) -> None:
@@ -108,7 +145,7 @@ def test_every_step_has_its_lines_its_numbers_and_the_sum_of_any_cell(
         n, m = step.values.shape
         for i in range(n):
             press(page, "Home")
-            for j in range(m):
+            for j in step.shown or range(m):
                 shown = readout(page)
                 where, _, value = shown[""].rpartition(" = ")
                 number = float(step.values[i, j])
@@ -228,6 +265,35 @@ def test_the_end_is_beside_the_models_own(visit: Visit, name: str) -> None:
     assert read(readout(page)[""].rpartition(" ")[2]) == pytest.approx(
         float(walk.recomputed[1, 1]), abs=5.1e-4
     )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
+    walk = model_walk("bert")
+    page = visit(walk_page(walk), width=width)
+    steps = {step.name: step for step in walk.steps}
+    for name in ("pre", "post", "logits", "chances"):
+        page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
+        page.locator(".map").first.focus()
+        press(page, "ArrowDown", "Control+Home")
+        rows = steps[name].rows
+        for column, called in steps[name].shown.items():
+            shown = readout(page)[""]
+            assert shown.startswith(f"{name}[{rows[0]}, {called}] = ")
+            value = float(steps[name].values[0, column])
+            assert read(shown.rpartition(" ")[2]) == pytest.approx(value, abs=5.1e-4)
+            press(page, "ArrowRight")
+        press(page, "ArrowRight")
+        assert readout(page)[""] == shown  # there are no more columns
+        own = page.locator("h4", has_text="The model's own logits")
+        assert own.is_visible() is (name == "logits")
+        lead = page.locator(".lead")
+        assert lead.is_visible() is (name in ("logits", "chances"))
+    assert lead.inner_text().startswith(f"{walk.likeliest} Recomputed by these lines")
+    assert page.get_by_role("checkbox", name="stretch").is_visible()
+    page.get_by_role("tab", name=re.compile(r"^\d+ mlp:")).click()
+    assert page.locator(".lead").is_hidden()
+    assert tight(page)
 
 
 def test_a_wrong_output_is_seen(visit: Visit) -> None:
@@ -461,11 +527,12 @@ def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), SIZES)
-@pytest.mark.parametrize("kind", ["walk", "cross", "shift", "arrays"])
+@pytest.mark.parametrize("kind", ["walk", "cross", "bert", "shift", "arrays"])
 def test_it_fits_and_passes_axe(visit: Visit, kind: str, width: int, scheme: str) -> None:
     made = {
         "walk": lambda: walk_page(lesson_walk(causal=True)),
         "cross": lambda: walk_page(layer_walk("cross")),
+        "bert": lambda: walk_page(model_walk("bert")),
         "shift": lambda: shift_page(two_sentences()),
         "arrays": lambda: shift_page(many(30)),
     }

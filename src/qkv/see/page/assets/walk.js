@@ -63,7 +63,7 @@ VIEWS.walk = (box, payload, ui) => {
       return op.shift ? `${scaled} + ${shown(value(op.shift, i, j))}` : scaled;
     },
     product(op, i, j) {
-      if (op.terms) return largest(op, i, j);
+      if (op.count) return largest(op, i, j);
       const [left, right] = factors(op, i, j);
       if (!right) return `${op.left} · ${op.right}, a matrix of ${walk.arrays[op.right].shape.join(" × ")} that this page leaves out`;
       const most = left.length <= TERMS + 1 ? left.length : TERMS;
@@ -128,7 +128,7 @@ VIEWS.walk = (box, payload, ui) => {
       const shares = columnsOf(step).map((k) => value(name, i, k));
       return [[of(op.of, query), few(scores)], ["exp", few(powers(scores)[1])], [name, shares]];
     }
-    if (op.terms) {
+    if (op.count) {
       const [hidden, down] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
       return [[of(op.left, query), hidden], [of(op.right, `:, ${j}`), down], ["products", hidden.map((x, k) => x * down[k])]];
     }
