@@ -18,7 +18,7 @@ from qkv.see import WalkView, walk
 from qkv.see.page.walk import walk_payload
 from qkv.trace import Trace
 
-from ..support import random_of, small_llama
+from ..support import changed, random_of, small_llama
 from .test_walk import every_sum, run_lines, unpacked
 
 IDS = [3, 14, 15, 9, 2, 14]
@@ -464,14 +464,14 @@ def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:
 
 def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
     model = random_of(BERT)
-    for name in ("ln1.normalized", "mlp.pre", "mlp.post", "mlp_out", "resid_post"):
-        trace = model.trace(IDS)
-        trace[name, 1][0, 2, 3] += 0.25
-        assert walk(trace, 1, model=model).difference == pytest.approx(0.25, rel=1e-3), name
-    trace = model.trace(IDS, logits=True)
-    place = walk(trace, 1, model=model).walk.place
-    trace["logits"][0, place, 3] += 0.25
-    assert walk(trace, 1, model=model).difference == pytest.approx(0.25, rel=1e-3)
+    trace, own = model.trace(IDS), walk(model.trace(IDS), 1, model=model).walk
+    names = ("ln1.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out")
+    for name in (f"blocks.1.{hook}" for hook in (*names, "hook_resid_post")):
+        wrong = changed(trace, name, (0, 2, 3), trace[name][0, 2, 3] + 0.25)
+        assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3), name
+    trace, place = model.trace(IDS, logits=True), (0, own.place, 3)
+    wrong = changed(trace, "logits", place, trace["logits"][place] + 0.25)
+    assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3)
 
 
 # the media

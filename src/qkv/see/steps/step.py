@@ -160,7 +160,7 @@ class Walk:
     def compare(self, name: str, own: Array | None = None) -> None:
         """Hold the last step against the model's own numbers, those of the trace unless given."""
         if own is None and name in self.trace:
-            own = np.asarray(self.trace[name][0].reshape(len(self.tokens), -1))
+            own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
             self.compared.append((len(self.steps) - 1, name, own))
 
