@@ -374,6 +374,21 @@ def test_the_words_of_a_run_without_a_word_are_those_of_predict_without_it() -> 
     assert view.words[0][1] == pytest.approx(guesses[0][1], abs=1e-5)
 
 
+def test_what_a_later_block_was_edited_to_give_is_what_the_words_are_of() -> None:
+    model = random_of(GPT2)
+    trace = model.trace(IDS, edit={("resid_post", 1): np.negative}, logits=True)
+    view = walk(trace, 0, 0, model=model)
+    share = softmax(trace["logits"][0, view.walk.place].astype(np.float64))
+    assert view.words[0] == (str(share.argmax()), pytest.approx(share.max(), abs=1e-12))
+    assert view.difference < 5e-5
+    trace = model.trace(IDS, edit={"ln_final.hook_normalized": np.negative})
+    with pytest.raises(
+        ValueError, match=r"^walk: this run was edited at ln_final\.hook_normalized"
+    ):
+        walk(trace, 0, 0, model=model)
+    assert behind(walk(trace, 0, 0))[-1] == "final"
+
+
 def test_a_decoder_says_what_follows_the_place() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS), 1, 0, model=model)

@@ -525,7 +525,7 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
 
 def test_a_walk_through_what_was_edited_is_refused(minilm: Model) -> None:
     trace = minilm.trace(CAT, edit={("k", 1): np.abs})
-    assert walk(trace, 2, 0, model=minilm).difference < 2e-5
+    assert walk(trace, 2, 0, model=minilm).difference < 5e-5
     with pytest.raises(ValueError, match=r"^walk: this run was edited at blocks\.1\.attn\.hook_k"):
         walk(trace, 1, 0, model=minilm)
 
