@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -42,8 +42,9 @@ from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import check_tokenizer, checked_ids, ids_given, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
+from qkv.models.tasks.streams import batches, check_no_mean, joined, parts
 from qkv.models.tasks.trace import names_to_keep
-from qkv.models.tasks.truncation import MOST, Truncator
+from qkv.models.tasks.truncation import MOST, Cut, Truncator, counting
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
@@ -271,6 +272,7 @@ class Model:
         names: str | Iterable[str] | None = None,
         top_k: int | None = None,
         logits: bool = False,
+        batch_size: int | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -297,6 +299,8 @@ class Model:
                 asks for: for texts whose (T, T) weights would not fit.
             logits: keep `trace["logits"]` (B, T, V) too, what the head gives for each word of the
                 vocabulary.
+            batch_size: how many texts are run at once, the trace being of all; None for as many as
+                have some thousand tokens. What is not kept needs memory for so many alone.
             ablate: heads to go without, as (layer, head), (layer, None) for all of a layer: their
                 `hook_z` is 0, and they add nothing; their `hook_pattern` stays what the softmax
                 gave. Or a mapping from such pairs to what `hook_z` is: "zero", an array (d,), or
@@ -334,20 +338,113 @@ class Model:
         >>> bool((twice["z", 0] == 2 * plain["z", 0]).all()), twice.changed
         (True, {'edit': ['blocks.0.attn.hook_z']})
         """
-        keep = names_to_keep(self._body.hook_names, layers, names, top_k)
+        kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
+        return self._trace(texts, kept, edit, ablate, hide, batch_size=batch_size)
+
+    def trace_stream(
+        self,
+        texts: Iterable[str] | Sequence[Sequence[int]] | Array,
+        *,
+        batch_size: int = 64,
+        layers: int | Iterable[int] | None = None,
+        names: str | Iterable[str] | None = None,
+        top_k: int | None = None,
+        logits: bool = False,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
+    ) -> Iterator[Trace]:
+        """A trace for each batch of texts, in order, for more than memory has room for.
+
+        Texts are read as it goes, and nothing of a trace is kept here once it is given: memory is
+        that of one trace, and of the one before as long as you hold it.
+
+        Args:
+            texts: any iterable of texts, or of the ids of their tokens, (T,) each.
+            batch_size: how many texts each trace has; the last may have fewer.
+            layers: as for `trace`, and so are all that follow.
+            names: the names to keep.
+            top_k: keep only a summary of each layer's attention.
+            logits: keep the logits too.
+            ablate: heads to go without; not with "mean", which is over all texts of a call.
+            hide: words, places and edges that are not looked at, in each batch on its own: a word
+                must be in one of its texts.
+            edit: activations to change, in each batch on its own.
+
+        Returns:
+            An iterator over traces, whose `tokens` are nested, as for a list of texts.
+
+        Raises:
+            TypeError: `texts` are one text, or an argument is of a wrong type.
+            ValueError: as for `trace`; numbers of texts are those of all. What is wrong with a text
+                is raised when its batch is reached.
+            KeyError: there is no such name.
+
+        >>> import qkv
+        >>> texts = (f"the cat sat {n} times" for n in range(100))
+        >>> [len(trace) for trace in qkv.load("random").trace_stream(texts, batch_size=40)]
+        [40, 40, 20]
+        """
+        kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
+        self._keeping(**kept)
+        check_no_mean(ablate, "trace_stream")
+        given = batches(texts, batch_size)
+
+        def traces() -> Iterator[Trace]:
+            cut, first = Cut(self.max_seq_length), 0
+            for part in given:
+                with counting(cut):
+                    found = self._trace(part, kept, edit, ablate, hide, first=first)
+                first += len(found)
+                yield found
+                del found
+            cut.warn()
+
+        return traces()
+
+    def _keeping(self, logits: bool = False, **kept: Any) -> Callable[[str], bool]:
+        """Says of each name whether a trace keeps it, once it is known that it may."""
         if logits:
             self._need_words("trace")
-        single, batch = self._texts(texts)
-        edited = self._edits_of(edit, ablate, hide, batch, "trace")
-        edited.check_summaries(top_k)
-        layout = Layout(range(len(batch)))
-        masks = edited.masks(layout, max(map(len, batch)))
-        record = edited.recorder(layout, keep) or Recorder(keep)
-        rows, cu_lengths = self._run(batch, record=record, top_k=top_k, masks=masks)
-        if logits:
-            found = self._body.logits(rows)  # (total, V)
-            record.arrays["logits"] = found[None] if len(batch) == 1 else padded(found, cu_lengths)
-        return self._as_trace(record.arrays, batch, single, self._body, masks, edited.asked)
+            if not self.continues:
+                raise ValueError(f"trace: {self.name} gives logits where it writes: add target=...")
+        return names_to_keep(self._body.hook_names, **kept)
+
+    def _trace(
+        self,
+        texts: Any,
+        kept: Mapping[str, Any],
+        edit: Edit,
+        ablate: Ablate,
+        hide: Hide,
+        *,
+        batch_size: int | None = None,
+        first: int = 0,
+    ) -> Trace:
+        """The trace of texts, which errors count from `first`."""
+        keep = self._keeping(**kept)
+        if batch_size is not None:
+            batch_size = whole_number(batch_size, call="trace", name="batch_size", least=1)
+        single, batch = self._texts(texts, first=first)
+        edited = self._edits_of(edit, ablate, hide, batch, "trace", batch_size)
+        edited.check_summaries(kept["top_k"])
+
+        def run(part: range) -> dict[str, Array]:
+            """The arrays of some of the texts."""
+            own, layout = batch[part.start : part.stop], Layout(part)
+            masks = edited.masks(layout, max(map(len, own)))
+            record = edited.recorder(layout, keep) or Recorder(keep)
+            rows, cu_lengths = self._run(own, record=record, top_k=kept["top_k"], masks=masks)
+            if kept["logits"]:
+                found = self._body.logits(rows)  # (total, V)
+                record.arrays["logits"] = (
+                    found[None] if len(own) == 1 else padded(found, cu_lengths)
+                )
+            return record.arrays
+
+        arrays = joined(batch, batch_size, run)
+        masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
+        return self._as_trace(arrays, batch, single, self._body, masks, edited.asked)
 
     def _as_trace(
         self,
@@ -989,14 +1086,22 @@ class Model:
         return edits(edit, ablate, hide, **about)
 
     def _edits_of(
-        self, edit: Edit, ablate: Ablate, hide: Hide, batch: Sequence[Tokenized], call: str
+        self,
+        edit: Edit,
+        ablate: Ablate,
+        hide: Hide,
+        batch: Sequence[Tokenized],
+        call: str,
+        batch_size: int | None = None,
     ) -> Edits:
-        """The same, with the means that are asked for, of texts that are run at once."""
+        """The same, with the means that are asked for, of texts that are run so many at once."""
         found = self._edits(edit, ablate, hide, map(self._with_names, batch), call)
-        layout = Layout(range(len(batch)))
-        return found.averaged(
-            sum(map(len, batch)), lambda make: self._run(batch, record=make(layout))
-        )
+
+        def run(recorder: Callable[[Layout], Recorder]) -> None:
+            for part in parts(batch, batch_size):
+                self._run(batch[part.start : part.stop], record=recorder(Layout(part)))
+
+        return found.averaged(sum(map(len, batch)), run)
 
     @property
     def _knows_words(self) -> bool:
@@ -1021,24 +1126,28 @@ class Model:
             )
         return head.steps.outputs
 
-    def _given(self, texts: Any, call: str) -> tuple[bool, list[str], list[Tokenized]]:
+    def _given(
+        self, texts: Any, call: str, first: int = 0
+    ) -> tuple[bool, list[str], list[Tokenized]]:
         """Whether it is one text; the texts, or the tokens where ids stand in their place."""
         rows = len(self._body.embedding.table)
-        found = ids_given(texts, rows=rows, limit=self.max_seq_length, call=call)
+        found = ids_given(texts, rows=rows, limit=self.max_seq_length, call=call, first=first)
         if found is not None:
             return found[0], [], found[1]
         self._need_tokenizer(call)
         if isinstance(texts, str):
             return True, [check_text(texts, call=call, name="text")], []
-        return False, check_texts(texts, call=call), []
+        return False, check_texts(texts, call=call, first=first), []
 
-    def _texts(self, texts: Any, call: str = "trace") -> tuple[bool, list[Tokenized]]:
+    def _texts(
+        self, texts: Any, call: str = "trace", first: int = 0
+    ) -> tuple[bool, list[Tokenized]]:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
-        single, strings, batch = self._given(texts, call)
+        single, strings, batch = self._given(texts, call, first)
         if strings:
             truncator = Truncator(self._need_tokenizer(call), self.max_seq_length)
             batch = truncator([self._sentence.prepared(text) for text in strings])
-            for number, tokens in enumerate(batch):
+            for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
                     raise ValueError(f"{call}: {where} is empty: there is no word in it")

@@ -153,7 +153,8 @@ class Seq2SeqModel(Model):
             hide: as in `Model.trace`, in what is read; with a target, the decoder does not look at
                 such words and places either.
             edit: as in `Model.trace`; with a target names begin with "encoder." or "decoder.".
-            kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike.
+            kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike, and
+                without a target `batch_size`.
                 Names with "encoder." or "decoder." in front are kept of that one alone:
                 "pattern", "decoder.hook_resid_post", "decoder.0.cross_attn.hook_pattern".
 
@@ -161,9 +162,9 @@ class Seq2SeqModel(Model):
             A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
         """
         if target is None:
-            if logits:
-                raise ValueError(f"trace: {self.name} gives logits where it writes: add target=...")
-            return super().trace(texts, ablate=ablate, hide=hide, edit=edit, **kept)
+            return super().trace(texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)
+        if kept.pop("batch_size", None) is not None:
+            raise ValueError("trace: batch_size is for texts without a target: leave it out")
         keep = names_to_keep(self._body.pair_hook_names, **kept)
         if logits:
             self._need_words("trace")

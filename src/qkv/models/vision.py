@@ -169,7 +169,9 @@ class VisionModel(Model):
                     f"{call}: an image has shape {image.shape} and the model takes {shape}"
                 )
 
-    def _texts(self, texts: Any, call: str = "trace") -> tuple[bool, list[Tokenized]]:
+    def _texts(
+        self, texts: Any, call: str = "trace", first: int = 0
+    ) -> tuple[bool, list[Tokenized]]:
         given = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if given else self.pixels(texts)
         self._check(images, "trace")

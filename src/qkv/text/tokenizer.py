@@ -222,14 +222,14 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
         )
 
 
-def check_texts(texts: Any, *, call: str) -> list[str]:
-    """Raise unless `texts` are several strings."""
+def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
+    """Raise unless `texts` are several strings; errors count them from `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
     if not isinstance(texts, Iterable):
         raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
-    return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts)]
+    return [check_text(text, call=call, name=f"text {i}") for i, text in enumerate(texts, first)]
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:

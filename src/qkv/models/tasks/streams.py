@@ -1,0 +1,129 @@
+"""Many texts a few at a time: which are run together, and their arrays put where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.text import Tokenized
+from qkv.text.tokenizer import check_no_mapping
+from qkv.trace.names import axes
+
+PLACES = 1024  # that are run at once where nobody says how many texts, padding included
+_WORDS = ("token", "query", "key")  # the axes that go on to the longest text
+# What stands in the padding of an array, by how its name ends; else 0.
+_PADDING = {"attn_scores": -np.inf, "lse": -np.inf, "top_indices": -1}
+
+
+def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
+    """Which texts are run together, in their order: so many, or as many as have `PLACES`.
+
+    >>> texts = [Tokenized(np.zeros(n, int), [""] * n, [], []) for n in (500, 500, 500, 10)]
+    >>> parts(texts, None), parts(texts, 3)
+    ([range(0, 2), range(2, 4)], [range(0, 3), range(3, 4)])
+    """
+    most = PLACES if batch_size is None else np.inf
+    found, first, longest = [], 0, 0
+    for number, text in enumerate(batch):
+        longest = max(longest, len(text))
+        count = number + 1 - first
+        if count > 1 and (longest * count > most or count > (batch_size or count)):
+            found.append(range(first, number))
+            first, longest = number, len(text)
+    return [*found, range(first, len(batch))]
+
+
+class Joined:
+    """The arrays of texts that are run in parts, each put where it belongs as it comes.
+
+    Args:
+        texts: B, how many there are.
+        longest: T, how many tokens the longest has.
+
+    Attributes:
+        arrays: by name, (B, T, ...), 0 in the padding, scores -inf.
+
+    >>> joined = Joined(2, 3)
+    >>> joined.add(0, {"hook_embed": np.ones((1, 3, 1))})
+    >>> joined.add(1, {"hook_embed": np.full((1, 2, 1), 2.0)})
+    >>> joined.arrays["hook_embed"][..., 0].tolist()
+    [[1.0, 1.0, 1.0], [2.0, 2.0, 0.0]]
+    """
+
+    def __init__(self, texts: int, longest: int) -> None:
+        self.arrays: dict[str, Array] = {}
+        self._texts, self._longest = texts, longest
+        self._same: dict[str, str] = {}  # of names that are of one array the first
+
+    def add(self, first: int, arrays: Mapping[str, Array]) -> None:
+        """Those of the texts from number `first` on, (n, their longest, ...)."""
+        if not self.arrays:
+            self._begin(arrays)
+        for name, array in arrays.items():
+            if name not in self._same:
+                place = (slice(first, first + len(array)), *map(slice, array.shape[1:]))
+                self.arrays[name][place] = array
+
+    def _begin(self, arrays: Mapping[str, Array]) -> None:
+        firsts: dict[int, str] = {}
+        for name, array in arrays.items():
+            other = firsts.setdefault(id(array), name)
+            if other != name:
+                self._same[name], self.arrays[name] = other, self.arrays[other]
+                continue
+            named = zip(axes(name, array.shape), array.shape, strict=True)
+            shape = [self._longest if axis in _WORDS else size for axis, size in named]
+            shape[0] = self._texts
+            fill = next((_PADDING[end] for end in _PADDING if name.endswith(end)), None)
+            zeros = fill is None
+            self.arrays[name] = (
+                np.zeros(shape, array.dtype) if zeros else np.full(shape, fill, array.dtype)
+            )
+
+
+def joined(
+    batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
+) -> dict[str, Array]:
+    """The arrays of texts, those of some being what `run` gives."""
+    which = parts(batch, batch_size)
+    if len(which) == 1:
+        return run(which[0])
+    whole = Joined(len(batch), max(map(len, batch)))
+    for part in which:
+        whole.add(part.start, run(part))
+    return whole.arrays
+
+
+def check_no_mean(ablate: Any, call: str) -> None:
+    """An error if a head is to give the mean over texts of which most are not there yet."""
+    for pair, value in ablate.items() if isinstance(ablate, Mapping) else ():
+        if isinstance(value, str) and value == "mean":
+            raise ValueError(
+                f'{call}: ablate has "mean" for {shown(pair)}, and what is still to come has no '
+                "mean: give it as an array (d,)"
+            )
+
+
+def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
+    """Texts in their order, so many at a time; an array is cut into parts of its own kind.
+
+    Raises:
+        TypeError: they are one text, or cannot be gone through.
+        ValueError: `batch_size` is below 1.
+    """
+    call = "trace_stream"
+    size = whole_number(batch_size, call=call, name="batch_size", least=1)
+    check_no_mapping(texts, call=call)
+    listed = isinstance(texts, list | tuple | np.ndarray) and len(texts) > 0
+    if isinstance(texts, str | bytes | bytearray) or (listed and is_whole_number(texts[0])):
+        raise TypeError(f"{call}: texts is one text: give a list of texts, or call trace(text)")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
+    if isinstance(texts, np.ndarray):
+        return (texts[first : first + size] for first in range(0, len(texts), size))
+    rest = iter(texts)
+    return iter(lambda: list(islice(rest, size)), [])

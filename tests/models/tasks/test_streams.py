@@ -1,0 +1,221 @@
+"""Traces of many texts: in parts, in batches, and in bounded memory."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models import load
+from qkv.models.tasks import streams
+from qkv.models.tasks.trace import names_to_keep
+
+from ..small_models import CONFIGS, write_small
+
+TEXTS = ["the cat sat on the mat.", "running", "a dog ran, the cat ran", "xyzzy", "the bank"]
+
+
+@pytest.fixture(scope="module")
+def encoder(small):
+    return load(small, dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("streams") / "llama"
+    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
+
+
+def same(found, expected):
+    """Equal, but for rounding, and in the padding too."""
+    assert found.names() == expected.names()
+    for name, array in expected.items():
+        assert found[name].shape == array.shape, name
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_allclose(found[name], array, atol=1e-12, err_msg=name)
+    assert found.tokens == expected.tokens
+    assert found.text == expected.text
+
+
+EDITED = {
+    "all": {},
+    "top_k": {"top_k": 3},
+    "without": {"hide": ["cat", (2, 1)], "ablate": [(0, 1)]},
+    "mean": {"ablate": {(0, 1): "mean", (1, None): "zero"}},
+    "edited": {
+        "edit": {
+            ("resid_post", 0): lambda x: 2 * x,
+            ("pattern", 1): lambda weights: weights**2,
+            "embed": np.random.default_rng(0).standard_normal((5, 9, 12)),
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("options", EDITED.values(), ids=EDITED)
+@pytest.mark.parametrize("which", ["encoder", "decoder"])
+def test_a_trace_in_parts_is_the_trace(request, which, options):
+    model = request.getfixturevalue(which)
+    options = {"logits": which == "decoder", **options}
+    whole = model.trace(TEXTS, batch_size=5, **options)
+    for size in (1, 2, 3):
+        found = model.trace(TEXTS, batch_size=size, **options)
+        same(found, whole)
+        for layer in () if {"top_k", "edit"} & options.keys() else (0, 1):
+            inputs, expected = (one.attention_inputs(layer) for one in (found, whole))
+            assert inputs.keys() == expected.keys()
+            np.testing.assert_allclose(
+                qkv.attention(**inputs), qkv.attention(**expected), atol=1e-12
+            )
+
+
+def test_every_name_is_known_by_its_axes(encoder, decoder):
+    """So that each is put where it belongs: those of all names too that are kept by name alone."""
+    for model in (encoder, decoder):
+        names = [name for name in model._body.hook_names if names_to_keep([name], names=name)(name)]
+        names = [name for name in names if ".hook_" in name or name.startswith("hook_")]
+        same(model.trace(TEXTS, names=names, batch_size=2), model.trace(TEXTS, names=names))
+
+
+def test_parts_are_made_unasked(encoder, monkeypatch):
+    whole = encoder.trace(TEXTS)
+    runs = []
+    run = encoder._run
+    monkeypatch.setattr(
+        encoder, "_run", lambda batch, **more: runs.append(len(batch)) or run(batch, **more)
+    )
+    monkeypatch.setattr(streams, "PLACES", 20)
+    same(encoder.trace(TEXTS), whole)
+    assert len(runs) > 1
+    assert sum(runs) == len(TEXTS)
+
+
+def test_one_array_of_two_names_stays_one(encoder):
+    for trace in (encoder.trace(TEXTS), encoder.trace(TEXTS, batch_size=2)):
+        both = trace["normalized_resid_post", 0], trace["ln2.normalized", 0]
+        assert np.shares_memory(*both)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+def test_a_stream_gives_the_texts_in_order(encoder, size):
+    read = []
+
+    def texts():
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    stream = encoder.trace_stream(texts(), batch_size=size, names=["pattern", "resid_post"])
+    assert not read
+    for place, trace in zip(range(0, len(TEXTS), size), stream, strict=True):
+        assert read == TEXTS[: place + size]  # and no more
+        same(trace, encoder.trace(TEXTS[place : place + size], names=["pattern", "resid_post"]))
+    assert read == TEXTS
+
+
+def test_a_stream_of_ids(encoder):
+    ids = np.array([[2, 4, 3], [2, 5, 3], [2, 6, 3]])
+    for given in (ids, ids.tolist(), iter(ids)):
+        found = [trace for trace in encoder.trace_stream(given, batch_size=2)]
+        assert [len(trace) for trace in found] == [2, 1]
+        assert [text for trace in found for text in trace.ids] == ids.tolist()
+    assert list(encoder.trace_stream([])) == []
+
+
+def test_a_stream_warns_once_of_all_that_was_cut(small):
+    model = load(small)
+    model.max_seq_length = 5
+    with pytest.warns(UserWarning, match="2 of 3 texts were cut to 5 tokens") as said:
+        list(
+            model.trace_stream(
+                ["the cat sat on the mat", "the cat", "a dog ran a b c"], batch_size=1
+            )
+        )
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(model.trace_stream(["the cat"], batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error", "words"),
+    [
+        ("the cat", {}, TypeError, "texts is one text: give a list of texts, or call trace"),
+        ([2, 4, 3], {}, TypeError, "texts is one text"),
+        (np.array([2, 4]), {}, TypeError, "texts is one text"),
+        ({"a": "b"}, {}, TypeError, "texts is dict"),
+        (3, {}, TypeError, "texts is int"),
+        (TEXTS, {"batch_size": 0}, ValueError, "batch_size is 0: it must be 1 or more"),
+        (TEXTS, {"batch_size": 2.0}, TypeError, r"batch_size is 2\.0"),
+        (TEXTS, {"names": "patern"}, KeyError, "nearest are"),
+        (TEXTS, {"layers": 9}, ValueError, "no layer 9"),
+        (TEXTS, {"logits": True}, ValueError, "no head"),
+        (TEXTS, {"ablate": {(0, 1): "mean"}}, ValueError, r"\"mean\" for \(0, 1\), and what is"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_read(encoder, texts, options, error, words):
+    with pytest.raises(error, match=words):
+        encoder.trace_stream(texts, **options)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [("", ValueError), (3.5, TypeError)])
+def test_errors_count_all_texts(encoder, wrong, error):
+    stream = encoder.trace_stream(["the cat", "the dog", "a mat", wrong], batch_size=2)
+    assert len(next(stream)) == 2
+    with pytest.raises(error, match="text 3 is"):
+        next(stream)
+
+
+PROGRAM = """
+import random
+import sys
+
+import qkv
+
+
+def megabytes(name):
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(name + ":"))
+    return int(line.split()[1]) / 1024
+
+
+model = qkv.load()
+rng = random.Random(0)
+words = "the cat sat on a mat while one dog ran over every old hill and two birds sang".split()
+texts = [" ".join(rng.choices(words, k=rng.randint(6, 14))) for _ in range(2000)]
+names = ["pattern", "resid_post", "z"]
+model.trace(texts[:50], names=names)  # lays weights out
+before = megabytes("VmRSS")
+{call}
+print(kept / 2**20, megabytes("VmHWM") - before)
+"""
+
+
+def measured(call):
+    """How many megabytes are kept and how many are needed at most."""
+    program = PROGRAM.replace("{call}", call)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return map(float, done.stdout.split())
+
+
+def test_2000_texts_need_little_more_than_what_is_kept():
+    kept, peak = measured(
+        "trace = model.trace(texts, names=names)\n"
+        "assert len(trace) == 2000\n"
+        "kept = sum(array.nbytes for _, array in trace.items())"
+    )
+    assert kept > 200
+    assert kept < peak < 1.3 * kept
+
+
+def test_a_stream_needs_what_its_batches_do():
+    kept, peak = measured(
+        "kept = sum(a.nbytes for t in model.trace_stream(texts, names=names) for _, a in t.items())"
+    )
+    assert kept > 200
+    assert peak < 0.25 * kept
