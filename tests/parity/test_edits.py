@@ -165,7 +165,7 @@ def one_head(x: Any) -> Any:
 
 
 def one_query(x: Any) -> Any:
-    x[:, :, 2] = x[:, :, 2] * 0.5
+    x[:, :, 2, 1] = x[:, :, 2, 1] * 0.25 - 0.5
     return x
 
 

@@ -7,6 +7,7 @@ from safetensors.numpy import load_file
 import qkv
 from qkv.models import load, random_model
 
+from .. import decoders
 from ..support import plain_bert
 
 TEXT = "the cat sat on the mat."
@@ -363,6 +364,84 @@ def test_a_norm_divides_by_what_it_is_told(double):
     bias = parameters["blocks.0.norm1.bias"]
     expected = (plain[0]["ln1.normalized", 0] - bias) / 2 + bias
     close(trace[0]["ln1.normalized", 0], expected)
+
+
+# step by step
+
+
+def test_a_function_gets_the_places_of_each_step_of_generate(tmp_path):
+    model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
+    given = {"resid_mid": [], "pattern": []}
+
+    def look(name):
+        def at(x):
+            given[name].append(x.copy())
+            return x
+
+        return at
+
+    prompts = ["abcdef", "xy"]
+    lengths = [len(decoders.ids_of(text)) for text in prompts]
+    plain = model.generate(prompts, max_new_tokens=5)
+    found = model.generate(
+        prompts, max_new_tokens=5, edit={(name, 1): look(name) for name in given}
+    )
+    assert [one.ids for one in found] == [one.ids for one in plain]
+    longest = max(lengths)
+    assert [x.shape for x in given["resid_mid"]] == [(2, longest, 24), *[(2, 1, 24)] * 4]
+    keys = [longest, *(longest + step for step in range(1, 5))]
+    queries = [longest, 1, 1, 1, 1]
+    assert [x.shape[2:] for x in given["pattern"]] == list(zip(queries, keys, strict=True))
+    assert not given["resid_mid"][0][1, lengths[1] :].any()
+    assert not given["pattern"][0][1, :, lengths[1] :].any()
+    for number, one in enumerate(found):
+        whole = model.trace(one.prompt + one[:0], names=["resid_mid", "pattern"])
+        rows = given["resid_mid"][0][number, : lengths[number]]
+        close(rows, whole["resid_mid", 1][0], 1e-5)
+        size = lengths[number] + 4
+        assert np.allclose(given["pattern"][-1][number, :, 0, :size].sum(-1), 1)
+        assert not given["pattern"][-1][number, :, 0, size:].any()
+
+
+def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
+    model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
+    (length,) = {len(decoders.ids_of("abc"))}
+    hide = [0, (length + 2, length + 1), (length + 3, 2, 1, 0)]
+    found = model.generate("abc", max_new_tokens=6, hide=hide, ablate=[(0, 1)], trace=True)
+    assert found.trace.changed == {"ablate": [(0, 1)], "hide": hide}
+    assert found.ids != model.generate("abc", max_new_tokens=6).ids
+    weights = [found.trace["pattern", layer][0] for layer in range(2)]
+    for layer in range(2):
+        assert not weights[layer][:, :, 0].any()
+        assert not weights[layer][:, length + 2, length + 1].any()
+    assert not weights[1][0, length + 3, 2].any()
+    assert weights[1][1, length + 3, 2].all()
+    assert weights[0][:, length + 3, 2].all()
+    ids = [*decoders.ids_of("abc"), *found.ids]
+    logits = model([ids], hide=hide, ablate=[(0, 1)]).logits[0]
+    assert logits.argmax(-1)[length - 1 : -1].tolist() == found.ids
+    with pytest.raises(ValueError, match=rf"^generate: hide has place {length + 6} and no text"):
+        model.generate("abc", max_new_tokens=6, hide=[length + 6])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"ablate": {(0, 1): "mean"}},
+            r"generate: ablate has \"mean\" for \(0, 1\), and what is st",
+        ),
+        ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit do not go together"),
+        (
+            {"edit": {("z", 0): np.ones((1, 9, 3, 8))}},
+            r"generate: edit has \(1, 9, 3, 8\) for block",
+        ),
+    ],
+)
+def test_what_generate_does_not_take(tmp_path, options, said):
+    model = decoders.gpt2(tmp_path / "model", seed=3)
+    with pytest.raises(ValueError, match=f"^{said}"):
+        model.generate("abc", **options)
 
 
 # what a trace says of it

@@ -459,7 +459,7 @@ def _value(pair: Any, value: Any, size: int, call: str) -> Any:
                 f'{call}: ablate has {value!r:.40} for {pair}: write "zero" or "mean", or give '
                 f"an array ({size},)"
             )
-        if value == "mean" and call == "generate":
+        if value == "mean" and call in ("generate", "trace_stream"):
             raise ValueError(
                 f'{call}: ablate has "mean" for {pair}, and what is still to come has no mean: '
                 f'give "zero" or an array ({size},)'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,11 +146,12 @@ def guess(
     used = model_of(model, [text])
     tokens, places = used.blanks(text)
     before = used.guesses(tokens, places, top_k)
-    pairs, hidden = list(ablate), [hide] if isinstance(hide, str | int) else list(hide)
+    without = ablate if isinstance(ablate, Mapping) else list(ablate)
+    hidden = [hide] if isinstance(hide, str | int) else list(hide)
     after = None
-    if pairs or hidden:
-        after = used.guesses(tokens, places, top_k, ablate=pairs, hide=hidden)
-    changed: dict[str, list[Any]] = {"ablate": pairs, "hide": hidden}
+    if without or hidden:
+        after = used.guesses(tokens, places, top_k, ablate=without, hide=hidden)
+    changed: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
     return GuessView(
         used.name,
         tokens,
