@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.attend.attention import softmax_of, weighed
+from qkv.attend.call import check_call
 
 from . import loops
 from .cases import Case
@@ -121,3 +123,27 @@ def test_a_trace_can_be_saved(tmp_path) -> None:
     again = qkv.Trace.load(tmp_path / "trace.safetensors")
     for name in NAMES:
         np.testing.assert_array_equal(again[name], trace[name])
+
+
+def test_other_scores_and_other_weights_count_as_they_are_given() -> None:
+    """With sinks and grouped heads; what is padding gets and gives nothing."""
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 6, 5))
+    value, sinks = rng.standard_normal((2, 2, 6, 7)), rng.standard_normal(4)
+    value[1, :, 4:] = np.nan
+    lengths = {"query_lengths": [3, 2], "key_lengths": [6, 4]}
+    call = check_call(query, key, value, is_causal=True, q_offset=0, sinks=sinks, **lengths)
+    scores, weights = rng.standard_normal((2, 4, 3, 6)), rng.random((2, 4, 3, 6))
+    scores[0, 1, 2, 3] = -np.inf
+    scores[0, 2, 1] = -np.inf
+    found, out = softmax_of(call, scores), weighed(call, weights)
+    for text, head, row in np.ndindex(2, 4, 3):
+        keys = lengths["key_lengths"][text] if row < lengths["query_lengths"][text] else 0
+        powers = [math.exp(x) for x in scores[text, head, row, :keys]]
+        total = sum(powers) + math.exp(sinks[head])
+        expected = np.zeros(6)
+        expected[:keys] = [power / total for power in powers]
+        np.testing.assert_allclose(found[text, head, row], expected, atol=1e-14)
+        own = value[text, head // 2, :keys]
+        mixed = sum((weights[text, head, row, j] * own[j] for j in range(keys)), np.zeros(7))
+        np.testing.assert_allclose(out[text, head, row], mixed, atol=1e-14)

@@ -24,7 +24,7 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide, edits, is_nothing
+from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide, edits, held, is_nothing
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,
@@ -314,7 +314,8 @@ class Model:
                 ("resid_post", 3), to functions or to arrays. A function gets a copy of the
                 array as the trace shows it, (B, T, ...), 0 in padding, -inf among scores,
                 and gives one of that shape; an array, (B, T, ...) or (1, T, ...), takes its
-                place. Scores are edited behind the mask, weights behind the softmax; of a head that
+                place. Of many texts a function gets some at a time, those that are run at once.
+                Scores are edited behind the mask, weights behind the softmax; of a head that
                 is ablated `hook_z` is what takes its place.
 
         Raises:
@@ -369,7 +370,8 @@ class Model:
             ablate: heads to go without; not with "mean", which is over all texts of a call.
             hide: words, places and edges that are not looked at, in each batch on its own: a word
                 must be in one of its texts.
-            edit: activations to change, in each batch on its own.
+            edit: activations to change, in each batch on its own: an array is (1, T, ...), or that
+                of a batch, T its longest text.
 
         Returns:
             An iterator over traces, whose `tokens` are nested, as for a list of texts.
@@ -387,6 +389,7 @@ class Model:
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         self._keeping(**kept)
+        ablate, hide = held(ablate), held(hide)
         check_no_mean(ablate, "trace_stream")
         given = batches(texts, batch_size)
 

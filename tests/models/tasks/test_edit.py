@@ -638,3 +638,14 @@ def test_many_words_are_not_all_listed():
     text = " ".join(f"w{number}" for number in range(30))
     with pytest.raises(ValueError, match=r"w0, w1, .*w19 and 10 more$"):
         random_model(text).trace(text, hide=["x"])
+
+
+def test_a_stream_hides_in_each_batch_what_an_iterator_gave_once(double):
+    given = {"hide": [(1, 0), 2], "ablate": [(0, 1)], "edit": {("z", 1): np.abs}}
+    expected = [double.trace([text], **given) for text in TEXTS]
+    stream = double.trace_stream(
+        TEXTS, batch_size=1, **{**given, "hide": iter(given["hide"]), "ablate": iter([(0, 1)])}
+    )
+    for found, wanted in zip(stream, expected, strict=True):
+        assert found.changed == wanted.changed
+        close(found["normalized_resid_post", 1], wanted["normalized_resid_post", 1])

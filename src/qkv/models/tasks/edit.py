@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -292,6 +292,11 @@ def edits(
     )
 
 
+def held(given: Any) -> Any:
+    """What may be read more than once: an iterator as a list, anything else as it is."""
+    return list(given) if isinstance(given, Iterator) else given
+
+
 def is_nothing(edit: Edit, ablate: Ablate, hide: Hide) -> bool:
     """Whether nothing can have been asked for; nothing is read of an iterator.
 
@@ -459,7 +464,7 @@ def _value(pair: Any, value: Any, size: int, call: str) -> Any:
                 f'{call}: ablate has {value!r:.40} for {pair}: write "zero" or "mean", or give '
                 f"an array ({size},)"
             )
-        if value == "mean" and call in ("generate", "trace_stream"):
+        if value == "mean" and call == "generate":
             raise ValueError(
                 f'{call}: ablate has "mean" for {pair}, and what is still to come has no mean: '
                 f'give "zero" or an array ({size},)'
