@@ -257,6 +257,33 @@ def test_a_pair_is_looked_at(model, tmp_path):
     assert "katze" in (tmp_path / "view.html").read_text(encoding="utf-8")
 
 
+def test_layers_of_a_pair_that_were_not_kept(model):
+    trace = model.trace("the cat", target="die katze", layers=0)
+    assert (trace.encoder.num_layers, trace.num_layers) == (2, 3)
+    with pytest.raises(KeyError, match="of 3 layers this trace holds those of layer 0 alone"):
+        _ = trace.cross_attentions
+    assert ("cross_attn.pattern", -1) not in trace
+
+
+def test_a_notebook_shows_both_sides_of_a_pair(model):
+    shown = model.trace("the cat", target="die katze")._repr_html_()
+    for part in ("trace.encoder", "the cat", "trace.decoder", "die katze"):
+        assert part in shown
+    assert "blocks.{0..2}.cross_attn.hook_pattern</td><td>(1, 3, 3, 3)</td>" in shown
+
+
+def test_many_texts_are_read_in_parts(model):
+    texts = ["the cat", "cat", "the cat the cat"]
+    whole = model.trace(texts)
+    for name, array in model.trace(texts, batch_size=2).items():
+        np.testing.assert_allclose(array, whole[name], atol=1e-12)
+    assert [len(trace) for trace in model.trace_stream(texts, batch_size=2)] == [2, 1]
+    with pytest.raises(ValueError, match=r"gives logits where it writes: add target"):
+        model.trace_stream(texts, logits=True)
+    with pytest.raises(ValueError, match="batch_size is for texts without a target"):
+        model.trace("the cat", target="die katze", batch_size=2)
+
+
 def test_the_names_of_a_pair(model):
     trace = model.trace("the cat", target="die katze")
     names = trace.names()
@@ -275,6 +302,14 @@ def test_the_names_of_a_pair(model):
         assert name not in trace
         with pytest.raises(KeyError, match="names begin with"):
             trace[name]
+    assert trace["pattern", -1, "cross_attn"] is trace["cross_attn.pattern", 2]
+    assert list(trace.keys()) == names
+    assert all(array is trace[name] for name, array in trace.items())
+    assert dict(trace).keys() == trace.keys()
+    with pytest.raises(ValueError, match="read-only"):
+        trace["cross_attn.pattern", 0][0] = 0
+    with pytest.raises(KeyError, match=r"such as decoder\.0\.attn\.hook_pattern"):
+        trace["decoder.0.attn.hook_patern"]
     mid = trace["decoder.1.hook_resid_mid"] + trace["decoder.1.hook_cross_attn_out"]
     np.testing.assert_allclose(trace["decoder.1.hook_resid_mid_cross"], mid, atol=1e-12)
     post = mid + trace["decoder.1.hook_mlp_out"]

@@ -147,6 +147,17 @@ def test_a_trace_is_like_that_of_a_text(model, tmp_path):
     assert ("z", 1) not in short
 
 
+def test_images_are_run_in_parts_and_in_a_stream(model):
+    pixels = np.random.default_rng(0).standard_normal((5, 3, 9, 13))
+    whole = model.trace(pixels, batch_size=5)
+    for name, array in model.trace(pixels, batch_size=2).items():
+        np.testing.assert_allclose(array, whole[name], atol=1e-5, err_msg=name)
+    stream = list(model.trace_stream(pixels, batch_size=2, names="resid_post"))
+    assert [len(trace) for trace in stream] == [2, 2, 1]
+    found = np.concatenate([trace["resid_post", -1] for trace in stream])
+    np.testing.assert_allclose(found, whole["resid_post", -1], atol=1e-5)
+
+
 def test_heads_and_patches_can_be_left_out(model):
     (image,) = images(1)
     trace = model.trace(image, hide=["1,2", "[CLS]"], ablate=[(0, 1)])
