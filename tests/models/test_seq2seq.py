@@ -651,3 +651,94 @@ def test_words_of_a_sentencepiece_tokenizer(tmp_path):
         offsets = found.trace.decoder.offsets[1:]
         for token, (begin, end) in zip(found.ids, offsets, strict=False):
             assert found[begin:end].strip() == pieces[token].strip("▁") or token < 3
+
+
+# edits of both sides
+
+
+ASKED, ANSWERED = [[3, 4, 5, 6, 1], [7, 1]], [[0, 8, 9], [0, 10, 11, 12, 13]]
+
+
+def test_a_trace_of_two_texts_that_are_edited_is_what_the_model_gives(model):
+    """Each pair alone, with `model(...)`, beside both at once with a trace."""
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((2, 5, 3, 5)).astype(np.float32)
+    asked = {
+        "encoder.0.attn.hook_v": np.abs,
+        ("cross_attn.pattern", 1): lambda weights: weights / 2,
+        "decoder.blocks.2.cross_attn.hook_k": array,
+        "decoder.hook_embed": lambda x: x + 1,
+    }
+    trace = model.trace(ASKED, target=ANSWERED, logits=True, edit=asked, ablate=[(1, 2)])
+    plain = model.trace(ASKED, target=ANSWERED)
+    assert set(trace.names()) == {*plain.names(), "decoder.logits"}
+    assert trace.encoder.changed["ablate"] == [(1, 2)]
+    for number in range(2):
+        own = {**asked}
+        size = len(ASKED[number])
+        own["decoder.blocks.2.cross_attn.hook_k"] = array[number : number + 1, :size]
+        found = model([ASKED[number]], None, [ANSWERED[number]], edit=own, ablate=[(1, 2)]).logits
+        np.testing.assert_allclose(trace[number]["decoder.logits"], found, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        trace["cross_attn.k", 2][1, :2], array[1, :2]
+    )  # and it is shown as it was given
+    np.testing.assert_allclose(trace["cross_attn.pattern", 1].sum(-1)[0, :, :3], 0.5, rtol=1e-5)
+
+
+def test_neither_side_sees_what_is_hidden_on_whichever_side_there_is_padding(model, tmp_path):
+    trace = model.trace(ASKED, target=ANSWERED, hide=[1, (0, 2)])
+    for layer in range(2):
+        weights = trace.encoder["pattern", layer]
+        assert not weights[..., 1].any()
+        assert not weights[:, :, 0, 2].any()
+        assert weights[0, :, 1, 2].all()
+    for weights in trace.cross_attentions:
+        assert not weights[..., 1].any()
+        assert weights[0, :, :3, 2].all()
+    trace.save(tmp_path / "trace")
+    loaded = qkv.Trace.load(tmp_path / "trace")
+    assert loaded.encoder.changed == {"hide": [1, (0, 2)]}
+    for one in (trace, trace[0], trace[1], loaded, loaded[1]):
+        _, weights = qkv.attention(**one.cross_attention_inputs(0), return_weights=True)
+        np.testing.assert_allclose(weights, one["cross_attn.pattern", 0], atol=1e-6)
+    ids, mask = np.zeros((2, 2, 6), int)
+    written, shown = np.zeros((2, 2, 6), int)
+    for row in range(2):
+        ids[row, 6 - len(ASKED[row]) :], mask[row, 6 - len(ASKED[row]) :] = ASKED[row], 1
+        written[row, 1 : 1 + len(ANSWERED[row])] = ANSWERED[row]
+        shown[row, 1 : 1 + len(ANSWERED[row])] = 1
+    given = []
+
+    def look(x):
+        given.append(x.copy())
+        return x * 2
+
+    edit = {("cross_attn.pattern", 0): look, "decoder.1.hook_resid_mid": look}
+    found = model(ids, mask, written, shown, hide=[2], edit=edit).logits
+    assert given[0].shape == (2, 3, 6, 6)
+    assert given[1].shape == (2, 6, 12)
+    real = shown.astype(bool)[:, None, :, None] & mask.astype(bool)[:, None, None]
+    real[:, :, :, 2] = False
+    assert ((given[0] != 0) == real).all()
+    assert (given[1].any(-1) == shown.astype(bool)).all()
+    for row in range(2):
+        place = 2 - (6 - len(ASKED[row]))
+        options = {"hide": [place]} if place >= 0 else {}
+        alone = model([ASKED[row]], None, [ANSWERED[row]], edit=edit, **options).logits[0]
+        np.testing.assert_allclose(found[row, shown[row] == 1], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        (("resid_post", 0), KeyError, "edit has .*names begin with encoder. or decoder."),
+        ("decoder.3.hook_resid_post", KeyError, "edit has 'decoder.3.hook_resid_post'"),
+        ("decoder.0.cross_attn.hook_k", ValueError, r"which is \(2, 5, 3, 5\) here"),
+        ("decoder.0.attn.hook_pattern", ValueError, r"which is \(2, 3, 5, 5\) here"),
+        ("decoder.0.cross_attn.hook_pattern", ValueError, r"which is \(2, 3, 5, 5\) here"),
+        ("encoder.hook_embed", ValueError, r"which is \(2, 5, 12\) here"),
+    ],
+)
+def test_edits_of_two_texts_that_do_not_fit(model, name, error, said):
+    with pytest.raises(error, match=f"^.?trace: .*{said}"):
+        model.trace(ASKED, target=ANSWERED, edit={name: np.ones((2, 7))})

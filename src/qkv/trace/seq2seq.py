@@ -18,6 +18,7 @@ from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
+_MASK = "attn_mask"  # of the text that is read, where some of it is not looked at
 
 
 class Seq2SeqTrace:
@@ -164,7 +165,11 @@ class Seq2SeqTrace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to one safetensors file, whole or not at all."""
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
-        about: dict[str, Any] = {"settings": self._settings, "cross": list(self._cross)}
+        settings = {layer: dict(one) for layer, one in self._settings.items()}
+        for layer, one in settings.items():
+            if _MASK in one:
+                arrays[f"{_MASK} {layer}"] = one.pop(_MASK)
+        about: dict[str, Any] = {"settings": settings, "cross": list(self._cross)}
         for side in SIDES:
             own, about[side] = getattr(self, side).packed()
             arrays |= {f"{side} {name}": array for name, array in own.items()}
@@ -180,12 +185,14 @@ class Seq2SeqTrace:
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Seq2SeqTrace:
         """The trace that `save` took apart."""
-        parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross")}
+        parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross", _MASK)}
         for name, array in arrays.items():
             part, _, inner = name.partition(" ")
             parts[part][inner] = array
         encoder, decoder = (Trace.unpacked(parts[side], about[side]) for side in SIDES)
         settings = {int(layer): one for layer, one in about["settings"].items()}
+        for number, mask in parts[_MASK].items():
+            settings[int(number)][_MASK] = mask
         cross = {name: parts["cross"][name] for name in about["cross"]}
         return cls(encoder, decoder, cross, settings=settings)
 
@@ -197,7 +204,11 @@ class Seq2SeqTrace:
             name: cut(name, array[index : index + 1], size, width)
             for name, array in self._cross.items()
         }
-        return Seq2SeqTrace(encoder, decoder, cross, settings=self._settings)
+        settings = {layer: dict(one) for layer, one in self._settings.items()}
+        for one in settings.values():
+            if _MASK in one:  # (B, 1, 1, S)
+                one[_MASK] = one[_MASK][index : index + 1, ..., :width]
+        return Seq2SeqTrace(encoder, decoder, cross, settings=settings)
 
 
 KINDS[_KIND] = Seq2SeqTrace.unpacked
