@@ -45,7 +45,7 @@ dictionary definitions and little else; for search or ranking take a larger one.
 
 By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
 {tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
-definition. examples", and {together};
+definition. examples"{alone}; {together};
 after {begin:.0%} of the run a word in an example sentence, or before its own definition with half
 of that hidden, is also drawn to the mean of the rows of its sense's definition, and away from other
 definitions, those of its other senses among them. How often each sense is drawn is taken from the
@@ -234,8 +234,9 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
         in_words(round(found[name]["top1"] * found[name][unit]), found[name][unit])
         for name, unit in (("masked", "words"), ("masked tokens", "tokens"))
     )
-    pieces = found["pieces"]
+    pieces, alone = found["pieces"], recipe.get("alone", 0)
     return {
+        "alone": f" and, {alone} times as often, in each example by itself" if alone else "",
         "together": _TOGETHER[recipe.get("alike", "token")],
         "choices": _CHOICES[recipe.get("held_out", 1)],
         "examples": str(now["examples"]),

@@ -30,7 +30,7 @@ def main() -> None:
             814,
             None,
         ),
-        "shift": (qkv.plot_shift(traces), 1130, None),
+        "shift": (qkv.plot_shift(traces), 1170, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
