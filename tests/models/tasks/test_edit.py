@@ -606,6 +606,11 @@ def test_a_name_that_is_none_has_its_nearest(double, name):
         double.trace(TEXT, edit={name: abs})
 
 
+def test_a_layer_that_is_none_is_said_of_the_model(double):
+    with pytest.raises(KeyError, match="there is no layer 9: the model has 2 layers"):
+        double.trace(TEXT, edit={("z", 9): abs})
+
+
 def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_its_own(double):
     calls = []
     with pytest.raises(ValueError, match="edit has"):

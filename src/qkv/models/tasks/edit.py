@@ -360,6 +360,7 @@ def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, 
             full = str(index[name])
         except (KeyError, TypeError, ValueError) as error:
             said = str(error.args[0]).removeprefix("trace: ") if error.args else ""
+            said = said.replace("it holds", "the model has")
             raise KeyError(f"{call}: edit has {shown(name)}, and {said}") from None
         if full in found:
             raise ValueError(f"{call}: edit names {full} twice: give it one change")
