@@ -98,8 +98,9 @@ def test_a_token_may_be_a_string(decoder):
 
 def test_an_encoder_at_its_mask():
     model = qkv.load()
-    found = model.gradient("The cat sat on the [MASK].", of=(-2, "mat"), at=[("resid_pre", 0)])
-    assert found["resid_pre", 0].shape == (1, 9, model.dim)
+    text = "The cat sat on the [MASK]."
+    found = model.gradient(text, of=(-3, "the"), at=[("resid_pre", 0)])
+    assert found["resid_pre", 0].shape == model.trace(text)["resid_pre", 0].shape
     assert found["resid_pre", 0].dtype == np.float32
 
 
