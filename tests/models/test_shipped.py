@@ -15,25 +15,41 @@ from safetensors import safe_open
 import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
-from training import told
+from training import copying, everyday, told
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = shipped()["wordnet"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 STORIES = told.kept_in(PLACE)
-STREAM = [
+WATER = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",
+    "Trees grow along the bank of the lake.",
+    "They fished from the muddy bank.",
+    "The river flooded its left bank.",
+    "The boat struck the bank and sank.",
 ]
 MONEY = [
     "He cashed a check at the bank.",
     "The bank raised its interest rates.",
+    "She keeps her money in the bank.",
+    "The bank lent him money to buy a house.",
+    "He owes the bank a large sum.",
+    "The bank paid interest on the deposit.",
 ]
 OTHERS = [
     "She reads the paper every morning.",
     "He was hit by a car.",
     "The dog barks at strangers.",
     "A small boat crossed the lake.",
+    "The chef chopped the onions and fried them in butter.",
+    "The judge sentenced the thief to two years in prison.",
+    "Snow covered the roofs of the village.",
+    "The pilot landed the plane safely in heavy fog.",
+    "Rain fell all night and the streets were flooded by morning.",
+    "The teacher asked the students to read the first chapter of the book.",
+    "The soldiers marched through the desert without food or water.",
+    "The carpenter built a table from oak and polished it for days.",
 ]
 
 
@@ -94,15 +110,25 @@ print(sorted({"huggingface_hub", "torch", "matplotlib"} & set(sys.modules)))
     assert imported == "[]"
 
 
+def alike(model: qkv.Model, layer: int) -> np.ndarray:
+    """The cosines between all *bank*: (12, 12), first those of rivers."""
+    vectors = []
+    for trace in model.trace([*WATER, *MONEY]):
+        vectors.append(trace.hidden_states[layer][0, trace.tokens.index("bank")])
+    unit = np.array(vectors) / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
 def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
     model: qkv.Model,
 ) -> None:
-    vectors = []
-    for trace in (model.trace(text) for text in (*STREAM, *MONEY)):
-        vectors.append(trace.hidden_states[-1][0, trace.tokens.index("bank")])
-    unit = np.array(vectors) / np.linalg.norm(vectors, axis=1, keepdims=True)
-    alike = unit @ unit.T
-    assert (alike[0, 1] + alike[2, 3]) / 2 > alike[:2, 2:].mean()
+    same = np.kron(np.eye(2, dtype=bool), np.ones((6, 6), bool)) & ~np.eye(12, dtype=bool)
+    other = np.kron(np.eye(2, dtype=bool)[::-1], np.ones((6, 6), bool))
+    first, last = alike(model, 0), alike(model, -1)
+    near, far = (np.where(kind, last, 0).sum(axis=1) / kind.sum(axis=1) for kind in (same, other))
+    assert (near - far).min() > 0.05  # of each by itself
+    assert last[same].mean() > last[other].mean() + 0.2
+    assert abs(first[same].mean() - first[other].mean()) < 0.05  # the word alone does not tell
 
 
 def said_of_heads() -> dict[str, np.ndarray]:
@@ -116,9 +142,18 @@ def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The card's means are of many more sentences."""
     said = said_of_heads()
     del said["same"]  # which the card counts otherwise
-    found = head_scores(model, [*STREAM, *MONEY, *OTHERS], said)
+    found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():
         np.testing.assert_allclose(found[name].ravel(), column, atol=0.15, err_msg=name)
+
+
+@pytest.mark.parametrize("place", ["previous", "next"])
+def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
+    model: qkv.Model, place: str
+) -> None:
+    *others, most = np.sort(head_scores(model, [*WATER, *MONEY, *OTHERS], [place])[place], None)
+    assert most > 0.7
+    assert max(others) < 0.36
 
 
 def test_the_page_on_what_a_head_learns_ends_at_this_model() -> None:
@@ -129,10 +164,24 @@ def test_the_page_on_what_a_head_learns_ends_at_this_model() -> None:
 
 
 def test_it_names_a_hidden_word(model: qkv.Model) -> None:
-    text = model.tokenizer.tokenize("a large body of salt [MASK].")
-    logits = model(text.ids[None]).logits
-    best = np.argsort(-logits[0, text.tokens.index("[MASK]")])[:10]
-    assert "water" in [model.tokenizer.decode([one]) for one in best]
+    [guesses] = model.predict("a large body of salt [MASK].")
+    assert "water" in [word for word, _ in guesses[:5]]
+
+
+def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv.Model) -> None:
+    """Each content word is hidden once; the encoder before this one repeated in 28 of 77."""
+    hidden = [one for text in (*WATER, *MONEY, *OTHERS) for one in copying.examples_of(text)]
+    hidden = [one for one in hidden if copying.place_of(one, model.tokenizer) is not None]
+    assert len(hidden) > 70
+    seen = copying.copying(model, hidden)["another"]
+    assert seen < 0.12 * len(hidden)
+
+
+def test_everyday_words_are_whole_but_those_that_its_card_names(model: qkv.Model) -> None:
+    found = everyday.in_pieces(model.tokenizer)
+    assert f"Of {len(everyday.WORDS)} everyday words {len(found)} are in pieces" in CARD
+    assert f"({', '.join(found)})" in CARD
+    assert len(found) < 15
 
 
 def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card() -> None:
