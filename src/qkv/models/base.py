@@ -22,7 +22,8 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide, edits
+from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, edits
 from qkv.models.tasks.generate import eos_ids
 from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
 from qkv.models.tasks.layout import Layout

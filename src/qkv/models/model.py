@@ -14,7 +14,8 @@ from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_
 from qkv.layers.packed import padded, starts_of
 from qkv.models.base import ModelBase
 from qkv.models.network.transformer import Transformer, unpacked
-from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide, held, is_nothing
+from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, held, is_nothing
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,

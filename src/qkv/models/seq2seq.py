@@ -15,7 +15,8 @@ from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import unpacked, without_holes
-from qkv.models.tasks.edit import Ablate, Edit, Edits, Hide
+from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.inputs import Texts, checked_ids, named
 from qkv.models.tasks.layout import Layout, columns

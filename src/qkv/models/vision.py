@@ -15,7 +15,7 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.design import VisionDesign
-from qkv.models.tasks.edit import Ablate, Edit, Hide
+from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide
 from qkv.text import Tokenized
 
 FIRST = "[CLS]"  # the token before the patches

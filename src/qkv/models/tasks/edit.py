@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from operator import length_hint
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
-from qkv.layers.attention.forward import SUMMARY
-from qkv.models.network.decoder import EncoderDecoder
-from qkv.models.network.transformer import Transformer
+from qkv.arrays import Array, as_array, is_float
 from qkv.models.tasks.layout import WEIGHTS, Layout
-from qkv.text import Tokenized
-from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
-from qkv.trace import Recorder, Seq2SeqTrace, Trace
-
-# Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
-Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# Words, places, and edges: (query, key), (query, key, layer), (query, key, layer, head).
-Hide = str | int | Iterable[str | int | tuple[int, ...]]
-# From an activation to a function of its array, or to the array that takes its place.
-Edit = Mapping[Any, Any] | None
+from qkv.trace import Recorder
 
 
 class Hidden(NamedTuple):
@@ -217,106 +203,21 @@ class Edits:
         if found is None:
             raise TypeError(f"{where} gave None: give the array back, changed or not")
         array = as_array(found, call=self.call, name=f"what the function for {name} gave")
-        if not _is_number(array):
+        if not is_number(array):
             raise TypeError(f"{where} gave {array.dtype}: give floats {shape}")
         if array.shape != shape:
             raise ValueError(f"{where} got {shape} and gave {array.shape}: give the same shape")
         return array
 
 
-def edits(
-    edit: Edit,
-    ablate: Ablate,
-    hide: Hide,
-    *,
-    batch: Iterable[Tokenized],
-    body: Transformer,
-    pieces: Callable[[str], list[list[str]]] | None,
-    call: str,
-    more: Sequence[int] = (),
-    written: int | None = None,
-) -> Edits:
-    """What was asked for, checked.
-
-    Args:
-        edit: the activations to change, and how.
-        ablate: the heads to leave out, None for all of a layer.
-        hide: the words, places and edges that are not looked at.
-        batch: the texts, which are read only if there is something to edit.
-        body: the model.
-        pieces: the ways in which a word may be cut, none if the vocabulary does not have it; None
-            where the model knows no words.
-        call: who is named in an error.
-        more: how many tokens may follow each text, where some may.
-        written: how many places a decoder begins with, where it runs beside an encoder.
-
-    Raises:
-        TypeError: `edit` is no mapping to functions and arrays, `ablate` holds something else than
-            pairs, or `hide` than words, places and edges.
-        ValueError: there is no such layer, head, word or place, a shape does not fit, or a text is
-            left with no word.
-        KeyError: there is no activation of a name; the message has the nearest ones.
-    """
-    heads = [layer.attn.num_heads for layer in body.layers]
-    named = _named(edit, body, written is not None, call)
-    ablated = _ablated(ablate, body, call)
-    asked = _hide(hide, heads, call)
-    if not (named or ablated or asked):
-        return Edits()
-    texts = list(batch)
-    lengths = [len(text) for text in texts]
-    counts = {"": (len(texts), max(lengths, default=0))}
-    counts["encoder"], counts["decoder"] = counts[""], (len(texts), written or 0)
-    changes = {
-        name: change if callable(change) else _array(name, change, body, counts, call)
-        for name, change in named.items()
-    }
-    words = [one for one in asked if isinstance(one, str)]
-    hidden = _hidden_words(words, texts, pieces, call) if words else []
-    limits = [
-        length + extra for length, extra in zip(lengths, more or [0] * len(texts), strict=True)
-    ]
-    for one in asked:
-        if not isinstance(one, str):
-            hidden += _hidden_places(one, lengths, limits, call)
-    pairs = sorted((layer, head) for layer, values in ablated.items() for head in values)
-    found: dict[str, Sequence[Any]] = {"edit": list(changes), "ablate": pairs, "hide": asked}
-    return Edits(
-        call,
-        changes,
-        ablated,
-        list(dict.fromkeys(hidden)),
-        heads,
-        written is not None,
-        {name: value for name, value in found.items() if value},
-    )
-
-
-def held(given: Any) -> Any:
-    """What may be read more than once: an iterator as a list, anything else as it is."""
-    return list(given) if isinstance(given, Iterator) else given
-
-
-def is_nothing(edit: Edit, ablate: Ablate, hide: Hide) -> bool:
-    """Whether nothing can have been asked for; nothing is read of an iterator.
-
-    >>> is_nothing(None, (), []), is_nothing({}, (), 0), is_nothing(None, [(0, 1)], ())
-    (True, False, False)
-    """
-
-    def empty(given: Any) -> bool:
-        return given is None or (not isinstance(given, str) and length_hint(given, 1) == 0)
-
-    return empty(edit) and empty(ablate) and empty(hide)
+def is_number(array: Array) -> bool:
+    """Whether it holds floats or integers."""
+    return is_float(array.dtype) or array.dtype.kind in "iu"
 
 
 def _never(name: str) -> bool:
     """Nothing is kept."""
     return False
-
-
-def _is_number(array: Array) -> bool:
-    return is_float(array.dtype) or array.dtype.kind in "iu"
 
 
 def _mask(cells: Sequence[Hidden], first: Array, heads: int, queries: int, keys: int) -> Array:
@@ -332,260 +233,3 @@ def _mask(cells: Sequence[Hidden], first: Array, heads: int, queries: int, keys:
         if query is None or 0 <= row < queries:
             mask[text, slice(None) if head is None else head, row, key] = False
     return mask
-
-
-def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
-    """What is to be changed, by full names."""
-    if edit is None:
-        return {}
-    if not isinstance(edit, Mapping):
-        raise TypeError(
-            f"{call}: edit is {shown(edit)}: give a mapping from an activation to a function or an "
-            'array, as {("resid_post", 0): f}'
-        )
-    index = _index(body, is_pair) if edit else None
-    found: dict[str, Any] = {}
-    for name, change in edit.items():
-        if not isinstance(name, str | tuple):
-            raise TypeError(
-                f"{call}: edit has {shown(name)}: name an activation in full, or by a tuple, as "
-                '("resid_post", 0)'
-            )
-        if name in ("logits", "decoder.logits"):
-            raise ValueError(
-                f"{call}: edit has {name!r}, which is what comes out of a run: change it behind it"
-            )
-        assert index is not None
-        try:
-            full = str(index[name])
-        except (KeyError, TypeError, ValueError) as error:
-            said = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-            said = said.replace("it holds", "the model has")
-            raise KeyError(f"{call}: edit has {shown(name)}, and {said}") from None
-        if full in found:
-            raise ValueError(f"{call}: edit names {full} twice: give it one change")
-        if isinstance(change, str | bytes) or change is None:
-            raise TypeError(
-                f"{call}: edit has {shown(change)} for {full}: give a function or an array"
-            )
-        found[full] = change
-    return found
-
-
-def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
-    """A trace that holds, by each name that can be changed, that name."""
-    summaries = tuple(f"attn.{one}" for one in SUMMARY)
-
-    def named(one: Transformer, side: str = "") -> dict[str, Array]:
-        names = (name for name in one.hook_names if not name.endswith(summaries))
-        return {name: np.array(side + name) for name in names}
-
-    if not is_pair:
-        return Trace(named(body))
-    assert isinstance(body, EncoderDecoder)
-    own = named(body.decoder, "decoder.")
-    cross = {name: own.pop(name) for name in list(own) if ".cross_attn." in name}
-    return Seq2SeqTrace(Trace(named(body, "encoder.")), Trace(own), cross)
-
-
-def _array(
-    name: str, given: Any, body: Transformer, counts: Mapping[str, tuple[int, int]], call: str
-) -> Array:
-    """An array that takes the place of an activation, (B or 1, ...)."""
-    array = as_array(given, call=call, name=f"edit[{name!r}]")
-    if not _is_number(array):
-        raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
-    side, _, local = name.partition(".")
-    if side not in ("encoder", "decoder"):
-        side, local = "", name
-    one = body.decoder if side == "decoder" and isinstance(body, EncoderDecoder) else body
-    (texts, places), other = counts[side], counts["encoder"][1]
-    shape = (texts, *_shape(local, one, places, other if ".cross_attn." in local else places))
-    if array.shape not in (shape, (1, *shape[1:])):
-        raise ValueError(
-            f"{call}: edit has {array.shape} for {name}, which is {shape} here: give that, or "
-            f"{(1, *shape[1:])} for the same in every text"
-        )
-    return array
-
-
-def _shape(name: str, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
-    """The shape of an activation, without the axis of texts."""
-    *where, last = name.split(".")
-    last = last.removeprefix("hook_")
-    if last == "scale":
-        return (queries, 1)
-    if where[:1] != ["blocks"] or where[-1] not in ("attn", "cross_attn", "mlp"):
-        return (queries, body.dim)
-    block: Any = body.layers[int(where[1])]
-    if where[-1] == "mlp":
-        return (queries, block.mlp.hidden)
-    attn = block.attn if where[-1] == "attn" else block.cross_attn.attn
-    heads, shared = attn.num_heads, attn.num_kv_heads
-    return {
-        "q": (queries, heads, attn.d_query),
-        "rot_q": (queries, heads, attn.d_query),
-        "k": (keys, shared, attn.d_query),
-        "rot_k": (keys, shared, attn.d_query),
-        "v": (keys, shared, attn.d_value),
-        "z": (queries, heads, attn.d_value),
-        "result": (queries, heads, body.dim),
-    }.get(last, (heads, queries, keys))
-
-
-def _ablated(ablate: Any, body: Transformer, call: str) -> dict[int, dict[int, Any]]:
-    """By layer and head, counted from 0, what takes the place of what it gives."""
-    has_values = isinstance(ablate, Mapping)
-    many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
-    found: dict[int, dict[int, Any]] = {}
-    for pair in ablate if many else [ablate]:
-        numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
-        whole = len(numbers) == 2 and is_whole_number(numbers[0])
-        if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
-            raise TypeError(
-                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, as [(0, 4)]"
-            )
-        layer = _from_start(int(numbers[0]), len(body.layers), "ablate", "layer", "the model", call)
-        attn = body.layers[layer].attn
-        heads = range(attn.num_heads)
-        if numbers[1] is not None:
-            where = f"layer {layer}"
-            head = _from_start(int(numbers[1]), len(heads), "ablate", "head", where, call)
-            heads = range(head, head + 1)
-        value = _value(pair, ablate[pair], attn.d_value, call) if has_values else 0
-        found.setdefault(layer, {}).update(dict.fromkeys(heads, value))
-    return found
-
-
-def _value(pair: Any, value: Any, size: int, call: str) -> Any:
-    """What takes the place of what a head gives: 0, "mean", or (d,)."""
-    if isinstance(value, str):
-        if value not in ("zero", "mean"):
-            raise ValueError(
-                f'{call}: ablate has {value!r:.40} for {pair}: write "zero" or "mean", or give '
-                f"an array ({size},)"
-            )
-        if value == "mean" and call == "generate":
-            raise ValueError(
-                f'{call}: ablate has "mean" for {pair}, and what is still to come has no mean: '
-                f'give "zero" or an array ({size},)'
-            )
-        return 0 if value == "zero" else value
-    array = as_array(value, call=call, name=f"ablate[{pair}]")
-    if not _is_number(array):
-        raise TypeError(
-            f'{call}: ablate has {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)'
-        )
-    if array.shape != (size,):
-        raise ValueError(
-            f"{call}: ablate has an array {array.shape} for {pair} and a head gives ({size},): "
-            "give that"
-        )
-    return array
-
-
-def _hide(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
-    """The words, places and edges: strings, ints and tuples of ints."""
-    many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
-    found: list[Any] = []
-    for one in hide if many else [hide]:
-        if isinstance(one, str) or is_whole_number(one):
-            found.append(one if isinstance(one, str) else int(one))
-            continue
-        numbers = tuple(one) if isinstance(one, tuple | list) else ()
-        if not 2 <= len(numbers) <= 4 or not all(map(is_whole_number, numbers)):
-            raise TypeError(
-                f"{call}: hide has {shown(one)}: give words, places as whole numbers, and edges as "
-                "(query, key), (query, key, layer) or (query, key, layer, head)"
-            )
-        edge = [int(number) for number in numbers]
-        if len(edge) > 2:
-            edge[2] = _from_start(edge[2], len(heads), "hide", "layer", "the model", call)
-        if len(edge) > 3:
-            where = f"layer {edge[2]}"
-            edge[3] = _from_start(edge[3], heads[edge[2]], "hide", "head", where, call)
-        found.append(tuple(edge))
-    return found
-
-
-def _hidden_words(
-    words: Sequence[str],
-    batch: Sequence[Tokenized],
-    pieces: Callable[[str], list[list[str]]] | None,
-    call: str,
-) -> list[Hidden]:
-    """Nobody looks at these words, wherever they stand.
-
-    A word may be a special token such as "[SEP]", by its name.
-    """
-    if pieces is None:
-        raise ValueError(
-            f"{call}: hide has {words[0]!r} and the model has no tokenizer to know words by: "
-            "give places, as hide=[3]"
-        )
-    hidden: list[set[int]] = [set() for _ in batch]
-    for word in words:
-        ways = pieces(word)
-        seen = False
-        for text, row in zip(batch, hidden, strict=True):
-            tokens = plain_tokens(text.tokens, text.special)
-            places = [i for cut in ways for found in find_pieces(tokens, cut) for i in found]
-            marks = zip(text.tokens, text.special, strict=True)
-            places += [i for i, (token, special) in enumerate(marks) if special and token == word]
-            row.update(places)
-            seen |= bool(places)
-        if not seen:
-            raise ValueError(
-                f"{call}: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
-            )
-    for number, (text, row) in enumerate(zip(batch, hidden, strict=True)):
-        own = {i for i, special in enumerate(text.special) if not special}
-        if own and own <= row:
-            which = "the text" if len(batch) == 1 else f"text {number}"
-            raise ValueError(f"{call}: hide leaves {which} no word to look at: leave one in sight")
-    return [
-        Hidden(number, None, place, None, None)
-        for number, row in enumerate(hidden)
-        for place in sorted(row)
-    ]
-
-
-def _hidden_places(
-    asked: int | tuple[int, ...], lengths: Sequence[int], limits: Sequence[int], call: str
-) -> list[Hidden]:
-    """A place, or an edge between two, in each text that has them; -1 is its last.
-
-    `lengths` are those of the texts, and `limits` with what may follow them.
-    """
-    given: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
-    query, key, layer, head = [*given, None, None][:4]
-    least, most = -max(lengths, default=0), max(limits, default=0)
-    for place in (query, key):
-        if place is not None and not least <= place < most:
-            raise ValueError(
-                f"{call}: hide has place {place} and no text has more than {most} tokens: "
-                f"give {least} to {most - 1}, or a word"
-            )
-    found = []
-    for number, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
-        if all(place is None or -length <= place < limit for place in (query, key)):
-            at = None if query is None else query + length * (query < 0)
-            found.append(Hidden(number, at, key + length * (key < 0), layer, head))
-    return found
-
-
-def _from_start(number: int, count: int, given: str, what: str, whole: str, call: str) -> int:
-    """The number of a layer or head, of which there are `count`, counted from 0."""
-    if not -count <= number < count:
-        raise ValueError(
-            f"{call}: {given} has {what} {number} and {whole} has {count}, 0 to {count - 1}"
-        )
-    return number % count
-
-
-def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """The words of texts, each once, pieces joined."""
-    named = (joined_words(plain_tokens(one.tokens, one.special), one.special) for one in batch)
-    words = list(dict.fromkeys(chain.from_iterable(named)))
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more

@@ -15,7 +15,7 @@ from qkv.text import Tokenized
 
 if TYPE_CHECKING:
     from qkv.models import Model
-    from qkv.models.tasks.edit import Ablate, Hide
+    from qkv.models.tasks.edit_arguments import Ablate, Hide
     from qkv.models.tasks.predict import Guesses
 
 
