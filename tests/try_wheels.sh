@@ -11,6 +11,17 @@ pip="-m pip --quiet --disable-pip-version-check --no-input"
 QKV_NEED_KERNEL=1 "$work/build/bin/python" $pip wheel --no-deps --wheel-dir "$work/with" .
 QKV_NEED_KERNEL= CXX=/nonexistent "$work/build/bin/python" $pip wheel --no-deps --wheel-dir "$work/without" .
 ls "$work/with/"qkv-*-cp311-abi3-*.whl "$work/without/"qkv-*-py3-none-any.whl >/dev/null
+"$python" - "$work/with/"qkv-*.whl "$work/without/"qkv-*.whl <<'END'
+import os
+import sys
+
+MOST = 25_000_000  # bytes: a wheel is installed to try something out
+with_kernel, without = (os.path.getsize(path) for path in sys.argv[1:])
+sizes = f"with the kernel {with_kernel / 1e6:.1f} MB, without {without / 1e6:.1f} MB"
+if max(with_kernel, without) > MOST:
+    sys.exit(f"a wheel is larger than {MOST / 1e6:.0f} MB: {sizes}; see which file grew: unzip -lv")
+print(f"wheels: {sizes}, both at most {MOST / 1e6:.0f} MB")
+END
 
 for kind in with without; do
   "$python" -m venv "$work/$kind-env"
