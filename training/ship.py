@@ -248,8 +248,8 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 _TOGETHER = {
     "token": "a word may be seen elsewhere in its text",
-    "word": "no other occurrence of it in its text is seen",
-    "base": "no other occurrence of it or of its inflected forms in its text is seen",
+    "word": "all its occurrences in its text are hidden or left together",
+    "base": "all its occurrences and inflected forms in its text are hidden or left together",
 }
 _CHOICES = {
     1: "It has learned from those with 1, on which choices were made before.",
