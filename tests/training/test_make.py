@@ -49,7 +49,7 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     last = found["layers"]["layer 0"]
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
-    assert "no other occurrence of it in its text is seen" in text
+    assert "all its occurrences in its text are hidden or left together" in text
     assert "Choices were made on those with 1, which it has not seen either." in text
     assert f"Of 200 everyday words {len(found['pieces'])} are" in text
     words = found["masked"]
