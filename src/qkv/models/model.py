@@ -15,7 +15,14 @@ from qkv.layers.packed import padded, starts_of
 from qkv.models.base import ModelBase
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, held, is_nothing
+from qkv.models.tasks.edit_arguments import (
+    Ablate,
+    Edit,
+    Hide,
+    check_edits,
+    held,
+    is_nothing,
+)
 from qkv.models.tasks.encode import Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,
@@ -32,7 +39,7 @@ from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
-from qkv.models.tasks.streams import batches, check_no_mean, joined
+from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import names_to_keep
 from qkv.models.tasks.truncation import Cut, counting
 from qkv.text import Tokenized
@@ -126,7 +133,8 @@ class Model(ModelBase):
             ablate: heads to go without, as (layer, head), (layer, None) for all of a layer: their
                 `hook_z` is 0, and they add nothing; their `hook_pattern` stays what the softmax
                 gave. Or a mapping from such pairs to what `hook_z` is: "zero", an array (d,), or
-                "mean", over all tokens of all these texts in a run of the model as it is.
+                "mean", over all tokens of all these texts in a run of the model as it is; of a head
+                that is named twice the last counts.
             hide: words, or special tokens such as "[SEP]", that no token may look at, themselves
                 included, wherever they occur; or places, of each text that has them, from its end
                 with -1. What is hidden still looks at the others; a token that sees nothing gets 0.
@@ -212,7 +220,7 @@ class Model(ModelBase):
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         self._keeping(**kept)
         ablate, hide = held(ablate), held(hide)
-        check_no_mean(ablate, "trace_stream")
+        check_edits(edit, ablate, hide, body=self._body, call="trace_stream")
         given = batches(texts, batch_size)
 
         def traces() -> Iterator[Trace]:

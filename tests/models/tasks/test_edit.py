@@ -434,7 +434,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit do not go together"),
         (
             {"edit": {("z", 0): np.ones((1, 9, 3, 8))}},
-            r"generate: edit has \(1, 9, 3, 8\) for block",
+            r"generate: edit has shape \(1, 9, 3, 8\) for block",
         ),
     ],
 )
@@ -566,7 +566,12 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
             ValueError,
-            r"edit has \(2, 9, 3, 4\) for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here",
+            r"edit has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here",
+        ),
+        (
+            {"edit": {("z", 0): 0.0}},
+            ValueError,
+            r"edit has 0\.0 for blocks.0.attn.hook_z, which is \(1, 9, 3, 4\) here: give that s",
         ),
         ({"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}}, TypeError, "edit has bool for blocks"),
         (
@@ -598,6 +603,34 @@ def test_what_cannot_be_left_out(double, options, error, said):
     with pytest.raises(error, match=f"^trace: {said}") as raised:
         double.trace(TEXT, **options)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"edit": []}, {"edit": ()}, {"edit": 0}, {"ablate": None}, {"hide": None}, {"hide": {}}],
+)
+def test_encode_refuses_what_the_others_do(double, options):
+    with pytest.raises(TypeError) as refused:
+        double.trace(TEXT, **options)
+    with pytest.raises(TypeError) as found:
+        double.encode(TEXT, **options)
+    assert str(found.value) == str(refused.value).replace("trace: ", "encode: ")
+
+
+def test_an_array_of_several_texts_may_be_one_for_all(double):
+    with pytest.raises(
+        ValueError, match=r"here: give that shape, or \(1, 9, 3, 4\) for the same in ev"
+    ):
+        double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
+
+
+def test_of_a_head_that_is_named_twice_the_last_counts(double):
+    """All heads give 2, but one 0: and the other way round it is all."""
+    values = {(1, None): np.full(4, 2.0), (1, -1): "zero"}
+    z = double.trace(TEXT, ablate=values)["z", 1]
+    assert (z[:, :, :2] == 2).all()
+    assert not z[:, :, 2].any()
+    assert (double.trace(TEXT, ablate=dict(reversed(values.items())))["z", 1] == 2).all()
 
 
 @pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"), ("lse", 0)])

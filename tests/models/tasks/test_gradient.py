@@ -114,6 +114,8 @@ def test_an_encoder_at_its_mask():
         ({"at": [("resid_post", 9)]}, KeyError, "the layers are 0 to 1"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
         ({"at": [3]}, TypeError, "at has 3: give names"),
+        ({"at": 3}, TypeError, r"at is 3: give names, as \['embed', \('resid_post', 3\)\]"),
+        ({"at": None}, TypeError, "at is None: give names"),
         ({"of": 3}, TypeError, r"of is 3: give \(place, token\)"),
         ({"of": "cat"}, TypeError, "of is 'cat'"),
         ({"of": (9, 1)}, ValueError, "place 9 and the text has 4 tokens: give -4 to 3"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -94,6 +93,13 @@ def edits(
     )
 
 
+def check_edits(edit: Edit, ablate: Ablate, hide: Hide, *, body: Transformer, call: str) -> None:
+    """The errors of `edits` that need no texts, of a model that runs no decoder beside it."""
+    _named(edit, body, False, call)
+    _ablated(ablate, body, call)
+    _hide(hide, [layer.attn.num_heads for layer in body.layers], call)
+
+
 def held(given: Any) -> Any:
     """What may be read more than once: an iterator as a list, anything else as it is."""
     return list(given) if isinstance(given, Iterator) else given
@@ -102,14 +108,18 @@ def held(given: Any) -> Any:
 def is_nothing(edit: Edit, ablate: Ablate, hide: Hide) -> bool:
     """Whether nothing can have been asked for; nothing is read of an iterator.
 
-    >>> is_nothing(None, (), []), is_nothing({}, (), 0), is_nothing(None, [(0, 1)], ())
+    What is of a wrong type is something: `edits` has the error.
+
+    >>> is_nothing(None, (), []), is_nothing({}, (), 0), is_nothing(None, None, ())
     (True, False, False)
     """
+    several = (list, tuple, set, frozenset)
 
-    def empty(given: Any) -> bool:
-        return given is None or (not isinstance(given, str) and length_hint(given, 1) == 0)
+    def empty(given: Any, kinds: Any) -> bool:
+        return isinstance(given, kinds) and not given
 
-    return empty(edit) and empty(ablate) and empty(hide)
+    edits_nothing = edit is None or empty(edit, Mapping)
+    return edits_nothing and empty(ablate, (*several, Mapping)) and empty(hide, several)
 
 
 def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
@@ -180,9 +190,10 @@ def _array(
     (texts, places), other = counts[side], counts["encoder"][1]
     shape = (texts, *_shape(local, one, places, other if ".cross_attn." in local else places))
     if array.shape not in (shape, (1, *shape[1:])):
+        has = f"shape {array.shape}" if array.ndim else shown(given)
+        more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""
         raise ValueError(
-            f"{call}: edit has {array.shape} for {name}, which is {shape} here: give that, or "
-            f"{(1, *shape[1:])} for the same in every text"
+            f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"
         )
     return array
 
@@ -243,7 +254,7 @@ def _value(pair: Any, value: Any, size: int, call: str) -> Any:
                 f'{call}: ablate has {value!r:.40} for {pair}: write "zero" or "mean", or give '
                 f"an array ({size},)"
             )
-        if value == "mean" and call == "generate":
+        if value == "mean" and call in ("generate", "trace_stream"):
             raise ValueError(
                 f'{call}: ablate has "mean" for {pair}, and what is still to come has no mean: '
                 f'give "zero" or an array ({size},)'

@@ -146,6 +146,8 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str]:
         KeyError: there is no such activation; it has the nearest ones.
     """
     is_one = isinstance(at, str) or (isinstance(at, tuple) and _is_tuple_name(at))
+    if not isinstance(at, Iterable):
+        raise TypeError(f"{_CALL}: at is {shown(at)}: give names, as ['embed', ('resid_post', 3)]")
     known = [name for name in body.hook_names if not name.endswith(_WITHOUT)]
     found: dict[Name, str] = {}
     for name in [at] if is_one else at:

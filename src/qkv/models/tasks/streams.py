@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.names import axes
@@ -96,16 +96,6 @@ def joined(
     for part in which:
         whole.add(part.start, run(part))
     return whole.arrays
-
-
-def check_no_mean(ablate: Any, call: str) -> None:
-    """An error if a head is to give the mean over texts of which most are not there yet."""
-    for pair, value in ablate.items() if isinstance(ablate, Mapping) else ():
-        if isinstance(value, str) and value == "mean":
-            raise ValueError(
-                f'{call}: ablate has "mean" for {shown(pair)}, and what is still to come has no '
-                "mean: give it as an array (d,)"
-            )
 
 
 def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
