@@ -142,7 +142,7 @@ def softmax_of(call: Call, scores: Array) -> Array:
     What is padding stays so.
     """
     plan, wide = call.plan, grouped(call)
-    own = plan.grouped(np.where(_real(call), scores, -np.inf).astype(plan.kind, copy=False))
+    own = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
     return plan.ungrouped(weights_of(own, ~np.isneginf(own), wide.sinks)[0])
 
 
@@ -152,9 +152,15 @@ def weighed(call: Call, pattern: Array) -> Array:
     What is padding counts as nothing.
     """
     plan, wide = call.plan, grouped(call)
-    own = plan.grouped(np.where(_real(call), pattern, 0).astype(plan.kind, copy=False))
+    own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with one_blas_thread(), np.errstate(all="ignore"):
         return rounded(plan.ungrouped(weigh(own, wide.value, own != 0)), plan.dtype)
+
+
+def without_padding(call: Call, cells: Array, nothing: float) -> Array:
+    """Scores or weights of a checked call, `nothing` where the query or the key is padding."""
+    found: Array = np.where(_real(call), cells, nothing)
+    return found.astype(cells.dtype, copy=False)
 
 
 def _real(call: Call) -> Array:

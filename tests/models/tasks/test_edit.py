@@ -253,6 +253,27 @@ def test_nothing_earlier_changes_and_padding_stays_padding(double):
                 assert not trace[name][number, length:].any(), name
 
 
+@pytest.mark.parametrize(("name", "nothing"), [("attn_scores", -np.inf), ("pattern", 0)])
+@pytest.mark.parametrize("value", [0.25, np.nan])
+def test_what_a_function_writes_into_the_padding_of_weights_is_left_out(
+    double, name, nothing, value
+):
+    def written(weights):
+        found = weights + 0.0
+        for number, length in enumerate(lengths):
+            found[number, :, length:] = value
+            found[number, :, :, length:] = value
+        return found
+
+    lengths = double.trace(TEXTS).lengths
+    assert len(set(lengths)) > 1
+    plain, found = double.trace(TEXTS), double.trace(TEXTS, edit={(name, 0): written})
+    for number, length in enumerate(lengths):
+        assert (found[name, 0][number, :, length:] == nothing).all()
+        assert (found[name, 0][number, :, :, length:] == nothing).all()
+        close(found[number]["normalized_resid_post", 1], plain[number]["normalized_resid_post", 1])
+
+
 def test_weights_and_scores_are_those_that_were_given(double):
     rng = np.random.default_rng(0)
     weights = rng.random((1, 3, 9, 9))

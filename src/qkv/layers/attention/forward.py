@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import varlen_attention
-from qkv.attend.attention import softmax_of, trace_call, weighed
+from qkv.attend.attention import softmax_of, trace_call, weighed, without_padding
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call, check_call
 from qkv.attend.heads import join_heads, split_heads
@@ -292,10 +292,14 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
         return None
     trace = trace_call(call)
     given, pattern = trace["scores"], trace["pattern"]
-    scores = record("hook_attn_scores", given)
+    scores = record.change("hook_attn_scores", given)
     if scores is not given:
+        scores = without_padding(call, scores, -np.inf)
         pattern = softmax_of(call, scores)
-    pattern = record("hook_pattern", pattern)
+    record.keep("hook_attn_scores", scores)
+    found = record.change("hook_pattern", pattern)
+    pattern = pattern if found is pattern else without_padding(call, found, 0)
+    record.keep("hook_pattern", pattern)
     return weighed(call, pattern) if changed else None
 
 
