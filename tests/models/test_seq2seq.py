@@ -199,8 +199,13 @@ def test_a_plain_t5_gives_the_same(model, side):
                 np.testing.assert_allclose(array[0], expected, atol=1e-11)
 
 
-def test_padding_in_a_trace_is_0(model):
+@pytest.mark.parametrize("edited", [False, True])
+def test_padding_in_a_trace_is_0(model, edited):
+    """Where every activation gets 1 more too."""
     trace = model.trace(READ, target=WRITTEN)
+    if edited:
+        more = {name: lambda x: x + 1 for name in trace.names()}
+        trace = model.trace(READ, target=WRITTEN, edit=more)
     lengths = {"encoder": [len(row) for row in READ], "decoder": [len(row) for row in WRITTEN]}
     for name in trace.names():
         array, side = trace[name], name.partition(".")[0]

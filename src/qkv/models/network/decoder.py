@@ -77,14 +77,16 @@ class CrossAttention:
         here, once, and it keeps them where they are looked at.
         """
         rows = narrowed_to(rows, self.parameters)
-        parts = {}
+        lengths, parts = np.diff(cu_lengths), {}
+        real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, S)
         for name in ("k", "v"):
             whole = padded(project(rows, self.parameters, f"{name}_proj"), cu_lengths)
             parts[name] = split_heads(whole, self.attn.num_kv_heads)  # (B, Hkv, S, d)
             if record is not None and record.changes(f"hook_{name}"):
-                swapped = np.swapaxes(parts[name], -3, -2)
-                parts[name] = np.swapaxes(record.change(f"hook_{name}", swapped), -3, -2)
-        return DecoderCache(window, parts["k"], parts["v"], np.diff(cu_lengths), visible)
+                changed = record.change(f"hook_{name}", np.swapaxes(parts[name], -3, -2))
+                changed[~real] = 0  # padding
+                parts[name] = np.swapaxes(changed, -3, -2)
+        return DecoderCache(window, parts["k"], parts["v"], lengths, visible)
 
     def run(
         self,
