@@ -17,13 +17,17 @@ Relations. Each is of a word that looks and one that is looked at, in both direc
 - *object*: a verb and its object, where the example is of that verb's synset and the verb is
   followed by an article or its like, at most two other words, and a noun;
 - *noun of a preposition*: a preposition before the same;
-- *noun of an article*: an article or its like, and its noun, with one or two words between.
+- *noun of an article*: an article or its like, and its noun, with one or two words between;
+- *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
+- *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
+- *auxiliary*: an article or its like and the nearest auxiliary verb behind it (is, will).
 
-The noun is the last word before a function word, a mark or the end; WordNet has it as a noun, and
-not as an adverb. A weight between words is summed over the pieces of the word that is looked at,
-and is the mean of those of the word that looks (Clark et al. 2019, "What Does BERT Look At?",
-section 4). Each pair is compared with the words of another sentence at the same places that are no
-such pair, punctuation not counted.
+The last three were chosen by what heads do on the examples that choices are made on. The noun is
+the last word before a function word, a mark or the end; WordNet has it as a noun, and not as an
+adverb. What is nearest has no mark between. A weight between words is summed over the pieces of the
+word that is looked at, and is the mean of those of the word that looks (Clark et al. 2019, "What
+Does BERT Look At?", section 4). Each pair is compared with the words of another sentence at the
+same places that are no such pair, punctuation not counted.
 """
 
 from __future__ import annotations
@@ -55,7 +59,14 @@ of in on at by for with about against between into onto through during before af
 to toward towards from down off over under across along around behind beside near within without
 upon inside outside
 """
-ARTICLES, PREPOSITIONS = (frozenset(words.split()) for words in (_ARTICLES, _PREPOSITIONS))
+_SUBJECTS = "i you he she it we they who"
+_AUXILIARIES = """
+is are was were be been being has have had do does did will would can could may might must shall
+should
+"""
+ARTICLES, PREPOSITIONS, SUBJECTS, AUXILIARIES = (
+    frozenset(words.split()) for words in (_ARTICLES, _PREPOSITIONS, _SUBJECTS, _AUXILIARIES)
+)
 BETWEEN = 2  # words between an article and its noun, at most
 TRIES = 200  # of sentences, until one has words at the places that are wanted
 _TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
@@ -69,6 +80,12 @@ RELATIONS = {
     "noun to preposition": ("preposition", True),
     "article to noun": ("article", False),
     "noun to article": ("article", True),
+    "preposition to subject": ("subject", False),
+    "subject to preposition": ("subject", True),
+    "preposition to verb": ("verb", False),
+    "verb to preposition": ("verb", True),
+    "article to auxiliary": ("auxiliary", False),
+    "auxiliary to article": ("auxiliary", True),
 }
 
 
@@ -114,6 +131,22 @@ def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> 
     return last if is_noun and (word, "r") not in wordnet.index else None
 
 
+def nearest(
+    words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
+) -> int | None:
+    """The nearest wanted word before (step -1) or behind (1) a place, with no mark between.
+
+    >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
+    5
+    """
+    at += step
+    while 0 <= at < len(words) and words[at][0][0].isalnum():
+        if wanted(words[at][0]):
+            return at
+        at += step
+    return None
+
+
 def cut(sentence: str) -> list[tuple[str, Span]]:
     """Words and marks of a sentence, in small letters, and where they stand.
 
@@ -133,10 +166,26 @@ def pairs_of(
         uses: where verbs are.
         wordnet: knows nouns.
     """
-    found: dict[str, list[Pair]] = {"object": [], "preposition": [], "article": []}
+    found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
+
+    def is_form(word: str) -> bool:
+        """Of a verb, in -ed or -ing."""
+        bases = wordnet.bases(word, "v") if word.endswith(("ed", "ing")) else ()
+        return any((base, "v") in wordnet.index for base in bases)
+
+    # of which words, which way and to which
+    looked = (
+        ("subject", PREPOSITIONS, -1, SUBJECTS.__contains__),
+        ("verb", PREPOSITIONS, -1, is_form),
+        ("auxiliary", ARTICLES, 1, AUXILIARIES.__contains__),
+    )
     for sentence in sentences:
         words = cut(sentence)
         for at, (word, span) in enumerate(words):
+            for key, those, step, wanted in looked:
+                place = nearest(words, at, step, wanted) if word in those else None
+                if place is not None:
+                    found[key].append((sentence, span, words[place][1]))
             noun = noun_after(words, at + 1, wordnet)
             if word in PREPOSITIONS and noun is not None:
                 found["preposition"].append((sentence, span, words[noun][1]))

@@ -27,6 +27,7 @@ from training.wordnet import Synset, Use, WordNet
 SENTENCES = ["He crossed the wide river in the rain", "She read a book of his quickly, the end"]
 NOUNS = ("river", "rain", "book", "end", "home", "dog", "way")
 INDEX = {(word, "n"): (0,) for word in NOUNS} | {("home", "r"): (0,), ("quickly", "r"): (0,)}
+INDEX |= {("cross", "v"): (0,), ("be", "v"): (0,)}
 NET = WordNet(
     [Synset("v", ("cross",), "go over", ()), Synset("n", ("river",), "water", ())],
     INDEX,
@@ -88,6 +89,22 @@ def test_pairs_by_hand() -> None:
     assert words["noun to preposition"] == [("rain", "in")]
     assert words["article to noun"] == [("the", "river")]
     assert words["noun to article"] == [("river", "the")]
+    assert words["preposition to subject"] == [("in", "He"), ("of", "She")]
+    assert words["subject to preposition"] == [("He", "in"), ("She", "of")]
+    assert words["preposition to verb"] == [("in", "crossed")]
+    assert words["article to auxiliary"] == []  # the comma stands between, or nothing follows
+
+
+def test_pairs_of_what_is_nearest() -> None:
+    found = pairs_of(["He was walking, and the old dog was fed by them in bed"], [], NET)
+    words = {
+        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
+        for name, pairs in found.items()
+    }
+    assert words["preposition to subject"] == []  # he stands before the comma
+    assert words["preposition to verb"] == []  # no base that the index has as a verb
+    assert words["article to auxiliary"] == [("the", "was")]
+    assert words["auxiliary to article"] == [("was", "the")]
 
 
 def test_others_stand_at_the_same_places_and_are_no_such_pair() -> None:
