@@ -46,27 +46,17 @@ def lesson_walk(**options: Any) -> Walk:
     return walk_head(model.trace(CAT), 0, 1, model)
 
 
+SMALL = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 8,
+    "vocab_size": 20,
+}
 MODELS = {
-    "bert": {
-        "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 12,
-        "max_position_embeddings": 8,
-        "vocab_size": 20,
-    },
-    "llama": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 12,
-        "max_position_embeddings": 8,
-        "vocab_size": 20,
-    },
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL},
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL},
 }
 
 

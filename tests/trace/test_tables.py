@@ -1,7 +1,7 @@
 """A trace as a dataset of xarray and as a table of pandas, against its own arrays cell by cell."""
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ def made() -> Trace:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, module: str, **parts: Any) -> None:
     """A module that keeps what it is given, so that it is looked at without the package too."""
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**parts))  # type: ignore[arg-type]
+    made = ModuleType(module)
+    vars(made).update(parts)
+    monkeypatch.setitem(sys.modules, module, made)
 
 
 def test_axes_have_names() -> None:

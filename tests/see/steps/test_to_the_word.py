@@ -519,9 +519,9 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
 def test_a_terminal_has_the_steps_and_a_bar_for_each_word(width: int) -> None:
     model = qkv.load()
     view = walk(BLANK, 1, 0, model=model)
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    view.print(console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    file = io.StringIO()
+    view.print(Console(file=file, width=width, force_terminal=False))
+    lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     for number, step in enumerate(view.steps, 1):
