@@ -141,12 +141,18 @@ def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], 
     return check
 
 
-model_option = click.option(
-    "--model",
-    metavar="NAME",
-    help="A folder, a short name (wordnet, minilm, random) or a Hub id. Default: QKV_MODEL, else "
-    "wordnet, which comes with qkv.",
-)
+def _named_model(names: str, default: str) -> Callable[..., Any]:
+    """An option for a model, with some names to give and the one that is taken without it."""
+    return click.option(
+        "--model",
+        metavar="NAME",
+        help=f"A folder, a short name ({names}) or a Hub id. Default: QKV_MODEL, else {default}, "
+        "which comes with qkv.",
+    )
+
+
+model_option = _named_model("wordnet, minilm, random", "wordnet")
+writer_option = _named_model("wordnet-decoder", "wordnet-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
 

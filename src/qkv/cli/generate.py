@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from itertools import chain, islice
@@ -9,14 +10,14 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import debug_option, json_option, model_option, print_json
+from qkv.cli.common import debug_option, json_option, print_json, writer_option
 
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
 
 
 @click.command()
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
-@model_option
+@writer_option
 @click.option(
     "--max-new-tokens", type=int, help="How many tokens to add. Default: 64, or as many as fit."
 )
@@ -48,8 +49,15 @@ def generate(
     Several prompts run in one batch. What a model of two texts writes stands on a line of its own.
     """
     from qkv.models import load
+    from qkv.models.files.find import WRITER
 
-    used = load(model)
+    chosen = os.environ.get("QKV_MODEL")
+    used = load(model or chosen or WRITER)
+    if not model and chosen and not used.generates:
+        raise click.UsageError(
+            f"QKV_MODEL is {chosen:.200}, which has nothing that predicts the next token: unset it "
+            f"for {WRITER}, or give --model a decoder"
+        )
     options["stop"] = stop
     if as_json:
         found = used.generate(list(prompts), **options)

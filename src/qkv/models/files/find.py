@@ -39,11 +39,12 @@ SHORT_NAMES = {
 }
 DATA = Path(__file__).parents[2] / "data"  # what comes with qkv itself
 DEFAULT = "wordnet"
+WRITER = "wordnet-decoder"  # what `qkv generate` takes
 
 
 def shipped() -> dict[str, Path]:
     """The models that come with qkv, by the names of their folders, the default one first."""
-    names = (DEFAULT, "wordnet-decoder")
+    names = (DEFAULT, WRITER)
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
 
