@@ -129,7 +129,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
     """The model of this name, as `load` finds it; "random" knows the words of these texts."""
-    name = name_or_path or os.environ.get("QKV_MODEL")
+    name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
     return load(name)

@@ -58,8 +58,14 @@ def one_text(
     text = check_text(text, call="predict", name="text")
     truncator = Truncator(tokenizer, limit if cuts else None)
     [tokens] = truncator([prepared(text)])
+    mask = tokenizer.mask
+    if truncator.cut.count and mask is not None and mask in text and mask not in tokens.tokens:
+        raise ValueError(
+            f"predict: {mask} stands behind the first {limit} tokens, and {name} reads no more "
+            "of a text: shorten it"
+        )
     truncator.cut.warn()
-    if all(tokens.special) and tokenizer.mask not in tokens.tokens:
+    if all(tokens.special) and mask not in tokens.tokens:
         raise ValueError("predict: the text is empty: there is no word in it")
     if limit is not None and len(tokens) > limit:
         raise ValueError(

@@ -41,7 +41,7 @@ def traced(
     ):
         raise TypeError(f"{call}: weights come without words: give tokens=[...] as well")
     (text,) = texts_of([given], call)
-    used = model_of(model, [text])
+    used = reader_of(model, [text], call)
     size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
         return findings.readable(used.trace(text, names=["embed", "v"], top_k=8)), used
@@ -62,6 +62,23 @@ def model_of(model: Model | str | None, texts: list[str]) -> Model:
     from qkv.models import Model, load_for
 
     return model if isinstance(model, Model) else load_for(texts, model)
+
+
+def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
+    """The same, of a model that is to read these texts.
+
+    Raises:
+        ValueError: it looks at images.
+    """
+    from qkv.models.vision import VisionModel
+
+    used = model_of(model, texts)
+    if isinstance(used, VisionModel):
+        raise ValueError(
+            f"{call}: {used.name} looks at images and reads no text: in Python, "
+            "qkv.image_view(model.trace(image), image) shows one"
+        )
+    return used
 
 
 def places_in(

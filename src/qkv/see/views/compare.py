@@ -13,7 +13,7 @@ from qkv.see.analysis import findings, selection
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
-from qkv.see.analysis.inputs import model_of, places_of, texts_of, traced
+from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
 from qkv.see.analysis.selection import ChosenHead
 from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Table
 from qkv.see.page.payload import check_theme, text_payload
@@ -297,7 +297,8 @@ def compare(
     """
     check_theme(theme, "compare")
     both = isinstance(text_a, str) and isinstance(text_b, str)
-    shared = model_of(model, texts_of([text_a, text_b], "compare")) if both else model
+    texts = texts_of([text_a, text_b], "compare") if both else []
+    shared = reader_of(model, texts, "compare") if texts else model
     listed = (None, None) if tokens is None else tuple(tokens)
     if len(listed) != 2:
         raise ValueError(

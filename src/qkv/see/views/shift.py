@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.see.analysis import findings
-from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.inputs import reader_of, texts_of
 from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.shift import Shift, shift_of_traces
 from qkv.see.draw import figure
@@ -204,7 +204,8 @@ def plot_shift(
         check_theme(theme, "plot_shift")
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
-            used = model_of(model, [text for part in texts for text in texts_of([part], _CALL)])
+            checked = [text for part in texts for text in texts_of([part], _CALL)]
+            used = reader_of(model, checked, _CALL)
             parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
         traces = [findings.one_text(part, _CALL) for part in parts]
         return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)

@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.see.analysis import findings
 from qkv.see.analysis.heads import heads_of
-from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.inputs import model_of, reader_of, texts_of
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
@@ -272,7 +272,7 @@ def walk(
         used = model_of(model, [" ".join(trace.tokens)])
     else:
         (text,) = texts_of([text_or_trace], "walk")
-        used = model_of(model, [text])
+        used = reader_of(model, [text], "walk")
         trace = findings.readable(used.trace(text))
     found = walk_head(trace, layer, head, used)
     return WalkView(found, theme=theme, stretch=stretch)
