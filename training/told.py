@@ -22,8 +22,9 @@ from typing import Any
 
 import qkv
 from qkv.files import replacing
+from qkv.see.analysis.stories import FILE
 
-STORIES = "stories.json"
+STORIES = FILE  # where views read them
 NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}
 _HEADING = "## What one word, or one head, does"
 _SECTION = """{heading}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,8 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, as 0.3"),
         ((TEXT, "--ablate", "2.0"), "ablate has layer 2 and the model has 2, 0 to 1"),
         ((TEXT, "--ablate", "0.3"), "ablate has head 3 and layer 0 has 3, 0 to 2"),
+        ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, as 0.3"),
+        (("the " * 20 + "[MASK]",), "[MASK] stands behind the first 16 tokens, and model reads no"),
         ((), "Missing argument 'TEXT'"),
     ],
 )
@@ -88,7 +91,40 @@ def test_bad_requests(folder: str, args: tuple[str, ...], said: str) -> None:
         assert part in line
 
 
-def test_a_model_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QKV_MODEL", "random")
-    line = refused(run("guess", TEXT), "guess")
-    assert "random has no head, so it gives no logits over words" in line
+def test_what_is_typed_twice_is_gone_once(folder: str) -> None:
+    flags = ("--hide", "cat", "--hide", "cat", "--ablate", "0.1", "--ablate", "0.1")
+    result = run("guess", TEXT, "--model", folder, *flags)
+    assert "without layer 0, head 1, cat hidden: " in " ".join(result.stdout.split())
+
+
+def test_a_decoder_fills_in_nothing(tmp_path: Path) -> None:
+    decoders.writer(tmp_path / "writer", "a b", " the")
+    line = refused(run("guess", TEXT, "--model", str(tmp_path / "writer")), "guess")
+    assert "writer guesses what comes next and has no [MASK]: end the text where the word" in line
+
+
+def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
+    result = run("guess", "--top", "2")
+    kept = qkv.see.stories()
+    first, *others = kept.told
+    assert (result.exit_code, result.stderr) == (0, "")
+    told, _, rest = result.stdout.partition("\nChosen, with the next ones, out of ")
+    assert told.strip() == str(guess(first, top_k=2))
+    assert rest.startswith(f"{kept.searched:,} sentences")
+    lines = [shlex.split(line) for line in rest.splitlines() if line.startswith("  qkv ")]
+    *guessed, (_, verb, *walked) = lines
+    assert [words[:3] for words in guessed] == [["qkv", "guess", one.sentence] for one in others]
+    for (_, *words), story in zip(guessed, others, strict=True):
+        data = json.loads(run(*words, "--json").stdout)
+        assert data["guesses"][0]["after"][0]["word"] == story.after
+    assert verb == "walk"
+    assert run(verb, *walked, "--json").exit_code == 0
+    (line,) = run("guess", "--json").stdout.splitlines()
+    assert json.loads(line)["reason"] == first.reason
+
+
+def test_a_story_is_of_the_model_that_ships(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
+        assert "Missing argument 'TEXT': only wordnet" in refused(run("guess", *args), "guess")
+    monkeypatch.setenv("QKV_MODEL", folder)
+    assert "without --hide, --ablate, --model and QKV_MODEL" in refused(run("guess"), "guess")

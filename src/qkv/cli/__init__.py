@@ -31,7 +31,7 @@ def main(context: click.Context) -> None:
         qkv walk "The cat sat on the mat"
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
-        qkv guess "I sat on the [MASK] of the river"
+        qkv guess "There are many soldiers in a [MASK]." --hide soldiers
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

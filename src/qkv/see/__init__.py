@@ -1,5 +1,6 @@
 """Attention to look at: in the terminal, as static figures, and as pages that explain."""
 
+from qkv.see.analysis.stories import Stories, Story, stories
 from qkv.see.views.compare import CompareView, compare
 from qkv.see.views.guess import GuessView, guess
 from qkv.see.views.head_view import HeadView, head_view
@@ -20,6 +21,8 @@ __all__ = [
     "RunsView",
     "ShiftView",
     "ShowView",
+    "Stories",
+    "Story",
     "View",
     "WalkView",
     "compare",
@@ -29,5 +32,6 @@ __all__ = [
     "plot_shift",
     "replay",
     "show",
+    "stories",
     "walk",
 ]

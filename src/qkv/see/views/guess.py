@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.stories import Story
 from qkv.see.analysis.words import run_name
-from qkv.see.draw.panels import Bars, Panel
+from qkv.see.draw.panels import Bars, Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized
+from qkv.text.tokenizer import MASKS
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -30,6 +33,7 @@ class GuessView(View):
         guesses: of each the words and their probabilities, the likeliest first.
         changed: what was left out or hidden, "ablate" and "hide", where there is any.
         after: the same guesses then.
+        reason: of a story, why the guess changes.
     """
 
     model: str
@@ -38,6 +42,7 @@ class GuessView(View):
     guesses: Guesses
     changed: dict[str, list[Any]]
     after: Guesses | None = None
+    reason: str = ""
 
     @property
     def sentence(self) -> str:
@@ -58,7 +63,7 @@ class GuessView(View):
             rows.append([_bars(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
                 rows[-1].append(_bars(self.after[number], title, run_name(self.changed)))
-        return rows
+        return [*rows, [Prose(text=self.reason)]] if self.reason else rows
 
     def _named(self, guesses: Guesses, *, short: bool = False) -> str:
         """The first guess of each place, with its probability."""
@@ -93,6 +98,7 @@ class GuessView(View):
             "guesses": guesses,
             "ablate": self.changed.get("ablate", []),
             "hide": self.changed.get("hide", []),
+            "reason": self.reason or None,
         }
 
 
@@ -112,7 +118,7 @@ def _listed(guesses: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 
 def guess(
-    text: str,
+    text: str | Story,
     *,
     model: Model | str | None = None,
     top_k: int = 5,
@@ -126,28 +132,45 @@ def guess(
     those of `Model.predict`.
 
     Args:
-        text: with the model's mask token where a word is missing; of a decoder any text.
-        model: the model, or its name; the default model if left out.
+        text: with the model's mask token where a word is missing; of a decoder any text. Or one of
+            `stories()`, which says itself what is hidden or left out.
+        model: the model, or its name; if left out the default model, of a story the one that it
+            is told of.
         top_k: how many words.
         ablate: heads to go without, as in `Model.trace`.
         hide: words and places that no token may look at, as in `Model.trace`.
         theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
 
     Raises:
-        TypeError: as for `Model.predict`.
-        ValueError: the same.
+        TypeError: as for `Model.predict`; or there is an edit beside a story.
+        ValueError: the same; or a mask token is given to a decoder that has none.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after
     (2, None)
+    >>> from qkv.see import stories
+    >>> print(guess(stories().told[0]).reason)
+    A crown is worn on the head; with the word hidden any part of the body would do.
     """
     check_theme(theme, "guess")
+    without = ablate if isinstance(ablate, Mapping) else list(ablate)
+    hidden: list[Any] = [hide] if isinstance(hide, str | int) else list(hide)
+    story = text if isinstance(text, Story) else None
+    if story is not None:
+        if without or hidden:
+            raise TypeError("guess: a story has edits of its own: leave out ablate and hide")
+        text, without, hidden = story.sentence, list(story.ablate), list(story.hide)
+        model = DEFAULT if model is None else model
     (text,) = texts_of([text], "guess")
     used = model_of(model, [text])
     tokens, places = used.blanks(text)
+    mask = next((mask for mask in MASKS if mask in text), None)
+    if used.generates and mask is not None and mask not in tokens.tokens:
+        raise ValueError(
+            f"guess: {used.name} guesses what comes next and has no {mask}: end the text where "
+            "the word is missing, or take an encoder"
+        )
     before = used.guesses(tokens, places, top_k)
-    without = ablate if isinstance(ablate, Mapping) else list(ablate)
-    hidden = [hide] if isinstance(hide, str | int) else list(hide)
     after = None
     if without or hidden:
         after = used.guesses(tokens, places, top_k, ablate=without, hide=hidden)
@@ -159,5 +182,12 @@ def guess(
         before,
         {name: found for name, found in changed.items() if found},
         after,
+        _reason(story, before, after),
         theme=theme,
     )
+
+
+def _reason(story: Story | None, before: Guesses, after: Guesses | None) -> str:
+    """Why a guess changes, of a story that a model tells as it is kept."""
+    firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
+    return story.reason if story is not None and firsts == [story.before, story.after] else ""

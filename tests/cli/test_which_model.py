@@ -1,0 +1,107 @@
+"""Which model each verb takes without a name, and which it refuses where QKV_MODEL names them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models import decoders
+from models.small_models import CONFIGS, write_small
+from models.support import Folder
+
+from .test_cli import refused, run
+
+TEXT = "the cat sat on the mat"
+READERS = {
+    "show": ("show", TEXT),
+    "walk": ("walk", TEXT),
+    "compare": ("compare", TEXT, "the cat ran", "--word", "cat"),
+    "guess": ("guess", "the cat [MASK]"),
+    "encode": ("encode", "in.txt", "-o", "out.npy"),
+}
+VERBS = READERS | {"generate": ("generate", TEXT, "--max-new-tokens", "3")}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small models of every kind there is to refuse, by their names."""
+    home = tmp_path_factory.mktemp("models")
+    for name in ("t5", "vit", "gemma2", "llama"):
+        write_small(home / name, CONFIGS[name])
+    Folder(home / "bert").write()  # without a head
+    decoders.gpt2(home / "gpt2", seed=1, eos_token_id=None)
+    return {path.name: path for path in home.iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def _a_file_to_encode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text(f"{TEXT}\n")
+
+
+def taken(verb: str) -> str:
+    """The model that a verb used."""
+    if verb == "compare":  # its numbers are of two texts, each with a model in its heading
+        return run(*VERBS[verb]).stdout.removeprefix("A  ").partition(",")[0]
+    return str(json.loads(run(*VERBS[verb], "--json").stdout)["model"])
+
+
+@pytest.mark.parametrize("verb", READERS)
+def test_without_a_name_the_encoder_that_ships_reads(
+    verb: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert taken(verb) == "wordnet"
+    monkeypatch.setenv("QKV_MODEL", "")
+    assert taken(verb) == "wordnet"
+    if verb != "guess":
+        monkeypatch.setenv("QKV_MODEL", str(folders["bert"]))
+        assert taken(verb) == "bert"
+
+
+def test_without_a_name_the_decoder_that_ships_writes(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "wordnet-decoder").symlink_to(folders["gpt2"])
+    monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
+    assert taken("generate") == "wordnet-decoder"
+    monkeypatch.setenv("QKV_MODEL", "")
+    assert taken("generate") == "wordnet-decoder"
+    monkeypatch.setenv("QKV_MODEL", str(folders["llama"]))
+    assert taken("generate") == "llama"
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "said"),
+    [
+        *(
+            (verb, "vit", f"{verb}: vit looks at images and reads no text")
+            for verb in ("show", "walk", "compare")
+        ),
+        ("encode", "vit", "vit looks at images and knows no words"),
+        ("guess", "vit", "vit has a head for classes, not for words"),
+        ("guess", "bert", "bert has no head"),
+        ("guess", "random", "random has no head, so it gives no logits over words"),
+        ("guess", "t5", "t5 reads one text and writes another"),
+        ("guess", "gpt2", "gpt2 guesses what comes next and has no [MASK]"),
+        ("walk", "t5", "layer 0 uses bias, which a walk does not show"),
+        ("walk", "gemma2", "layer 0 uses softcap, which a walk does not show"),
+        *(
+            ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
+            for name in ("vit", "bert", "random", "wordnet")
+        ),
+        *((verb, "nowhere", "there is no model 'nowhere'") for verb in VERBS),
+    ],
+)
+def test_what_cannot_do_it_is_refused(
+    verb: str,
+    name: str,
+    said: str,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QKV_MODEL", str(folders.get(name, name)))
+    assert said in refused(run(*VERBS[verb]), verb)
+    assert not Path("out.npy").exists()
