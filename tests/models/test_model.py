@@ -1,6 +1,8 @@
 """A model of the BERT family: what it computes, and how texts go in and vectors come out."""
 
+import copy
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -10,7 +12,7 @@ from tokenizers import Tokenizer
 
 import qkv
 from qkv.layers import parameters as layer_parameters
-from qkv.models import ModelError, load
+from qkv.models import Model, ModelError, load, random_model
 
 from .small_models import CONFIGS, write_small
 from .support import WORDS, Folder, plain_bert, tokenizer_json
@@ -165,6 +167,17 @@ def test_names_and_layers_are_kept_as_asked(model):
         *("blocks.0.attn.hook_z", "blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"),
     ]
     assert kept(layers=[], names=["hook_pos_embed"]) == ["hook_pos_embed"]
+    assert kept(names=("pattern", -1)) == ["blocks.1.attn.hook_pattern"]
+    assert kept(names=("pattern", "q"), layers=0) == [
+        *("blocks.0.attn.hook_q", "blocks.0.attn.hook_pattern"),
+    ]
+    tuples = [("embed", None), ("scale", 0, "ln1"), ("ln1.scale", 1), ("result", 1)]
+    named = ["hook_embed", "blocks.0.ln1.hook_scale", "blocks.1.attn.hook_result"]
+    assert kept(names=tuples) == [*named, "blocks.1.ln1.hook_scale"]
+    assert kept(names=[*tuples[:1], "pattern"], layers=0) == [
+        *("hook_embed", "blocks.0.attn.hook_pattern"),
+    ]
+    assert ("attn", 1) in model.trace("the cat", names=[("attn", 1)])  # the pattern, as it is asked
     assert not any(name.startswith("blocks.0.") for name in kept(layers=-1))
     assert len(kept(layers=-1)) == 4 + 12 + 4 + 2  # what the norms and the MLP hold
 
@@ -249,6 +262,13 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"names": ["pattern", "blocks.2.attn.hook_q"]}, KeyError, r"blocks\.2\.attn\.hook_q"),
         ({"layers": [2]}, ValueError, "no layer 2: the model has 2"),
         ({"layers": [-3]}, ValueError, "no layer -3"),
+        ({"names": [("patern", 0)]}, KeyError, r"no \('patern', 0\); the nearest are pattern"),
+        ({"names": ("pattern", 2)}, KeyError, "no layer 2: the model has 2, 0 to 1"),
+        ({"names": [("pattern", -3)]}, KeyError, "no layer -3: the model has 2"),
+        ({"names": [()]}, KeyError, r"no \(\)"),
+        ({"names": [3]}, TypeError, r"trace: names has 3: give names, as \"pattern\""),
+        ({"names": 3}, TypeError, "trace: names is 3"),
+        ({"layers": 0.5}, TypeError, r"layers has 0\.5: layers are whole numbers"),
         ({"layers": [0.5]}, TypeError, "layers are whole numbers"),
         ({"layers": [True]}, TypeError, "layers are whole numbers"),
         ({"top_k": 0}, ValueError, "at least 1"),
@@ -734,6 +754,38 @@ def test_a_limit_where_any_place_can_be_computed(tmp_path):
     for limit in (10 * most, None):
         model.max_seq_length = limit
         assert len(model.trace("the cat " * most).tokens) > most
+
+
+def test_a_name_that_a_model_does_not_have_cannot_be_set(small):
+    model = load(small)
+    with pytest.raises(AttributeError, match="no 'max_length' to set: the nearest are max_seq_len"):
+        model.max_length = 3
+    with pytest.raises(AttributeError, match=r"model: there is no 'xyzzy' to set$"):
+        model.xyzzy = 3
+    with pytest.raises(AttributeError):
+        model.dim = 3
+    model.max_seq_length, model.name = 5, "mine"  # what it has can be
+    twins = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for twin in [model, *twins, model.with_parameters(dict(model.parameters))]:
+        assert (twin.max_seq_length, twin.name) == (5, "mine")
+        assert len(twin.trace("the cat").tokens) == 4
+        with pytest.raises(AttributeError, match="max_seq_length"):
+            twin.max_length = 3
+
+
+def test_a_class_of_ones_own_that_is_made_of_a_model_sets_what_it_likes(small):
+    class Mine(Model):
+        def __init__(self, **parts):
+            super().__init__(**parts)
+            self.note = "read on Monday"
+
+    model = load(small)
+    model.__class__ = Mine
+    model.other = 3
+    assert model.other == 3
+    random = random_model()
+    parts = {"config": random.config, "design": random.design, "weights": random._weights}
+    assert Mine(name="own", **parts).note == "read on Monday"
 
 
 def test_a_model_says_what_it_is(model):

@@ -283,7 +283,9 @@ def test_many_texts_are_read_in_parts(model):
     for name, array in model.trace(texts, batch_size=2).items():
         np.testing.assert_allclose(array, whole[name], atol=1e-12)
     assert [len(trace) for trace in model.trace_stream(texts, batch_size=2)] == [2, 1]
-    with pytest.raises(ValueError, match=r"gives logits where it writes: add target"):
+    with pytest.raises(ValueError, match=r"trace: .* gives logits where it writes: add target"):
+        model.trace(texts, logits=True)
+    with pytest.raises(ValueError, match=r"trace_stream: .* writes: call trace\(text, target="):
         model.trace_stream(texts, logits=True)
     with pytest.raises(ValueError, match="batch_size is for texts without a target"):
         model.trace("the cat", target="die katze", batch_size=2)
@@ -332,6 +334,16 @@ def test_a_trace_of_nothing_but_what_is_asked_for(model):
         "encoder.1.attn.hook_pattern",
         "encoder.1.hook_resid_post",
     ]
+    asked = [("pattern", 0), ("cross_attn.pattern", -1), ("pattern", 1, "cross_attn")]
+    trace = model.trace("the cat", target="ein hund", names=asked)
+    assert sorted(trace.names()) == [
+        "decoder.0.attn.hook_pattern",
+        "decoder.1.cross_attn.hook_pattern",
+        "decoder.2.cross_attn.hook_pattern",
+        "encoder.0.attn.hook_pattern",
+    ]
+    with pytest.raises(KeyError, match="no layer 3: the model has 3"):
+        model.trace("the cat", target="die", names=("pattern", 3))
     only = model.trace("the cat", target="ein hund", names="decoder.2.cross_attn.hook_pattern")
     assert only.names() == ["decoder.2.cross_attn.hook_pattern"]
     assert only.num_layers == 3

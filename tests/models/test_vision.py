@@ -158,6 +158,11 @@ def test_images_are_run_in_parts_and_in_a_stream(model):
     np.testing.assert_allclose(found, whole["resid_post", -1], atol=1e-5)
 
 
+def test_an_error_of_a_stream_of_images_names_it(model):
+    with pytest.raises(ValueError, match="trace_stream: an image has shape"):
+        list(model.trace_stream(np.zeros((2, 3, 7, 9), np.float32)))
+
+
 def test_heads_and_patches_can_be_left_out(model):
     (image,) = images(1)
     trace = model.trace(image, hide=["1,2", "[CLS]"], ablate=[(0, 1)])

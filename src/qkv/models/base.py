@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -33,6 +34,8 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder
+
+_SET = ("name", "config", "tokenizer", "design")  # what a model is given when it is made
 
 
 class ModelBase:
@@ -70,6 +73,19 @@ class ModelBase:
         self._max_length: int | None = min(limits, default=None)
         if tokenizer is not None:
             check_tokenizer(tokenizer, len(self._body.embedding.table), self.max_seq_length, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Only what a model has can be set: any other name would change nothing, and say nothing.
+
+        A class of somebody else's that is made of this one sets what it likes.
+        """
+        is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
+        if not is_known and type(self).__module__.startswith("qkv."):
+            named = (one for one in dir(self) if not one.startswith("_"))
+            near = difflib.get_close_matches(name, named, n=3)
+            nearest = f": the nearest are {', '.join(near)}" if near else ""
+            raise AttributeError(f"model: there is no {name!r} to set{nearest}")
+        object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         kind = self.config.get("model_type")

@@ -23,7 +23,7 @@ from qkv.models.tasks.edit_arguments import (
     held,
     is_nothing,
 )
-from qkv.models.tasks.encode import Encoder
+from qkv.models.tasks.encode import OPTIONS, Encoder
 from qkv.models.tasks.generate import (
     DEFAULT_NEW,
     Row,
@@ -40,7 +40,7 @@ from qkv.models.tasks.inputs import checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.streams import batches, joined
-from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.trace import Names, names_to_keep
 from qkv.models.tasks.truncation import Cut, counting
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
@@ -98,7 +98,7 @@ class Model(ModelBase):
         texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
         *,
         layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
+        names: Names | None = None,
         top_k: int | None = None,
         logits: bool = False,
         batch_size: int | None = None,
@@ -120,9 +120,9 @@ class Model(ModelBase):
             texts: one text or several; or the ids of their tokens, (T,) integers for one and
                 (B, T), or a list of such for texts of unlike lengths, for several.
             layers: the layers to keep, counted from 0, or from the end with -1; all by default.
-            names: the names to keep, in full ("blocks.0.attn.hook_pattern") or short
-                ("pattern", "ln1.scale"). By default all but `attn.hook_result`, which is kept by
-                name alone.
+            names: the names to keep, in full ("blocks.0.attn.hook_pattern"), short ("pattern",
+                "ln1.scale"), or by tuples as a trace is indexed (("pattern", 3)). By default all
+                but `attn.hook_result`, which is kept by name alone.
             top_k: keep only a summary of each layer's attention, `top_indices`, `top_weights`
                 (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B, Hq, T), and what `names`
                 asks for: for texts whose (T, T) weights would not fit.
@@ -178,7 +178,7 @@ class Model(ModelBase):
         *,
         batch_size: int = 64,
         layers: int | Iterable[int] | None = None,
-        names: str | Iterable[str] | None = None,
+        names: Names | None = None,
         top_k: int | None = None,
         logits: bool = False,
         ablate: Ablate = (),
@@ -218,7 +218,7 @@ class Model(ModelBase):
         [40, 40, 20]
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
-        self._keeping(**kept)
+        self._keeping("trace_stream", **kept)
         ablate, hide = held(ablate), held(hide)
         check_edits(edit, ablate, hide, body=self._body, call="trace_stream")
         given = batches(texts, batch_size)
@@ -227,7 +227,9 @@ class Model(ModelBase):
             cut, first = Cut(self.max_seq_length), 0
             for part in given:
                 with counting(cut):
-                    found = self._trace(part, kept, edit, ablate, hide, first=first)
+                    found = self._trace(
+                        part, kept, edit, ablate, hide, call="trace_stream", first=first
+                    )
                 first += len(found)
                 yield found
                 del found
@@ -235,13 +237,14 @@ class Model(ModelBase):
 
         return traces()
 
-    def _keeping(self, logits: bool = False, **kept: Any) -> Callable[[str], bool]:
+    def _keeping(self, call: str, logits: bool = False, **kept: Any) -> Callable[[str], bool]:
         """Says of each name whether a trace keeps it, once it is known that it may."""
         if logits:
-            self._need_words("trace")
+            self._need_words(call)
             if not self.continues:
-                raise ValueError(f"trace: {self.name} gives logits where it writes: add target=...")
-        return names_to_keep(self._body.hook_names, **kept)
+                wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
+                raise ValueError(f"{call}: {self.name} gives logits where it writes: {wanted}")
+        return names_to_keep(self._body.hook_names, call=call, **kept)
 
     def _trace(
         self,
@@ -251,15 +254,16 @@ class Model(ModelBase):
         ablate: Ablate,
         hide: Hide,
         *,
+        call: str = "trace",
         batch_size: int | None = None,
         first: int = 0,
     ) -> Trace:
         """The trace of texts, which errors count from `first`."""
-        keep = self._keeping(**kept)
+        keep = self._keeping(call, **kept)
         if batch_size is not None:
-            batch_size = whole_number(batch_size, call="trace", name="batch_size", least=1)
-        single, batch = self._texts(texts, first=first)
-        edited = self._edits_of(edit, ablate, hide, batch, "trace", batch_size)
+            batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
+        single, batch = self._texts(texts, call, first)
+        edited = self._edits_of(edit, ablate, hide, batch, call, batch_size)
         edited.check_summaries(kept["top_k"])
 
         def run(part: range) -> dict[str, Array]:
@@ -376,10 +380,13 @@ class Model(ModelBase):
         def edits_of(batch: Sequence[Tokenized]) -> Edits:
             return self._edits(edit, ablate, hide, batch, "encode")
 
+        def check() -> None:
+            check_edits(edit, ablate, hide, body=self._body, call="encode")
+
         if is_nothing(edit, ablate, hide):
             found = encoder.all(texts, show_progress_bar)
         else:
-            found = encoder.edited(texts, edits_of, show_progress_bar)
+            found = encoder.edited(texts, edits_of, check, show_progress_bar)
         return found[0] if isinstance(sentences, str) else found
 
     def encode_stream(
@@ -403,13 +410,18 @@ class Model(ModelBase):
         >>> sum(len(vectors) for vectors in qkv.load("random").encode_stream(texts))
         5000
         """
-        for name in ("ablate", "hide", "edit"):
-            if name in options:
+        for name in options:
+            if name in ("ablate", "hide", "edit"):
                 raise TypeError(
                     f"encode_stream: {name} is for texts that are all there: call encode(texts, "
                     f"{name}=...)"
                 )
-        return self.text_encoder(**options).windows(sentences, show_progress_bar)
+            if name not in OPTIONS:
+                raise TypeError(
+                    f"encode_stream: there is no argument {name!r}: there are {', '.join(OPTIONS)}"
+                )
+        encoder = self.text_encoder(call="encode_stream", **options)
+        return encoder.windows(sentences, show_progress_bar)
 
     def text_encoder(self, **options: Any) -> Encoder:
         """What `encode` encodes with, for who has texts of several callers run together.
@@ -419,7 +431,7 @@ class Model(ModelBase):
         """
         return Encoder(
             name=self.name,
-            tokenizer=self._need_tokenizer("encode"),
+            tokenizer=self._need_tokenizer(options.get("call", "encode")),
             sentence=self._sentence,
             limit=self.max_seq_length,
             rows=len(self._body.embedding.table),

@@ -174,9 +174,9 @@ class VisionModel(Model):
     ) -> tuple[bool, list[Tokenized]]:
         given = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if given else self.pixels(texts)
-        self._check(images, "trace")
+        self._check(images, call)
         if not len(images):
-            raise ValueError("trace: there is no image: give at least one")
+            raise ValueError(f"{call}: there is no image: give at least one")
         return len(images) == 1, self._patches(images)
 
     def _patches(self, images: Iterable[Array]) -> list[Tokenized]:

@@ -63,6 +63,17 @@ def meant(name: object, num_layers: int) -> list[str]:
     return [block + place for place in dict.fromkeys(places)]
 
 
+def is_tuple_name(given: object) -> bool:
+    """Whether it is one name as TransformerLens has them, and not several names.
+
+    >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
+    (True, True, False)
+    """
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        return False
+    return given[1] is None or is_whole_number(given[1])
+
+
 def split(full: str) -> tuple[int | None, str]:
     """The layer of a full name, None for none, and what the activation is called in there.
 

@@ -638,6 +638,38 @@ def test_encode_refuses_what_the_others_do(double, options):
     assert str(found.value) == str(refused.value).replace("trace: ", "encode: ")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"edit": {"hook_zz": abs}},
+        {"edit": {("z", 9): abs}},
+        {"edit": {("z", 0): "zero"}},
+        {"edit": {("z", 0): object()}},
+        {"edit": {("z", 0): np.array(["a"])}},
+        {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
+        {"ablate": [(9, 0)]},
+        {"ablate": {(0, 0): "men"}},
+        {"ablate": 3},
+        {"hide": [(0, 1, 9)]},
+        {"hide": {}},
+    ],
+)
+@pytest.mark.parametrize("output", ["sentence_embedding", "token_embeddings"])
+def test_what_no_text_could_make_right_is_refused_without_any(double, options, output):
+    with pytest.raises((KeyError, TypeError, ValueError)) as refused:
+        double.encode(["the cat"], **options)
+    for texts in ([], (), iter([])):
+        with pytest.raises(refused.type) as found:
+            double.encode(texts, output_value=output, **options)
+        assert found.value.args == refused.value.args
+
+
+def test_no_text_is_no_vector_whatever_is_edited(double):
+    right = {"edit": {("z", 0): abs}, "ablate": {(0, 1): "mean"}, "hide": ["cat", (0, 1)]}
+    assert double.encode([], **right).shape == (0, 12)
+    assert double.encode([], output_value="token_embeddings", **right) == []
+
+
 def test_an_array_of_several_texts_may_be_one_for_all(double):
     with pytest.raises(
         ValueError, match=r"here: give that shape, or \(1, 9, 3, 4\) for the same in ev"

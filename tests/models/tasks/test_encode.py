@@ -310,7 +310,7 @@ def test_a_cut_that_makes_no_sense(folder, number, error):
     model = load(folder.write())
     with pytest.raises(error, match="encode: truncate_dim is"):
         model.encode(TEXTS, truncate_dim=number)
-    with pytest.raises(error, match="encode: truncate_dim is"):
+    with pytest.raises(error, match="encode_stream: truncate_dim is"):
         next(model.encode_stream(TEXTS, truncate_dim=number))
 
 
@@ -351,6 +351,26 @@ def test_a_stream_of_vectors(folder, monkeypatch):
     assert first.shape == (2, 12)
     expected = model.encode(TEXTS, normalize_embeddings=True)
     close(np.concatenate([first, *stream]), expected)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error", "words"),
+    [
+        (["a", 3], {}, TypeError, "text 1 is int"),
+        (iter(["a", 3]), {}, TypeError, "text 1 is int"),
+        ({"a": "b"}, {}, TypeError, "texts is dict"),
+        (["a"], {"batch_size": 0}, ValueError, "batch_size is 0"),
+        (["a"], {"truncate_dim": 13}, ValueError, "truncate_dim is 13"),
+        (["a"], {"output_value": "x"}, ValueError, "output_value is 'x'"),
+        (["a"], {"prompt_name": "x"}, ValueError, "there is no prompt 'x'"),
+        (["a"], {"prompt": 3}, TypeError, "prompt is int"),
+        (["a"], {"batchsize": 3}, TypeError, "there is no argument 'batchsize': there are batch_s"),
+    ],
+)
+def test_an_error_of_a_stream_names_it(folder, texts, options, error, words):
+    model = load(folder.write())
+    with pytest.raises(error, match=f"encode_stream: {words}"):
+        list(model.encode_stream(texts, **options))
 
 
 def test_one_warning_for_all_windows(folder, monkeypatch):

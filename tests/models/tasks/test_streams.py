@@ -150,9 +150,14 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         (3, {}, TypeError, "texts is int"),
         (TEXTS, {"batch_size": 0}, ValueError, "batch_size is 0: it must be 1 or more"),
         (TEXTS, {"batch_size": 2.0}, TypeError, r"batch_size is 2\.0"),
-        (TEXTS, {"names": "patern"}, KeyError, "nearest are"),
-        (TEXTS, {"layers": 9}, ValueError, "no layer 9"),
-        (TEXTS, {"logits": True}, ValueError, "no head"),
+        (TEXTS, {"names": "patern"}, KeyError, "trace_stream: there is no 'patern'; the nearest"),
+        (TEXTS, {"names": 3}, TypeError, "trace_stream: names is 3"),
+        (TEXTS, {"layers": 9}, ValueError, "trace_stream: there is no layer 9"),
+        (TEXTS, {"layers": 0.5}, TypeError, r"trace_stream: layers has 0\.5"),
+        (TEXTS, {"top_k": 0}, ValueError, "trace_stream: top_k is 0"),
+        (TEXTS, {"top_k": 2.0}, TypeError, r"trace_stream: top_k is 2\.0"),
+        (TEXTS, {"logits": True}, ValueError, "trace_stream: .* has no head"),
+        (TEXTS, {"edit": {("z", 0): ["a"]}}, TypeError, "trace_stream: edit has <U1 for"),
         (TEXTS, {"edit": {("z", 9): abs}}, KeyError, "trace_stream: .* there is no layer 9"),
         (TEXTS, {"edit": {("z", 0): "zero"}}, TypeError, "trace_stream: edit has 'zero'"),
         (TEXTS, {"ablate": [(9, 0)]}, ValueError, "trace_stream: ablate has layer 9"),
@@ -169,8 +174,29 @@ def test_what_is_wrong_is_said_before_anything_is_read(encoder, texts, options, 
 def test_errors_count_all_texts(encoder, wrong, error):
     stream = encoder.trace_stream(["the cat", "the dog", "a mat", wrong], batch_size=2)
     assert len(next(stream)) == 2
-    with pytest.raises(error, match="text 3 is"):
+    with pytest.raises(error, match="trace_stream: text 3 is"):
         next(stream)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error", "words"),
+    [
+        (["the cat", 3], {}, TypeError, "text 1 is int"),
+        (iter(["the cat", np.int64(3)]), {}, TypeError, "text 1 is int64"),
+        ([[2, 4], [99]], {}, ValueError, "there is no token 99"),
+        ([[2, 4], []], {}, ValueError, "text 1 has 0 ids"),
+        ([[2, 4], [2.0]], {}, TypeError, "text 1 is float64"),
+        (["a cat", "the dog"], {"hide": "cat"}, ValueError, "hide has 'cat', which is in no"),
+        (["a cat"], {"hide": [9]}, ValueError, "hide has place 9"),
+        (["a cat"], {"edit": {("z", 0): np.ones((1, 9, 3, 4))}}, ValueError, "edit has shape"),
+        (["a cat"], {"edit": {("z", 0): lambda z: None}}, TypeError, "the function for .* None"),
+        (["a cat"], {"edit": {("pattern", 0): abs}, "top_k": 2}, ValueError, "top_k is 2 and"),
+    ],
+)
+def test_an_error_of_a_batch_names_the_call_that_was_made(encoder, texts, options, error, words):
+    stream = encoder.trace_stream(texts, batch_size=1, **options)
+    with pytest.raises(error, match=f"trace_stream: {words}"):
+        list(stream)
 
 
 PROGRAM = """

@@ -156,7 +156,7 @@ def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, 
             raise TypeError(
                 f"{call}: edit has {shown(change)} for {full}: give a function or an array"
             )
-        found[full] = change
+        found[full] = change if callable(change) else _numbers(full, change, call)
     return found
 
 
@@ -176,13 +176,18 @@ def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
     return Seq2SeqTrace(Trace(named(body, "encoder.")), Trace(own), cross)
 
 
-def _array(
-    name: str, given: Any, body: Transformer, counts: Mapping[str, tuple[int, int]], call: str
-) -> Array:
-    """An array that takes the place of an activation, (B or 1, ...)."""
+def _numbers(name: str, given: Any, call: str) -> Array:
+    """An array of numbers that takes the place of an activation, of whatever shape."""
     array = as_array(given, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
         raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
+    return array
+
+
+def _array(
+    name: str, array: Array, body: Transformer, counts: Mapping[str, tuple[int, int]], call: str
+) -> Array:
+    """An array that takes the place of an activation, (B or 1, ...)."""
     side, _, local = name.partition(".")
     if side not in ("encoder", "decoder"):
         side, local = "", name
@@ -190,7 +195,7 @@ def _array(
     (texts, places), other = counts[side], counts["encoder"][1]
     shape = (texts, *_shape(local, one, places, other if ".cross_attn." in local else places))
     if array.shape not in (shape, (1, *shape[1:])):
-        has = f"shape {array.shape}" if array.ndim else shown(given)
+        has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""
         raise ValueError(
             f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"

@@ -22,6 +22,10 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 from qkv.trace import Recorder
 
+OPTIONS = (
+    *("batch_size", "normalize_embeddings", "output_value"),
+    *("prompt_name", "prompt", "truncate_dim"),
+)
 OUTPUTS = ("sentence_embedding", "token_embeddings")
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
 LETTERS = 2**19  # that have so many characters
@@ -36,10 +40,10 @@ class EmptyText(ValueError):
         reason: what is missing.
     """
 
-    def __init__(self, number: int, unread: int) -> None:
+    def __init__(self, number: int, unread: int, call: str = "encode") -> None:
         where = f"behind the prompt's {unread}" if unread else "in it"
         self.number, self.reason = number, f"there is no token {where}"
-        super().__init__(f"encode: text {number} is empty: {self.reason}")
+        super().__init__(f"{call}: text {number} is empty: {self.reason}")
 
 
 @dataclass
@@ -57,6 +61,7 @@ class Encoder:
         run: from the ids of texts to the vectors of their tokens, end to end, and where each text
             begins; `Transformer.packed`.
         batch_size: and so on, the options of `Model.encode`.
+        call: who is named in an error.
     """
 
     name: str
@@ -73,22 +78,23 @@ class Encoder:
     prompt_name: str | None = None
     prompt: str | None = None
     truncate_dim: int | None = None
+    call: str = "encode"
 
     def __post_init__(self) -> None:
-        size = whole_number(self.batch_size, call="encode", name="batch_size", least=1)
+        size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
         self.batch_size = size
         if self.truncate_dim is not None:
             self.truncate_dim = whole_number(
-                self.truncate_dim, call="encode", name="truncate_dim", least=1, most=self.width
+                self.truncate_dim, call=self.call, name="truncate_dim", least=1, most=self.width
             )
         if self.output_value not in OUTPUTS:
             raise ValueError(
-                f"encode: output_value is {self.output_value!r}: choose {' or '.join(OUTPUTS)}"
+                f"{self.call}: output_value is {self.output_value!r}: choose {' or '.join(OUTPUTS)}"
             )
         self._tokens_wanted = self.output_value == "token_embeddings"
         if self._tokens_wanted and self.normalize_embeddings:
             raise ValueError(
-                "encode: normalize_embeddings is for sentence vectors and output_value is "
+                f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
                 "token_embeddings: leave it out"
             )
         self._before = self._chosen_prompt()
@@ -118,7 +124,7 @@ class Encoder:
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
-            for texts in _windows(_checked(sentences)):
+            for texts in _windows(_checked(sentences, self.call)):
                 first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
@@ -130,15 +136,20 @@ class Encoder:
         self,
         sentences: Any,
         edits_of: Callable[[Sequence[Tokenized]], Edits],
+        check: Callable[[], None],
         show: bool | None = None,
     ) -> Any:
-        """What `all` gives where something is done otherwise, which all texts are needed for."""
+        """What `all` gives where something is done otherwise, which all texts are needed for.
+
+        Where there are none, `check` has the errors that need none.
+        """
         truncator = Truncator(self.tokenizer, self.limit)
-        texts = truncator(self._whole([*_checked(sentences)]))
+        texts = truncator(self._whole([*_checked(sentences, self.call)]))
         batch = [text.ids for text in texts]
         for number, ids in enumerate(batch):
             self.check(ids, number)
         if not batch:
+            check()
             return self.all([])
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
@@ -179,7 +190,7 @@ class Encoder:
             TypeError: they are anything else.
             ValueError: there is none, or one has no row in the model's table.
         """
-        row = as_array(ids, call="encode", name=name)
+        row = as_array(ids, call=self.call, name=name)
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
         if not row.size:
@@ -195,7 +206,7 @@ class Encoder:
     def check(self, ids: Array, number: int) -> None:
         """An error if the ids of a text leave nothing to make a vector of; `number` names it."""
         if len(ids) <= self._unread:
-            raise EmptyText(number, self._unread)
+            raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
         """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width).
@@ -254,29 +265,30 @@ class Encoder:
         prompts, name = self.sentence.prompts, self.prompt_name
         if self.prompt is not None:
             if name is not None:
-                message = "encode: prompt and prompt_name are both given: prompt_name is not used"
-                warnings.warn(message, UserWarning, stacklevel=callers())
-            return check_text(self.prompt, call="encode", name="prompt")
+                said = f"{self.call}: prompt and prompt_name are both given: "
+                said += "prompt_name is not used"
+                warnings.warn(said, UserWarning, stacklevel=callers())
+            return check_text(self.prompt, call=self.call, name="prompt")
         name = self.sentence.default_prompt if name is None else name
         if name is None:
             return ""
         if name not in prompts:
             raise ValueError(
-                f"encode: there is no prompt {name!r:.80}: {self.name} has {', '.join(prompts)}"
+                f"{self.call}: there is no prompt {name!r:.80}: {self.name} has "
+                f"{', '.join(prompts)}"
             )
         return prompts[name]
 
 
-def _checked(sentences: Any) -> Iterable[str]:
+def _checked(sentences: Any, call: str) -> Iterable[str]:
     """Texts that are strings; those of a list are looked at before any work is done."""
-    check_no_mapping(sentences, call="encode")
+    check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
-        return check_texts(sentences, call="encode")
+        return check_texts(sentences, call=call)
     if isinstance(sentences, bytes | bytearray | str):
-        return [check_text(sentences, call="encode", name="text")]
+        return [check_text(sentences, call=call, name="text")]
     return (
-        check_text(text, call="encode", name=f"text {number}")
-        for number, text in enumerate(sentences)
+        check_text(text, call=call, name=f"text {number}") for number, text in enumerate(sentences)
     )
 
 

@@ -14,7 +14,7 @@ from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
-from qkv.trace.names import meant, split
+from qkv.trace.names import is_tuple_name, meant, split
 
 Name = str | tuple[Any, ...]
 # What the backward pass never forms: attention's is of queries, keys and values at once.
@@ -145,7 +145,7 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str]:
         ValueError: there is no gradient of it; the message lists what there is.
         KeyError: there is no such activation; it has the nearest ones.
     """
-    is_one = isinstance(at, str) or (isinstance(at, tuple) and _is_tuple_name(at))
+    is_one = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         raise TypeError(f"{_CALL}: at is {shown(at)}: give names, as ['embed', ('resid_post', 3)]")
     known = [name for name in body.hook_names if not name.endswith(_WITHOUT)]
@@ -159,11 +159,6 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str]:
             raise _unknown(name, full, body, known)
         found[name] = fits
     return found
-
-
-def _is_tuple_name(at: tuple[Any, ...]) -> bool:
-    """Whether it is one name as TransformerLens has them, not several."""
-    return len(at) in (2, 3) and (at[1] is None or is_whole_number(at[1]))
 
 
 def _unknown(

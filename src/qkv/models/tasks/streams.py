@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -115,5 +115,14 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
         raise TypeError(f"{call}: texts is {type(texts).__name__}: give a list of strings")
     if isinstance(texts, np.ndarray):
         return (texts[first : first + size] for first in range(0, len(texts), size))
-    rest = iter(texts)
+    rest = map(_no_number, count(), texts)
     return iter(lambda: list(islice(rest, size)), [])
+
+
+def _no_number(number: int, text: Any) -> Any:
+    """A text that is not an id: a batch of one would be read as the ids of one text."""
+    if is_whole_number(text):
+        raise TypeError(
+            f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"
+        )
+    return text

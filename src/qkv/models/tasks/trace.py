@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from qkv.arrays import is_whole_number
+from qkv.arrays import is_whole_number, shown
 from qkv.layers.attention.forward import SUMMARY
+from qkv.trace.names import is_tuple_name, meant
 from qkv.trace.recorder import kept_unasked
 
+# An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
+Name = str | tuple[Any, ...]
+Names = Name | Iterable[Name]
+_USUAL = ("pattern", "q", "resid_post")  # where a name is near no other
 # The side of an encoder-decoder, the layer, and what it is called in there.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
@@ -20,19 +24,23 @@ _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 def names_to_keep(
     known: Sequence[str],
     layers: int | Iterable[int] | None = None,
-    names: str | Iterable[str] | None = None,
+    names: Names | None = None,
     top_k: Any = None,
+    *,
+    call: str = "trace",
 ) -> Callable[[str], bool]:
     """Says of each name that is known whether it is kept.
 
     Args:
         known: every name that a trace of the model may hold.
         layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short; what `kept_unasked` says if None.
+        names: what to keep, in full or short, or by tuples as a trace is indexed; what
+            `kept_unasked` says if None.
         top_k: keep the summaries of this many weights, and what `names` asks for.
+        call: who is named in an error.
 
     Raises:
-        TypeError: a layer or `top_k` is not a whole number.
+        TypeError: a layer or `top_k` is not a whole number, or a name neither string nor tuple.
         ValueError: there is no such layer, or `top_k` is below 1.
         KeyError: there is no such name.
 
@@ -40,44 +48,86 @@ def names_to_keep(
     >>> keep = names_to_keep(known, -1, "q", None)
     >>> keep("blocks.0.attn.hook_q"), keep("blocks.1.attn.hook_q"), keep("hook_embed")
     (False, True, False)
+    >>> [full for full in known if names_to_keep(known, names=("q", 0))(full)]
+    ['blocks.0.attn.hook_q']
     """
     if top_k is not None and not is_whole_number(top_k):
-        raise TypeError(f"trace: top_k is {top_k!r}: write a whole number")
+        raise TypeError(f"{call}: top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"trace: top_k is {top_k}: keep at least 1 weight")
+        raise ValueError(f"{call}: top_k is {top_k}: keep at least 1 weight")
     kept = {full for full in known if top_k is None and kept_unasked(full)}
     if names is not None:
-        asked = [names] if isinstance(names, str) else list(names)
-        spellings = {full: _spellings(full) for full in known}
-        kept = {full for full, ways in spellings.items() if not ways.isdisjoint(asked)}
-        ways = set().union(*spellings.values())
-        for name in asked:
-            if name not in ways:
-                near = difflib.get_close_matches(str(name), sorted(ways), n=3, cutoff=0.5)
-                near = near or ["pattern", "q", "resid_post"]
-                raise KeyError(f"trace: there is no {name!r}; the nearest are {', '.join(near)}")
+        kept = _named(known, names, call)
     if top_k is not None:
         summaries = tuple(f"attn.{one}" for one in SUMMARY)
         kept |= {full for full in known if full.endswith(summaries)}
     if layers is not None:
-        kept &= _in_layers(known, layers)
+        kept &= _in_layers(known, layers, call)
     return kept.__contains__
 
 
-def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
+def _named(known: Sequence[str], names: Names, call: str) -> set[str]:
+    """The full names that are asked for."""
+    given: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
+    if not isinstance(given, Iterable):
+        raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
+    spellings = {full: _spellings(full) for full in known}
+    ways = set().union(*spellings.values())
+    kept: set[str] = set()
+    for name in given:
+        if not isinstance(name, str | tuple):
+            raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
+        if isinstance(name, str):
+            found = {full for full, own in spellings.items() if name in own}
+        else:
+            found = _meant(known, name)
+        if not found:
+            raise KeyError(f"{call}: {_unknown(known, name, ways)}")
+        kept |= found
+    return kept
+
+
+def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
+    """What a tuple stands for, on each side that has it."""
+    found = set()
+    for side, count in _counts(known).items():
+        before = f"{side}." if side else ""
+        names = (before + full for full in meant(name, count))
+        found |= set(islice((full for full in names if full in known), 1))
+    return found
+
+
+def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
+    """What an error says of a name that is none."""
+    most = max(_counts(known).values())
+    layer: Any = name[1] if is_tuple_name(name) else None
+    if layer is not None and not -most <= layer < most:
+        return f"there is no layer {layer}: the model has {most}, 0 to {most - 1}"
+    wanted = str(name[0] if is_tuple_name(name) else name)
+    near = difflib.get_close_matches(wanted, sorted(ways), n=3, cutoff=0.5)
+    return f"there is no {name!r}; the nearest are {', '.join(near or _USUAL)}"
+
+
+def _counts(known: Sequence[str]) -> dict[str, int]:
+    """How many layers each side has."""
+    counts: dict[str, int] = {}
+    for side, layer, _ in map(_parts, known):
+        counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
+    return counts
+
+
+def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
     """The names that belong to one of these layers, or to none."""
     places = {full: _parts(full)[:2] for full in known}
-    counts: dict[str, int] = {}
-    for side, layer in places.values():
-        counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
-    numbers = [layers] if isinstance(layers, int | np.integer) else list(layers)
+    counts = _counts(known)
+    numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
     for number in numbers:
         if not is_whole_number(number):
-            raise TypeError(f"trace: layers has {number!r}: layers are whole numbers")
+            raise TypeError(f"{call}: layers has {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
-                f"trace: there is no layer {number}: the model has {most}, 0 to {most - 1}"
+                f"{call}: there is no layer {number}: the model has {most}, 0 to {most - 1}"
             )
     return {
         full
