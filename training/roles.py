@@ -12,29 +12,21 @@ The rule. A head has a role if one of these is 0.4 or more:
 
 At most three of the heads that are counted have no role but *first* or *last*.
 
-Relations. Each is of a word that looks and one that is looked at, in both directions:
-
-- *object*: a verb and its object, where the example is of that verb's synset and the verb is
-  followed by an article or its like, at most two other words, and a noun;
-- *noun of a preposition*: a preposition before the same;
-- *noun of an article*: an article or its like, and its noun, with one or two words between;
-- *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
-- *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
-- *auxiliary*: an article or its like and the nearest auxiliary verb behind it (is, will).
-
-The last three were chosen by what heads do on the examples that choices are made on. The noun is
-the last word before a function word, a mark or the end; WordNet has it as a noun, and not as an
-adverb. What is nearest has no mark between. A weight between words is summed over the pieces of the
-word that is looked at, and is the mean of those of the word that looks (Clark et al. 2019, "What
-Does BERT Look At?", section 4). Each pair is compared with the words of another sentence at the
-same places that are no such pair, punctuation not counted.
+Relations are those of `training.pairs`. In a model that is to name hidden words, heads act most at
+the word that is hidden, so each relation is measured twice: in the sentence as it is, and with the
+word that looks hidden (*hidden verb to object*), [MASK] in its place. A weight between words is
+summed over the pieces of the word that is looked at, and is the mean of those of the word that
+looks (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with the
+words of another sentence at the same places that are no such pair, the first of them hidden too
+where that of the pair is, and punctuation not counted. All relations but those to an object and of
+a noun to its preposition or article, and that words are hidden, were chosen by what heads do on the
+examples that choices are made on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,49 +36,15 @@ import numpy as np
 
 import qkv
 from qkv.arrays import Array
-from qkv.see.analysis.words import is_function_word
 from training import command
+from training.pairs import Pair, Span, hidden, others_at, pairs_of
 from training.senses import heads, held_out_sentences, traces
-from training.wordnet import CHOSEN, FOLDER, REPORTED, Use, WordNet, read
+from training.wordnet import CHOSEN, FOLDER, REPORTED, WordNet, read
 
 LEAST, MORE = 0.4, 0.1
 OF_PLACES = ("previous", "next", "same")
 OF_ENDS = ("first", "last")
 MOST_OF_ENDS = 3
-_ARTICLES = "the a an his her my your our their its this that these those some"
-_PREPOSITIONS = """
-of in on at by for with about against between into onto through during before after above below
-to toward towards from down off over under across along around behind beside near within without
-upon inside outside
-"""
-_SUBJECTS = "i you he she it we they who"
-_AUXILIARIES = """
-is are was were be been being has have had do does did will would can could may might must shall
-should
-"""
-ARTICLES, PREPOSITIONS, SUBJECTS, AUXILIARIES = (
-    frozenset(words.split()) for words in (_ARTICLES, _PREPOSITIONS, _SUBJECTS, _AUXILIARIES)
-)
-BETWEEN = 2  # words between an article and its noun, at most
-TRIES = 200  # of sentences, until one has words at the places that are wanted
-_TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
-
-Span = tuple[int, int]  # characters of a sentence
-Pair = tuple[str, Span, Span]  # a sentence, the word that looks, the word that is looked at
-RELATIONS = {
-    "verb to object": ("object", False),
-    "object to verb": ("object", True),
-    "preposition to noun": ("preposition", False),
-    "noun to preposition": ("preposition", True),
-    "article to noun": ("article", False),
-    "noun to article": ("article", True),
-    "preposition to subject": ("subject", False),
-    "subject to preposition": ("subject", True),
-    "preposition to verb": ("verb", False),
-    "verb to preposition": ("verb", True),
-    "article to auxiliary": ("auxiliary", False),
-    "auxiliary to article": ("auxiliary", True),
-}
 
 
 @dataclass(frozen=True)
@@ -110,147 +68,22 @@ class Measured:
         return (self.mean >= LEAST) & (self.low >= MORE)
 
 
-def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """The noun of the article at a place, if one stands there.
-
-    Args:
-        words: of a sentence, in small letters, marks among them.
-        at: where the article should be.
-        wordnet: knows nouns.
-    """
-    if at >= len(words) or words[at][0] not in ARTICLES:
-        return None
-    end = at + 1
-    while end < len(words) and words[end][0].isalpha() and not is_function_word(words[end][0]):
-        end += 1
-    last = end - 1
-    if not 0 < last - at <= BETWEEN + 1:
-        return None
-    word = words[last][0]
-    is_noun = any((base, "n") in wordnet.index for base in wordnet.bases(word, "n"))
-    return last if is_noun and (word, "r") not in wordnet.index else None
-
-
-def nearest(
-    words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
-) -> int | None:
-    """The nearest wanted word before (step -1) or behind (1) a place, with no mark between.
-
-    >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
-    5
-    """
-    at += step
-    while 0 <= at < len(words) and words[at][0][0].isalnum():
-        if wanted(words[at][0]):
-            return at
-        at += step
-    return None
-
-
-def cut(sentence: str) -> list[tuple[str, Span]]:
-    """Words and marks of a sentence, in small letters, and where they stand.
-
-    >>> cut("He ate, too")
-    [('he', (0, 2)), ('ate', (3, 6)), (',', (6, 7)), ('too', (8, 11))]
-    """
-    return [(match[0].lower(), match.span()) for match in _TOKEN.finditer(sentence)]
-
-
-def pairs_of(
-    sentences: Sequence[str], uses: Sequence[Use], wordnet: WordNet
-) -> dict[str, list[Pair]]:
-    """The pairs of words of each relation.
-
-    Args:
-        sentences: where prepositions and articles are looked for.
-        uses: where verbs are.
-        wordnet: knows nouns.
-    """
-    found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
-
-    def is_form(word: str) -> bool:
-        """Of a verb, in -ed or -ing."""
-        bases = wordnet.bases(word, "v") if word.endswith(("ed", "ing")) else ()
-        return any((base, "v") in wordnet.index for base in bases)
-
-    # of which words, which way and to which
-    looked = (
-        ("subject", PREPOSITIONS, -1, SUBJECTS.__contains__),
-        ("verb", PREPOSITIONS, -1, is_form),
-        ("auxiliary", ARTICLES, 1, AUXILIARIES.__contains__),
-    )
-    for sentence in sentences:
-        words = cut(sentence)
-        for at, (word, span) in enumerate(words):
-            for key, those, step, wanted in looked:
-                place = nearest(words, at, step, wanted) if word in those else None
-                if place is not None:
-                    found[key].append((sentence, span, words[place][1]))
-            noun = noun_after(words, at + 1, wordnet)
-            if word in PREPOSITIONS and noun is not None:
-                found["preposition"].append((sentence, span, words[noun][1]))
-            noun = noun_after(words, at, wordnet)
-            if noun is not None and noun > at + 1:
-                found["article"].append((sentence, span, words[noun][1]))
-    seen = set()
-    for use in uses:
-        words = cut(use.sentence)
-        ends = [span[1] for _, span in words]
-        if wordnet.synsets[use.synset].part != "v" or use.end not in ends:
-            continue
-        noun = noun_after(words, ends.index(use.end) + 1, wordnet)
-        one = (use.sentence, (use.start, use.end))
-        if noun is not None and one not in seen and " " not in use.lemma:
-            seen.add(one)
-            found["object"].append((*one, words[noun][1]))
-    return {
-        name: [(text, b, a) if turned else (text, a, b) for text, a, b in found[key]]
-        for name, (key, turned) in RELATIONS.items()
-    }
-
-
-def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
-    """For each pair the words of another sentence at the same places, that are no such pair.
-
-    Places are counted in words from the beginning. None where no sentence was found for it.
-    """
-    rng = np.random.default_rng(seed)
-    known = set(pairs)
-    words = [[span for word, span in cut(text) if word[0].isalnum()] for text in sentences]
-    found: list[Pair | None] = []
-    for text, a, b in pairs:
-        spans = [span for word, span in cut(text) if word[0].isalnum()]
-        first, second = (_place(spans, span) for span in (a, b))
-        other: Pair | None = None
-        for number in rng.integers(len(sentences), size=TRIES):
-            there = words[number]
-            if len(there) > max(first, second) and sentences[number] != text:
-                one = (sentences[number], there[first], there[second])
-                if one not in known:
-                    other = one
-                    break
-        found.append(other)
-    return found
-
-
-def _place(spans: Sequence[Span], span: Span) -> int:
-    """Which word a span is, or ends with."""
-    return next(k for k, (a, b) in enumerate(spans) if a < span[1] and b >= span[1])
-
-
 def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
     """How much the words that look attend to those that are looked at: (n, layers, heads)."""
     found = np.zeros((len(pairs), model.num_layers, model.num_heads))
-    if not pairs:
-        return found
-    for part, trace in traces(model, [text for text, _, _ in pairs], ["pattern"]):
-        for row, number in enumerate(part):
-            _, looks, at = pairs[number]
-            queries, keys = (_tokens(trace.offsets[row], span) for span in (looks, at))
-            if queries and keys:  # else it stands behind the longest text that the model takes
-                for layer, weights in enumerate(trace.attentions):
-                    block = weights[row][:, queries][:, :, keys]
-                    found[number, layer] = block.sum(-1).mean(-1)
+    of: dict[str, list[int]] = {}  # which pairs are of a text
+    for number, (text, _, _) in enumerate(pairs):
+        of.setdefault(text, []).append(number)
+    texts = list(of)
+    for part, trace in traces(model, texts, ["pattern"]) if texts else ():
+        for row, place in enumerate(part):
+            for number in of[texts[place]]:
+                _, looks, at = pairs[number]
+                queries, keys = (_tokens(trace.offsets[row], span) for span in (looks, at))
+                if queries and keys:  # else it stands behind the longest text that the model takes
+                    for layer, weights in enumerate(trace.attentions):
+                        block = weights[row][:, queries][:, :, keys]
+                        found[number, layer] = block.sum(-1).mean(-1)
     return found
 
 
@@ -259,17 +92,23 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Each relation on the examples of a twelfth."""
+    """Each relation on the examples of a twelfth, and with hidden words if the model has a mask."""
+    assert model.tokenizer is not None
+    mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
-    found = {}
+    both: dict[str, list[tuple[Pair, Pair]]] = {}  # of each relation the pairs, and others
     for name, pairs in pairs_of(sentences, list(wordnet.uses(twelfth)), wordnet).items():
         others = others_at(pairs, sentences)
-        kept = [(one, other) for one, other in zip(pairs, others, strict=True) if other is not None]
-        found[name] = compared(
-            weights_between(model, [one for one, _ in kept]),
-            weights_between(model, [other for _, other in kept]),
-        )
-    return found
+        both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
+    if mask is not None:
+        both |= {
+            f"hidden {name}": [(hidden(a, mask), hidden(b, mask)) for a, b in kept]
+            for name, kept in both.items()
+        }
+    weights = weights_between(model, [one for kept in both.values() for two in kept for one in two])
+    ends = np.cumsum([2 * len(kept) for kept in both.values()])
+    parts = np.split(weights, ends[:-1])
+    return {name: compared(of[::2], of[1::2]) for name, of in zip(both, parts, strict=True)}
 
 
 def compared(pairs: Array, others: Array) -> Measured:
@@ -321,11 +160,11 @@ def shown(rows: Sequence[dict[str, Any]], found: dict[str, Measured]) -> str:
         own = ", ".join(f"{name} {value:.2f}" for name, value in row["roles"].items())
         if own:
             lines.append(f"{row['layer']}.{row['head']}  {own}")
-    lines += ["", f"{'relation':20} {'pairs':>6} {'best':>5} {'mean':>6} {'other':>6} {'low':>6}"]
+    lines += ["", f"{'relation':29} {'pairs':>6} {'best':>5} {'mean':>6} {'other':>6} {'low':>6}"]
     for name, one in found.items():
         at = np.unravel_index(int(one.low.argmax()), one.low.shape)
         cells = " ".join(f"{array[at]:6.2f}" for array in (one.mean, one.other, one.low))
-        lines.append(f"{name:20} {one.pairs:6} {at[0]:3}.{at[1]} {cells}")
+        lines.append(f"{name:29} {one.pairs:6} {at[0]:3}.{at[1]} {cells}")
     return "\n".join(lines)
 
 

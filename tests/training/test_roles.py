@@ -1,6 +1,7 @@
-"""Roles of heads: relations found by hand, and the rule on numbers that are known."""
+"""Roles of heads: weights between words, and the rule on numbers that are known."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,12 @@ from training.roles import (
     Measured,
     compared,
     counted,
-    cut,
     main,
-    noun_after,
-    others_at,
-    pairs_of,
+    relations,
     shown,
     weights_between,
 )
-from training.wordnet import Synset, Use, WordNet
+from training.wordnet import Synset, WordNet
 
 SENTENCES = ["He crossed the wide river in the rain", "She read a book of his quickly, the end"]
 NOUNS = ("river", "rain", "book", "end", "home", "dog", "way")
@@ -45,80 +43,6 @@ def bert() -> Model:
     for name, array in model.parameters.items():
         model.parameters[name] = array * np.float32(5)
     return model
-
-
-@pytest.mark.parametrize(
-    ("text", "noun"),
-    [
-        ("the river", "river"),
-        ("the wide river in", "river"),
-        ("a wide old river.", "river"),
-        ("the very river", None),  # a function word ends it before there is any
-        ("his dogs", "dogs"),
-        ("the wide old cold river", None),  # three words between
-        ("the way home", None),  # an adverb too
-        ("the red", None),
-        ("river", None),
-        ("the", None),
-        ("the, river", None),
-    ],
-)
-def test_the_noun_of_an_article(text: str, noun: str | None) -> None:
-    words = cut(text)
-    found = noun_after(words, 0, NET)
-    assert (None if found is None else words[found][0]) == noun
-    assert noun_after(words, len(words), NET) is None
-
-
-def test_pairs_by_hand() -> None:
-    uses = [
-        Use(SENTENCES[0], "cross", 0, 3, 10),
-        Use(SENTENCES[0], "cross", 0, 3, 10),  # of another synset perhaps, and the same pair
-        Use(SENTENCES[0], "river", 1, 20, 25),  # no verb
-        Use(SENTENCES[1], "read", 0, 4, 8),
-        Use(SENTENCES[1], "read up", 0, 4, 8),
-    ]
-    found = pairs_of(SENTENCES, uses, NET)
-    words = {
-        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
-        for name, pairs in found.items()
-    }
-    assert words["verb to object"] == [("crossed", "river"), ("read", "book")]
-    assert words["object to verb"] == [("river", "crossed"), ("book", "read")]
-    assert words["preposition to noun"] == [("in", "rain")]
-    assert words["noun to preposition"] == [("rain", "in")]
-    assert words["article to noun"] == [("the", "river")]
-    assert words["noun to article"] == [("river", "the")]
-    assert words["preposition to subject"] == [("in", "He"), ("of", "She")]
-    assert words["subject to preposition"] == [("He", "in"), ("She", "of")]
-    assert words["preposition to verb"] == [("in", "crossed")]
-    assert words["article to auxiliary"] == []  # the comma stands between, or nothing follows
-
-
-def test_pairs_of_what_is_nearest() -> None:
-    found = pairs_of(["He was walking, and the old dog was fed by them in bed"], [], NET)
-    words = {
-        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
-        for name, pairs in found.items()
-    }
-    assert words["preposition to subject"] == []  # he stands before the comma
-    assert words["preposition to verb"] == []  # no base that the index has as a verb
-    assert words["article to auxiliary"] == [("the", "was")]
-    assert words["auxiliary to article"] == [("was", "the")]
-
-
-def test_others_stand_at_the_same_places_and_are_no_such_pair() -> None:
-    sentences = ["the river, then the dog", "a book ends here now", "the dog ran", "one two three"]
-    river = ("the river, then the dog", (0, 3), (4, 9))
-    dog = ("the river, then the dog", (16, 19), (20, 23))  # words 3 and 4
-    known = ("the dog ran", (0, 3), (4, 7))
-    found = [others_at([river, dog, known], sentences, seed)[:2] for seed in range(20)]
-    assert {one for one, _ in found} == {
-        ("a book ends here now", (0, 1), (2, 6)),
-        ("one two three", (0, 3), (4, 7)),
-    }
-    assert {one for _, one in found} == {("a book ends here now", (12, 16), (17, 20))}
-    assert others_at([river], sentences[:1]) == [None]
 
 
 def test_weights_between_words_are_summed_over_keys_and_are_means_over_queries() -> None:
@@ -146,6 +70,53 @@ def test_weights_between_words_are_summed_over_keys_and_are_means_over_queries()
                 expected = np.mean([sum(weights[q, k] for k in columns) for q in rows])
                 assert found[number, layer, head] == pytest.approx(expected, rel=1e-5)
     assert len([1 for c, d in tokens[0].offsets if c < 24 and d > 15]) > 1  # it is in pieces
+
+
+def test_relations_are_measured_as_they_are_and_with_hidden_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = bert()
+    texts = ["the wide river", "the old dog", "one two three"]
+    monkeypatch.setattr(roles, "held_out_sentences", lambda *_: texts)
+    monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
+    found = relations(model, NET, 1)
+    assert [name for name, one in found.items() if one.pairs] == [
+        "article to noun",
+        "noun to article",
+        "hidden article to noun",
+        "hidden noun to article",
+    ]
+    for name, looks, at, words in (
+        ("article to noun", 0, 2, texts),
+        (
+            "hidden article to noun",
+            0,
+            2,
+            ["[MASK] wide river", "[MASK] old dog", "[MASK] two three"],
+        ),
+        ("hidden noun to article", 2, 0, ["the wide [MASK]", "the old [MASK]", "one two [MASK]"]),
+    ):
+        weights = []
+        for text in words:
+            trace = model.trace(text)
+            spans = [match.span() for match in re.finditer(r"\S+", text)]
+            rows, columns = (
+                [k for k, (c, d) in enumerate(trace.offsets) if c < spans[j][1] and d > spans[j][0]]
+                for j in (looks, at)
+            )
+            weights.append(
+                [layer[0][:, rows][:, :, columns].sum(-1).mean(-1) for layer in trace.attentions]
+            )
+        np.testing.assert_allclose(found[name].mean, np.mean(weights[:2], axis=0), rtol=1e-5)
+        np.testing.assert_allclose(found[name].other, weights[2], rtol=1e-5)
+
+
+def test_of_a_model_without_a_mask_no_word_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bert()
+    monkeypatch.setattr(roles, "held_out_sentences", lambda *_: SENTENCES)
+    monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
+    monkeypatch.setattr(type(model.tokenizer), "mask", None)
+    assert not any(name.startswith("hidden") for name in relations(model, NET, 1))
 
 
 def test_what_weights_come_to() -> None:

@@ -1,0 +1,253 @@
+"""Which words of a sentence stand in a relation, such as an article and its noun.
+
+Each relation is of a word that looks and one that is looked at, in both directions:
+
+- *object*: a verb and its object, where the example is of that verb's synset and the verb is
+  followed by an article or its like, at most two other words, and a noun;
+- *noun of a preposition*: a preposition before the same;
+- *noun of an article*: an article or its like, and its noun, with one or two words between;
+- *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
+- *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
+- *auxiliary*: an article or its like and the nearest auxiliary verb behind it (is, will);
+- *noun of an adjective*: the word before the noun of an article, if it can be an adjective, and it;
+- *noun of a possessive*: a possessive pronoun (his, their), and its noun, with two words between at
+  most;
+- *subject of a possessive*: such a pronoun and the nearest pronoun before it that is a subject;
+- *verb of an auxiliary*: an auxiliary verb and a form of a verb, in -ed or -ing, with nothing but
+  other auxiliary verbs and adverbs between.
+
+The noun is the last word before a function word, a mark or the end; WordNet has it as a noun, and
+not as an adverb. What is nearest has no mark between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from qkv.see.analysis.words import is_function_word
+from training.wordnet import Use, WordNet
+
+_ARTICLES = "the a an his her my your our their its this that these those some"
+_PREPOSITIONS = """
+of in on at by for with about against between into onto through during before after above below
+to toward towards from down off over under across along around behind beside near within without
+upon inside outside
+"""
+_POSSESSIVES = "his her my your our their its"
+_SUBJECTS = "i you he she it we they who"
+_AUXILIARIES = """
+is are was were be been being has have had do does did will would can could may might must shall
+should
+"""
+ARTICLES, PREPOSITIONS, POSSESSIVES, SUBJECTS, AUXILIARIES = (
+    frozenset(words.split())
+    for words in (_ARTICLES, _PREPOSITIONS, _POSSESSIVES, _SUBJECTS, _AUXILIARIES)
+)
+BETWEEN = 2  # words between an article and its noun, at most
+TRIES = 200  # of sentences, until one has words at the places that are wanted
+_TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
+
+Span = tuple[int, int]  # characters of a sentence
+Pair = tuple[str, Span, Span]  # a sentence, the word that looks, the word that is looked at
+RELATIONS = {
+    "verb to object": ("object", False),
+    "object to verb": ("object", True),
+    "preposition to noun": ("preposition", False),
+    "noun to preposition": ("preposition", True),
+    "article to noun": ("article", False),
+    "noun to article": ("article", True),
+    "preposition to subject": ("subject", False),
+    "subject to preposition": ("subject", True),
+    "preposition to verb": ("verb", False),
+    "verb to preposition": ("verb", True),
+    "article to auxiliary": ("auxiliary", False),
+    "auxiliary to article": ("auxiliary", True),
+    "adjective to noun": ("adjective", False),
+    "noun to adjective": ("adjective", True),
+    "possessive to noun": ("possessive", False),
+    "noun to possessive": ("possessive", True),
+    "possessive to subject": ("possessor", False),
+    "subject to possessive": ("possessor", True),
+    "auxiliary to verb": ("auxiliary verb", False),
+    "verb to auxiliary": ("auxiliary verb", True),
+}
+
+
+def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
+    """The noun of the article at a place, if one stands there.
+
+    Args:
+        words: of a sentence, in small letters, marks among them.
+        at: where the article should be.
+        wordnet: knows nouns.
+    """
+    if at >= len(words) or words[at][0] not in ARTICLES:
+        return None
+    end = at + 1
+    while end < len(words) and words[end][0].isalpha() and not is_function_word(words[end][0]):
+        end += 1
+    last = end - 1
+    if not 0 < last - at <= BETWEEN + 1:
+        return None
+    word = words[last][0]
+    is_noun = any((base, "n") in wordnet.index for base in wordnet.bases(word, "n"))
+    return last if is_noun and (word, "r") not in wordnet.index else None
+
+
+def nearest(
+    words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
+) -> int | None:
+    """The nearest wanted word before (step -1) or behind (1) a place, with no mark between.
+
+    >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
+    5
+    """
+    at += step
+    while 0 <= at < len(words) and words[at][0][0].isalnum():
+        if wanted(words[at][0]):
+            return at
+        at += step
+    return None
+
+
+def cut(sentence: str) -> list[tuple[str, Span]]:
+    """Words and marks of a sentence, in small letters, and where they stand.
+
+    >>> cut("He ate, too")
+    [('he', (0, 2)), ('ate', (3, 6)), (',', (6, 7)), ('too', (8, 11))]
+    """
+    return [(match[0].lower(), match.span()) for match in _TOKEN.finditer(sentence)]
+
+
+def is_form(word: str, wordnet: WordNet) -> bool:
+    """Whether a word can be a form of a verb, in -ed or -ing."""
+    bases = wordnet.bases(word, "v") if word.endswith(("ed", "ing")) else ()
+    return any((base, "v") in wordnet.index for base in bases)
+
+
+def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
+    """The verb of the auxiliary verb at a place, if one stands there.
+
+    Args:
+        words: of a sentence, in small letters, marks among them.
+        at: where the auxiliary verb should be.
+        wordnet: knows verbs and adverbs.
+    """
+    if words[at][0] not in AUXILIARIES:
+        return None
+    for place, (word, _) in enumerate(words[at + 1 :], at + 1):
+        if word not in AUXILIARIES and (word, "r") not in wordnet.index:
+            return place if is_form(word, wordnet) else None
+    return None
+
+
+def pairs_of(
+    sentences: Sequence[str], uses: Sequence[Use], wordnet: WordNet
+) -> dict[str, list[Pair]]:
+    """The pairs of words of each relation.
+
+    Args:
+        sentences: where all but objects are looked for.
+        uses: where verbs with objects are.
+        wordnet: knows nouns, verbs, adjectives and adverbs.
+    """
+    found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
+    for sentence in sentences:
+        words = cut(sentence)
+        for at in range(len(words)):
+            for key, looks, place in _pairs_at(words, at, wordnet):
+                found[key].append((sentence, words[looks][1], words[place][1]))
+    seen = set()
+    for use in uses:
+        words = cut(use.sentence)
+        ends = [span[1] for _, span in words]
+        if wordnet.synsets[use.synset].part != "v" or use.end not in ends:
+            continue
+        noun = noun_after(words, ends.index(use.end) + 1, wordnet)
+        one = (use.sentence, (use.start, use.end))
+        if noun is not None and one not in seen and " " not in use.lemma:
+            seen.add(one)
+            found["object"].append((*one, words[noun][1]))
+    return {
+        name: [(text, b, a) if turned else (text, a, b) for text, a, b in found[key]]
+        for name, (key, turned) in RELATIONS.items()
+    }
+
+
+def _pairs_at(
+    words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet
+) -> Iterator[tuple[str, int, int]]:
+    """The relations of the word at a place: key, the word that looks, that which is looked at."""
+    word = words[at][0]
+    noun, next_noun = (noun_after(words, one, wordnet) for one in (at, at + 1))
+    is_possessive = word in POSSESSIVES and noun is not None
+
+    def form(word: str) -> bool:
+        return is_form(word, wordnet)
+
+    # of a word that is such a one, which way and to which
+    for key, good, step, wanted in (
+        ("subject", word in PREPOSITIONS, -1, SUBJECTS.__contains__),
+        ("verb", word in PREPOSITIONS, -1, form),
+        ("auxiliary", word in ARTICLES, 1, AUXILIARIES.__contains__),
+        ("possessor", is_possessive, -1, SUBJECTS.__contains__),
+    ):
+        place = nearest(words, at, step, wanted) if good else None
+        if place is not None:
+            yield key, at, place
+    if word in PREPOSITIONS and next_noun is not None:
+        yield "preposition", at, next_noun
+    if noun is not None and noun > at + 1:
+        yield "article", at, noun
+        if (words[noun - 1][0], "a") in wordnet.index:
+            yield "adjective", noun - 1, noun
+    if noun is not None and is_possessive:
+        yield "possessive", at, noun
+    verb = verb_of(words, at, wordnet)
+    if verb is not None:
+        yield "auxiliary verb", at, verb
+
+
+def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
+    """For each pair the words of another sentence at the same places, that are no such pair.
+
+    Places are counted in words from the beginning. None where no sentence was found for it.
+    """
+    rng = np.random.default_rng(seed)
+    known = set(pairs)
+    words = [[span for word, span in cut(text) if word[0].isalnum()] for text in sentences]
+    found: list[Pair | None] = []
+    for text, a, b in pairs:
+        spans = [span for word, span in cut(text) if word[0].isalnum()]
+        first, second = (_place(spans, span) for span in (a, b))
+        other: Pair | None = None
+        for number in rng.integers(len(sentences), size=TRIES):
+            there = words[number]
+            if len(there) > max(first, second) and sentences[number] != text:
+                one = (sentences[number], there[first], there[second])
+                if one not in known:
+                    other = one
+                    break
+        found.append(other)
+    return found
+
+
+def _place(spans: Sequence[Span], span: Span) -> int:
+    """Which word a span is, or ends with."""
+    return next(k for k, (a, b) in enumerate(spans) if a < span[1] and b >= span[1])
+
+
+def hidden(pair: Pair, mask: str) -> Pair:
+    """A pair with the word that looks hidden: the mask stands in its place.
+
+    >>> hidden(("the old dog ran", (0, 3), (8, 11)), "[MASK]")
+    ('[MASK] old dog ran', (0, 6), (11, 14))
+    """
+    text, (start, end), (a, b) = pair
+    longer = len(mask) - (end - start)
+    if a >= end:
+        a, b = a + longer, b + longer
+    return text[:start] + mask + text[end:], (start, start + len(mask)), (a, b)
