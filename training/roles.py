@@ -45,6 +45,7 @@ LEAST, MORE = 0.4, 0.1
 OF_PLACES = ("previous", "next", "same")
 OF_ENDS = ("first", "last")
 MOST_OF_ENDS = 3
+_HIDDEN = "hidden "
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
         both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
     if mask is not None:
         both |= {
-            f"hidden {name}": [(hidden(a, mask), hidden(b, mask)) for a, b in kept]
+            f"{_HIDDEN}{name}": [(hidden(a, mask), hidden(b, mask)) for a, b in kept]
             for name, kept in both.items()
         }
     weights = weights_between(model, [one for kept in both.values() for two in kept for one in two])
@@ -166,6 +167,45 @@ def shown(rows: Sequence[dict[str, Any]], found: dict[str, Measured]) -> str:
         cells = " ".join(f"{array[at]:6.2f}" for array in (one.mean, one.other, one.low))
         lines.append(f"{name:29} {one.pairs:6} {at[0]:3}.{at[1]} {cells}")
     return "\n".join(lines)
+
+
+def in_card(rows: Sequence[dict[str, Any]]) -> str:
+    """The same as a part of a model's card, the largest of a head's first.
+
+    >>> own = {"next": 0.5, "hidden noun to article": 0.75}
+    >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))
+    By the rule of `training/roles.py` 1 of 1 heads have a role, a mean weight of 0.4 or more. In
+    *hidden verb to object* and its like [MASK] stands in the place of the word that looks; 0 of the
+    heads have a role of that kind alone.
+    <BLANKLINE>
+    | head | roles |
+    | --- | --- |
+    | 0.1 | hidden noun to article 0.75, next 0.50 |
+    """
+    alone = sum(bool(row["roles"]) and all(map(_is_hidden, row["roles"])) for row in rows)
+    table = [
+        f"| {row['layer']}.{row['head']} | {', '.join(_largest_first(row['roles']))} |"
+        for row in rows
+        if row["roles"]
+    ]
+    return "\n".join([_CARD.format(counted(rows), len(rows), alone), *table])
+
+
+_CARD = """\
+By the rule of `training/roles.py` {} of {} heads have a role, a mean weight of 0.4 or more. In
+*hidden verb to object* and its like [MASK] stands in the place of the word that looks; {} of the
+heads have a role of that kind alone.
+
+| head | roles |
+| --- | --- |"""
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN)
+
+
+def _largest_first(own: dict[str, float]) -> list[str]:
+    return [f"{name} {own[name]:.2f}" for name in sorted(own, key=lambda name: -own[name])]
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:

@@ -82,8 +82,7 @@ the entropy of the weights as a share of the most it could be.
 
 {heads_table}
 
-By the rule of `training/roles.py` {roles} of {all_heads} heads have a role, which is where one of
-these is 0.4 or more: {own_roles}.
+{roles}
 
 ## Licence
 
@@ -209,14 +208,7 @@ def card(
         ),
         **_words_in_words(found, recipe),
         heads_table=heads_table(found["heads"], HEAD_SCORES),
-        roles=roles.counted(found["roles"]),
-        all_heads=len(found["roles"]),
-        own_roles="; ".join(
-            f"{row['layer']}.{row['head']} {', '.join(_rounded(row['roles']))}"
-            for row in found["roles"]
-            if row["roles"]
-        )
-        or "none",
+        roles=roles.in_card(found["roles"]),
     )
 
 
@@ -255,10 +247,6 @@ _CHOICES = {
     1: "It has learned from those with 1, on which choices were made before.",
     2: "Choices were made on those with 1, which it has not seen either.",
 }
-
-
-def _rounded(own: Mapping[str, float]) -> list[str]:
-    return [f"{name} {value:.2f}" for name, value in own.items()]
 
 
 def licence(folder: Path = FOLDER) -> str:

@@ -15,6 +15,7 @@ from training.roles import (
     Measured,
     compared,
     counted,
+    in_card,
     main,
     relations,
     shown,
@@ -162,6 +163,23 @@ def test_a_relation_has_to_hold_on_both_and_ends_count_three_times(
         [],
         ["verb to object"],
         ["last", "verb to object"],
+    ]
+
+
+def test_what_a_card_says() -> None:
+    own: list[dict[str, float]] = [
+        {"hidden noun to article": 0.5, "hidden verb to object": 0.6},
+        {"first": 0.45},
+        {"next": 0.7, "hidden verb to object": 0.5},
+        {},
+    ]
+    text = in_card([{"layer": 1, "head": k, "roles": one} for k, one in enumerate(own)])
+    assert "3 of 4 heads have a role" in text
+    assert "1 of the heads have a role of that kind alone" in text.replace("\n", " ")
+    assert text.splitlines()[-3:] == [
+        "| 1.0 | hidden verb to object 0.60, hidden noun to article 0.50 |",
+        "| 1.1 | first 0.45 |",
+        "| 1.2 | next 0.70, hidden verb to object 0.50 |",
     ]
 
 
