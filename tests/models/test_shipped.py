@@ -138,6 +138,16 @@ def said_of_heads() -> dict[str, np.ndarray]:
     return dict(zip(names, np.array(rows, np.float64).T, strict=True))
 
 
+def test_the_card_counts_the_roles_in_its_table() -> None:
+    said = re.search(r"(\d+) of 24 heads have a role.*?; (\d+) of the heads", CARD)
+    assert said is not None
+    rows = [row.split(", ") for row in re.findall(r"\| \d\.\d \| ([a-z][^|]*) \|", CARD)]
+    alone = [row for row in rows if all(role.startswith("hidden ") for role in row)]
+    assert [len(rows), len(alone)] == [int(count) for count in said.groups()]
+    assert len(rows) >= 8
+    assert all(float(role.split()[-1]) >= 0.4 for row in rows for role in row)
+
+
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The card's means are of many more sentences."""
     said = said_of_heads()
