@@ -98,6 +98,9 @@ def test_a_decoder_s_next_word(tmp_path: Path) -> None:
     assert view.sentence == f"What comes next is most likely the, {share:.2f}."
     assert "What comes next (the probability of each word)" in str(view)
     assert view.to_dict()["guesses"][0]["token"] is None
+    assert model.tokenize("a b").tokens == ["a", "Ġ", "b"]
+    assert guess("the other", model=model).to_dict()["tokens"][0] == "the"
+    assert "Ġ" not in str(guess("in the end", model=model)).partition("What comes next")[0]
 
 
 def test_a_text_that_is_cut_is_said_once(model: qkv.Model) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qkv.models.files.find import DEFAULT
@@ -14,6 +14,7 @@ from qkv.see.draw.panels import Bars, Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized
+from qkv.text.tokenized import plain_tokens
 from qkv.text.tokenizer import MASKS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class GuessView(View):
 
     Attributes:
         model: the name of the model.
-        tokens: of the text.
+        tokens: of the text, as a reader knows them.
         places: the places of the mask tokens; empty where the next word is guessed.
         guesses: of each the words and their probabilities, the likeliest first.
         changed: what was left out or hidden, "ablate" and "hide", where there is any.
@@ -175,9 +176,10 @@ def guess(
     if without or hidden:
         after = used.guesses(tokens, places, top_k, ablate=without, hide=hidden)
     changed: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
+    named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
     return GuessView(
         used.name,
-        tokens,
+        named,
         [] if used.generates else places,
         before,
         {name: found for name, found in changed.items() if found},
