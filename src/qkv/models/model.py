@@ -707,7 +707,8 @@ class Model(ModelBase):
             )
         edited = self._edits_of(edit, ablate, hide, [tokens], "predict")
         rows, _ = self._run([tokens], **edited.packed([0], len(tokens)))
-        ranked = likeliest(self._body.logits(rows[list(places)]), top_k)
+        logits = self._body.logits(rows[list(places)])
+        ranked = likeliest(logits, top_k, edited.why)
         behind = places if self.generates else [place - 1 for place in places]
         before = [tokens.tokens[max(0, place) : place + 1] for place in behind]
         return in_words(ranked, before, self.tokenizer)

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.trace import tables
 from qkv.trace.file import read_trace, write_trace
-from qkv.trace.names import counted, meant, numbers_of
+from qkv.trace.names import counted, is_tuple_name, meant, numbers_of
 from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
@@ -104,11 +104,20 @@ class Seq2SeqTrace:
             if side in SIDES and inner in getattr(self, side):
                 return getattr(self, side)[inner]
         names = self.names()
-        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5) or names[-3:]
+        near = self._both(name)
+        near = near or difflib.get_close_matches(str(name), names, n=3, cutoff=0.5) or names[-3:]
         raise KeyError(
             f"trace: there is no {name!r}: names begin with encoder. or decoder., such as "
             f"{', '.join(near)}"
         )
+
+    def _both(self, name: object) -> list[str]:
+        """What a tuple that names no side stands for on each."""
+        if not is_tuple_name(name):
+            return []
+        named = self._named()
+        ways = [full.removeprefix("blocks.") for full in meant(name, self.num_layers)]
+        return [f"{side}.{way}" for side in SIDES for way in ways if f"{side}.{way}" in named]
 
     def names(self) -> list[str]:
         """The names of all arrays."""

@@ -465,6 +465,13 @@ def test_what_generate_does_not_take(tmp_path, options, said):
         model.generate("abc", **options)
 
 
+def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_path):
+    model = decoders.gpt2(tmp_path / "model", seed=3)
+    for call in (model.generate, model.predict):
+        with pytest.raises(FloatingPointError, match="not finite: look at what edit and ablate"):
+            call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
+
+
 # what a trace says of it
 
 
@@ -613,6 +620,13 @@ def test_nothing_is_left_behind_in_the_model(double):
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"ablate has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate has layer 2"),
+        (
+            {"hide": (3, 1)},
+            TypeError,
+            r"hide is \(3, 1\), which may be places or one edge: write \[3, 1\] for places, "
+            r"\[\(3, 1\)\] for the edge",
+        ),
+        ({"hide": (3, 1, 0, 2)}, TypeError, r"hide is \(3, 1, 0, 2\), which may be"),
         (
             {"hide": ["the", "cat", "sat", "on", "mat", "."]},
             ValueError,

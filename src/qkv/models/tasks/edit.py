@@ -13,6 +13,8 @@ from qkv.arrays import Array, as_array, is_float
 from qkv.models.tasks.layout import WEIGHTS, Layout
 from qkv.trace import Recorder
 
+CANNOT = "its weights or its type cannot compute this text"
+
 
 class Hidden(NamedTuple):
     """A key that is not looked at in one text: by this query, in this layer and head, or by all."""
@@ -46,6 +48,11 @@ class Edits:
     heads: Sequence[int] = ()
     is_pair: bool = False
     asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def why(self) -> str:
+        """What an error gives as the reason for logits that are not finite."""
+        return "look at what edit and ablate put in" if self.asked else CANNOT
 
     def recorder(
         self, layout: Layout, wanted: Callable[[str], bool] | None = None

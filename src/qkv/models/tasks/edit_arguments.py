@@ -282,6 +282,11 @@ def _hide(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
     """The words, places and edges: strings, ints and tuples of ints."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     found: list[Any] = []
+    if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
+        raise TypeError(
+            f"{call}: hide is {hide}, which may be places or one edge: write {[*hide]} for places, "
+            f"{[hide]} for the edge"
+        )
     for one in hide if many else [hide]:
         if isinstance(one, str) or is_whole_number(one):
             found.append(one if isinstance(one, str) else int(one))

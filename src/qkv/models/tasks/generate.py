@@ -14,7 +14,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, real_number, shown, whole_number
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit import CANNOT, Edits
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
@@ -434,7 +434,8 @@ def steps(
         for number, row in enumerate(rows):
             if row.finish_reason is not None:
                 continue
-            _check_finite(logits[number], len(row.given) + len(row.ids))
+            count = len(row.given) + len(row.ids)
+            _check_finite(logits[number], count, edited.why)
             token = sampling(logits[number], row.rng)
             if top is not None:
                 row.measured.append(measured(logits[number], token, top))
@@ -455,12 +456,11 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
         yield
 
 
-def _check_finite(logits: Array, count: int) -> None:
+def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
     """An error where no token can be chosen by these logits (V,), behind so many tokens."""
     if not np.isfinite(logits.max()):
         raise FloatingPointError(
-            f"generate: the model's logits behind {count} tokens "
-            "are not finite: its weights or its type cannot compute this text"
+            f"generate: the model's logits behind {count} tokens are not finite: {why}"
         )
 
 

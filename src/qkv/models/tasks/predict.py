@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
+from qkv.models.tasks.edit import CANNOT
 from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.text import Tokenized, Tokenizer
@@ -97,7 +98,7 @@ def mask_places(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> li
     return places
 
 
-def likeliest(logits: Array, count: int) -> list[list[tuple[int, float]]]:
+def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[int, float]]]:
     """For each row of logits (n, V) the likeliest ids, with their probabilities in float64.
 
     Of equal ones the lower id comes first.
@@ -112,10 +113,7 @@ def likeliest(logits: Array, count: int) -> list[list[tuple[int, float]]]:
     found = []
     for row in logits.astype(np.float64):
         if not np.isfinite(row.max()):
-            raise FloatingPointError(
-                "predict: the model's logits are not finite: its weights or its type cannot "
-                "compute this text"
-            )
+            raise FloatingPointError(f"predict: the model's logits are not finite: {why}")
         shares = softmax(row)
         least = np.partition(shares, -count)[-count]
         ids = np.flatnonzero(shares >= least)
