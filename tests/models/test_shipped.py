@@ -1,4 +1,4 @@
-"""The model that comes with qkv: what its files promise, and what is known of it."""
+"""The encoder that comes with qkv: what its files promise, and what is known of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,17 @@ def test_its_card_and_the_licence_of_its_source_are_beside_it() -> None:
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
     assert "this entire notice" not in CARD  # it stands in one place
+
+
+def test_the_licence_of_each_model_goes_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    places = [place / "LICENSE.wordnet" for place in shipped().values()]
+    assert len(places) == 2
+    assert set(project["license-files"]) == {
+        "LICENSE",
+        *(str(path.relative_to(ROOT)) for path in places),
+    }
+    assert all(path.is_file() for path in places)
 
 
 def test_it_loads_with_nothing_but_what_is_installed(tmp_path: Path) -> None:
