@@ -1,0 +1,247 @@
+"""The decoder that comes with qkv: what its files promise, what it writes, what its card says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import qkv
+from qkv.circuits import head_scores
+from qkv.models.files.find import shipped
+from training.definitions import read_nouns
+
+from .plain import plain_llama
+
+PLACE = shipped()["wordnet-decoder"]
+CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
+CONFIG = json.loads((PLACE / "config.json").read_text(encoding="utf-8"))
+NOUNS = read_nouns()
+ENTRIES = [  # of a dictionary, written for this test
+    "bank: the ground along the edge of a river. we sat on the bank and watched the boats go by",
+    "bank: a house that keeps money and lends it. the bank lent him what he needed for the shop",
+    "kettle: a pot with a lid in which water is boiled. she put the kettle on the stove for tea",
+    "carry: take from one place to another in the arms. he carried the child up the stairs",
+    "narrow: small from one side to the other. the street was so narrow that no car could pass",
+    "slowly: at a low speed, without any hurry. the old man walked slowly along the wall",
+    "lantern: a lamp in a case of glass that can be carried. a lantern hung over the door",
+    "forgive: stop being angry with someone for what was done. she never forgave him for it",
+    "harvest: the time at which the crop is brought in. all of the village helped with the harvest",
+    "judge: a person who decides a case in a court. the judge asked the witness to speak up",
+    "damp: a little wet, so that it is not pleasant. the walls of the cellar were damp all winter",
+    "climb: go up with the help of hands and feet. the boys climbed the tree to look at the nest",
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> qkv.Model:
+    return qkv.load("wordnet-decoder")
+
+
+@pytest.fixture(scope="module")
+def texts(model: qkv.Model) -> list:
+    """What it writes of the hundred nouns, in one batch."""
+    return model.generate([f"{noun}:" for noun in NOUNS], max_new_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, np.ndarray]:
+    with safe_open(PLACE / "model.safetensors", "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_it_is_small_and_of_float16(tensors: dict[str, np.ndarray]) -> None:
+    assert (PLACE / "model.safetensors").stat().st_size <= 8e6
+    assert {array.dtype for array in tensors.values()} == {np.dtype(np.float16)}
+
+
+def test_it_is_what_a_llama_is(tensors: dict[str, np.ndarray]) -> None:
+    """RMSNorm without biases, rotary positions, grouped heads, SwiGLU, one table for both ends."""
+    assert (CONFIG["model_type"], CONFIG["hidden_act"]) == ("llama", "silu")
+    assert CONFIG["tie_word_embeddings"] is True
+    assert CONFIG["rope_theta"] == 10000.0
+    layers, dim, hidden = (
+        CONFIG[f"{name}"] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
+    )
+    heads, groups = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+    assert 1 < groups < heads
+    assert heads % groups == 0
+    size = dim // heads
+    expected = {
+        "model.embed_tokens.weight": (CONFIG["vocab_size"], dim),
+        "model.norm.weight": (dim,),
+    }
+    for layer in range(layers):
+        here = f"model.layers.{layer}."
+        shapes = {
+            "self_attn.q_proj": (heads * size, dim),
+            "self_attn.k_proj": (groups * size, dim),
+            "self_attn.v_proj": (groups * size, dim),
+            "self_attn.o_proj": (dim, heads * size),
+            "mlp.gate_proj": (hidden, dim),
+            "mlp.up_proj": (hidden, dim),
+            "mlp.down_proj": (dim, hidden),
+            "input_layernorm": (dim,),
+            "post_attention_layernorm": (dim,),
+        }
+        expected |= {f"{here}{name}.weight": shape for name, shape in shapes.items()}
+    assert {name: array.shape for name, array in tensors.items()} == expected
+
+
+def test_its_logits_are_those_of_the_formulas(
+    model: qkv.Model, tensors: dict[str, np.ndarray]
+) -> None:
+    """Against a Llama that is written down once more, in float64."""
+    ids = model.tokenize("bank: sloping land beside a river").ids
+    vectors = plain_llama(tensors, CONFIG, ids)
+    expected = vectors @ tensors["model.embed_tokens.weight"].astype(np.float64).T
+    found = model(ids).logits[0]
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
+    layers, heads, dim = model.num_layers, model.num_heads, model.dim
+    assert repr(model) == (
+        f"<Model wordnet-decoder: llama, {layers} layers, {heads} heads, vectors of {dim}>"
+    )
+    assert len(model.tokenizer) == CONFIG["vocab_size"]
+    numbers = sum(array.size for array in model.parameters.values()) / 1e6
+    groups = CONFIG["num_key_value_heads"]
+    assert f"{layers} layers, {heads} query heads on {groups} key and value heads" in CARD
+    assert f"vectors of {dim}, {len(model.tokenizer):,} tokens of bytes" in CARD
+    assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
+
+
+def test_the_licence_of_its_source_is_beside_it() -> None:
+    licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
+    assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
+    assert licence == (shipped()["wordnet"] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    assert "this entire notice" not in CARD  # it stands in one place
+
+
+def repeats(ids: Sequence[int], run: int = 4) -> bool:
+    """Whether some run of tokens stands in a text twice, looked for in every two places."""
+    starts = range(len(ids) - run + 1)
+    return any(ids[i : i + run] == ids[j : j + run] for i in starts for j in starts if i < j)
+
+
+def test_it_defines_a_hundred_nouns(texts: list) -> None:
+    """The card has the same counts; another processor may round a text or two otherwise."""
+    assert len(set(NOUNS)) == len(texts) == 100
+    bodies = [text.ids[:-1] if text.finish_reason == "eos" else text.ids for text in texts]
+    assert max(map(len, bodies)) <= 64
+    ends = [text.finish_reason == "eos" for text in texts]
+    long_enough = [len(text.split()) >= 4 for text in texts]
+    repeating = [repeats(body) for body in bodies]
+    passing = sum(np.array(ends) & long_enough & ~np.array(repeating))
+    differ = len({text.strip() for text in texts})
+    assert passing >= 90
+    assert differ >= 80
+    rule = "they end within 64 tokens, have four words and repeat no run of four tokens"
+    found = {
+        f"pass: {rule}": passing,
+        "end": sum(ends),
+        "have four words": sum(long_enough),
+        "repeat a run of four tokens": sum(repeating),
+        "differ from each other": differ,
+    }
+    for name, count in found.items():
+        (said,) = re.findall(rf"\| {re.escape(name)} \| (\d+) \|", CARD)
+        assert count == pytest.approx(int(said), abs=3), name
+
+
+def test_what_the_card_shows_is_what_it_writes(model: qkv.Model) -> None:
+    shown = re.findall(
+        r"^- (\w+):(.*)$", (PLACE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    found = model.generate([f"{word}:" for word, _ in shown])
+    assert len(shown) == 3
+    assert sum(text == said for text, (_, said) in zip(found, shown, strict=True)) >= 2
+
+
+def said_of_heads() -> dict[str, np.ndarray]:
+    """The card's table of heads, a column (layers, heads) by its name."""
+    names = ("copies", "previous", "same", "first", "induction")
+    rows = np.array(
+        re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), CARD), dtype=np.float64
+    )
+    shape = CONFIG["num_hidden_layers"], CONFIG["num_attention_heads"]
+    return {name: column.reshape(shape) for name, column in zip(names, rows.T, strict=True)}
+
+
+def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
+    """Tokens drawn by lot come twice: the weight on what stood behind the first copy."""
+    count, rng = 24, np.random.default_rng(1)
+    plain = [at for at in range(len(model.tokenizer)) if not model.tokenizer.is_special(at)]
+    once = np.stack([rng.choice(plain, count, replace=False) for _ in range(24)])
+    trace = model.trace(list(np.concatenate([once, once], axis=1)), names=["pattern"])
+    second = np.arange(count, 2 * count)
+    found = np.array(
+        [
+            trace["pattern", layer][:, :, second, second - count + 1].mean(axis=(0, 2))
+            for layer in range(model.num_layers)
+        ]
+    )
+    said = said_of_heads()["copies"]
+    np.testing.assert_allclose(found, said, atol=0.08)
+    named = re.findall(r"(\d)\.(\d) \(\d\.\d\d\)", CARD)
+    assert named == [(str(i), str(j)) for i, j in np.argwhere(said >= 0.4)]
+    assert ("An induction head (0.4 or more): " in CARD) is bool(named)
+    assert ("It has no induction head (0.4 or more)." in CARD) is not named
+
+
+def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
+    """The card's means are of many more texts."""
+    said = said_of_heads()
+    names = ("previous", "same", "first")
+    found = head_scores(model, ENTRIES, names)
+    for name in names:
+        np.testing.assert_allclose(found[name], said[name], atol=0.15, err_msg=name)
+
+
+def test_it_writes_at_once_and_with_no_network(tmp_path: Path) -> None:
+    program = """
+import socket, sys
+
+def refuse(*_):
+    raise AssertionError("asks the network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+from qkv.cli import main
+
+try:
+    main(["generate", "bank:"])
+except SystemExit as left:
+    assert not left.code
+print(sorted({"huggingface_hub", "torch", "matplotlib"} & set(sys.modules)))
+"""
+    environment = {"HF_HOME": str(tmp_path), "PATH": "/nonexistent", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": str(Path(qkv.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    written, imported = done.stdout.splitlines()
+    word, _, definition = written.partition(":")
+    assert (word, imported) == ("bank", "[]")
+    assert len(definition.split()) >= 4
+    assert done.stderr == ""
+
+
+def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
+    assert os.environ.get("QKV_MODEL") is None
+    assert qkv.load().name == "wordnet"  # it is not what is loaded without a name
+    assert model.generates
+    assert "lm_head.weight" not in model.parameters
+    with pytest.raises(ValueError, match="wordnet-decoder"):
+        qkv.load("wordnet-decodr")
