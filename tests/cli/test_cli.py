@@ -146,7 +146,8 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert data["backend"] in data["backends"]
     assert data["backends"][-1] == "numpy"
     assert data["threads"] == qkv.get_num_threads()
-    assert data["default_model"] == "wordnet"
+    assert (data["default_model"], data["default_decoder"]) == ("wordnet", "wordnet-decoder")
+    assert {row["name"] for row in data["models"]} > {"wordnet", "wordnet-decoder"}
     assert [(row["name"], row["place"]) for row in data["models"]] == [
         (name, place) for name, place, _ in qkv.models.places()
     ]
@@ -155,7 +156,7 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     lesson = json.loads(run("info", *RANDOM, "--json").stdout)
     about = ("model", "layers", "heads", "vector_size", "most_tokens")
     assert [lesson[name] for name in about] == ["random", 1, 2, 8, 512]
-    assert "heads         2\n" in run("info", *RANDOM).stdout
+    assert "heads           2\n" in run("info", *RANDOM).stdout
     assert "nearest names" in refused(run("info", "--model", "minilmm"), "info")
     monkeypatch.setenv("QKV_BACKEND", "abacus")
     assert "QKV_BACKEND=abacus is not available" in refused(run("info"), "info")

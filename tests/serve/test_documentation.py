@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from models.small_models import CONFIGS, write_small
 from qkv.cli import main
 from qkv.serve.settings import Settings
 
@@ -45,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve("--model", write_small(tmp_path_factory.mktemp("model"), CONFIGS["gpt2"])) as it:
+def decoder() -> Iterator[Served]:
+    with serve("--model", "wordnet-decoder") as it:
         yield it
 
 

@@ -32,6 +32,7 @@ def main(context: click.Context) -> None:
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
         qkv guess "There are many soldiers in a [MASK]." --hide soldiers
+        qkv generate "bank:"
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

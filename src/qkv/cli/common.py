@@ -151,7 +151,7 @@ def _named_model(names: str, default: str) -> Callable[..., Any]:
     )
 
 
-model_option = _named_model("wordnet, minilm, random", "wordnet")
+model_option = _named_model("wordnet, wordnet-decoder, minilm, random", "wordnet")
 writer_option = _named_model("wordnet-decoder", "wordnet-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 

@@ -46,6 +46,7 @@ def generate(
 ) -> None:
     """PROMPT and what a model writes behind it, printed as the words come.
 
+    The decoder that comes with qkv writes definitions: qkv generate "bank:"
     Several prompts run in one batch. What a model of two texts writes stands on a line of its own.
     """
     from qkv.models import load

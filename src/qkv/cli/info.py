@@ -24,7 +24,7 @@ def info(model: str | None, as_json: bool) -> None:
     import numpy as np
 
     from qkv.models import load, places
-    from qkv.models.files.find import DEFAULT
+    from qkv.models.files.find import DEFAULT, WRITER
     from qkv.ops.kernel import BACKENDS, backend, kernel
     from qkv.ops.threads import get_num_threads
 
@@ -38,6 +38,7 @@ def info(model: str | None, as_json: bool) -> None:
         "bf16_products": kernel is not None and any(whole for _, whole in kernel.bodies()),
         "threads": get_num_threads(),
         "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
+        "default_decoder": os.environ.get("QKV_MODEL") or WRITER,
     }
     if model is not None:
         used = load(model)
@@ -56,7 +57,7 @@ def info(model: str | None, as_json: bool) -> None:
         print_json({**about, "models": models})
         return
     for name, value in about.items():
-        click.echo(f"{name.replace('_', ' '):14}{_in_words(value)}")
+        click.echo(f"{name.replace('_', ' '):16}{_in_words(value)}")
     if kernel is None:
         click.echo(NO_KERNEL)
     click.echo("models")

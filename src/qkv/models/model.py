@@ -501,6 +501,11 @@ class Model(ModelBase):
 
         Source:
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
+
+        >>> import qkv
+        >>> text = qkv.load("wordnet-decoder").generate("bank:")
+        >>> text.prompt, text.finish_reason, len(text.split()) > 3
+        ('bank:', 'eos', True)
         """
         sampling = Sampling(temperature, top_k, top_p)
         if max_new_tokens is not None:
