@@ -159,6 +159,17 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     assert re.search(r"^river  0.71  --layer 0 --head 4 ", text, re.MULTILINE)
 
 
+def test_a_word_that_sees_no_other_is_said_to_see_none() -> None:
+    """In a decoder the first word sees itself alone."""
+    texts = ["cat sat", "cat ran", "the cat"]
+    model = random_model(texts, causal=True)
+    first, second, third = texts
+    view = compare(first, second, word="cat", model=model)
+    assert "cat looks at no other word in A and at no other word in B: " in view.sentence
+    said = compare(first, third, word="cat", model=model).sentence
+    assert re.match(r"cat looks at no other word in A and at the in B \(0\.\d\d\): ", said)
+
+
 def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> None:
     view = compare("Tokenization helps.", "We like tokenization", word="tokenization", model=minilm)
     first, second = view.sides

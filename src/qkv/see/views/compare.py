@@ -90,11 +90,12 @@ class CompareView(HeadShown):
     @property
     def sentence(self) -> str:
         """What the word looks at in both texts, and its similarity at both ends, in words."""
-        (first, in_a), (second, in_b) = (side.most(self.head) for side in self.sides)
-        looks = (
-            f"{self.word} looks at {first} in A ({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
-            f"{self.where}."
-        )
+        found = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
+        at = [
+            f"at {name} in {text} ({weight:.2f})" if weight else f"at no other word in {text}"
+            for text, (name, weight) in found
+        ]
+        looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
         if not len(self.similarity):
             return looks
         return (
