@@ -94,6 +94,10 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     assert f"a Llama of {writer.num_layers} layers with {heads}" in page
     assert f"vectors of {writer.dim} numbers, {len(writer.tokenizer):,} tokens of bytes" in page
     assert f"{writer.max_seq_length} positions, {millions:.1f} million numbers in all" in page
+    card = (shipped()["wordnet-decoder"] / "README.md").read_text("utf-8")
+    (own,) = re.findall(r"have one of the word's own definitions \| (\d+) \|", card)
+    assert f"Of a hundred common nouns {own} get a definition that is the dictionary's own" in page
+    assert ("It has no induction head" in page) is ("It has no induction head" in card)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
