@@ -24,7 +24,7 @@ import qkv
 from .support import close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
-NOT_RUN = {"flash-attn"}  # needs a GPU
+NOT_RUN = {"TransformerLens", "flash-attn"}  # is not installed; needs a GPU
 B, L, S, H, HKV, D, DV = 2, 3, 5, 4, 2, 8, 6
 
 FIRST = "What goes wrong without an error"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import qkv
 from qkv.models.tasks.generate import Sampling, TextStream
 
 from ..decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
+from ..small_models import CONFIGS, write_small
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +461,13 @@ def test_logits_that_are_not_finite(tmp_path: Path) -> None:
     for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2, "top_p": 0.5}):
         with pytest.raises(FloatingPointError, match="not finite"):
             model.generate("the", **options)
+
+
+def test_a_model_that_has_written_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    model = qkv.load(write_small(tmp_path / "llama", CONFIGS["llama"]))
+    written = model.generate("the cat", max_new_tokens=5)
+    for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert twin.generate("the cat", max_new_tokens=5).ids == written.ids
 
 
 # Step by step, and what the model made of each token

@@ -64,6 +64,10 @@ class Transformer:
         self.bias, self.final_norm, self.head = bias, final_norm, head
         self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copies take: all but what is made again when it is needed."""
+        return {**self.__dict__, "_steps": None}
+
     @property
     def dim(self) -> int:
         """D, the size of the vectors."""
