@@ -92,7 +92,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
             ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
             for name in ("vit", "bert", "random", "wordnet")
         ),
-        *((verb, "nowhere", "there is no model 'nowhere'") for verb in VERBS),
+        *((verb, "nowhere", "path (QKV_MODEL names it)") for verb in VERBS),
     ],
 )
 def test_what_cannot_do_it_is_refused(

@@ -53,7 +53,7 @@ def generate(
     from qkv.models.files.find import WRITER
 
     chosen = os.environ.get("QKV_MODEL")
-    used = load(model or chosen or WRITER)
+    used = load(model or (None if chosen else WRITER))
     if not model and chosen and not used.generates:
         raise click.UsageError(
             f"QKV_MODEL is {chosen:.200}, which has nothing that predicts the next token: unset it "

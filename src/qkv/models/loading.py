@@ -71,12 +71,18 @@ def load(
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
     """
+    chosen = os.environ.get("QKV_MODEL") if name_or_path is None else None
     if name_or_path is None:
-        name_or_path = os.environ.get("QKV_MODEL") or DEFAULT
+        name_or_path = chosen or DEFAULT
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", CONFIG).is_file():
         return random_model(dtype=kind or np.float32)
-    folder, name = find_model(name_or_path, revision), str(name_or_path)
+    try:
+        folder, name = find_model(name_or_path, revision), str(name_or_path)
+    except (ValueError, FileNotFoundError, NotADirectoryError) as error:
+        if chosen and len(error.args) == 1:  # it is words of ours, on what nobody typed just now
+            raise type(error)(f"{error} (QKV_MODEL names it)") from error
+        raise
     if Path(name).is_dir():
         name = Path(name).expanduser().resolve().name
     try:
@@ -132,7 +138,7 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
-    return load(name)
+    return load(name_or_path)
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:

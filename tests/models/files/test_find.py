@@ -171,6 +171,11 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
     assert load().name == "model"
     monkeypatch.setenv("QKV_MODEL", "random")
     assert load().name == "random"
+    monkeypatch.setenv("QKV_MODEL", "/nowhere")
+    with pytest.raises(FileNotFoundError, match=r"no folder /nowhere \(QKV_MODEL names it\)$"):
+        load()
+    with pytest.raises(FileNotFoundError, match=r"no folder /somewhere$"):
+        load("/somewhere")
 
 
 def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, monkeypatch):
