@@ -1,6 +1,7 @@
 """SubwordTokenizer: tokenizer files as trained models have them."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,14 @@ def test_subwords_with_special_tokens() -> None:
     assert found.ids.dtype == np.int64
     assert found.offsets == [(0, 0), (0, 3), (4, 8), (8, 11), (0, 0)]
     assert found.special == [True, False, False, False, True]
+
+
+def test_its_rules_are_those_of_its_file(tmp_path: Path) -> None:
+    tokenizer = SubwordTokenizer(library_tokenizer())
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert tokenizer.rules == json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    assert tokenizer.rules["padding"] is None
+    assert tokenizer.rules["model"]["vocab"]["##ing"] == 5
 
 
 def test_neither_padded_nor_cut() -> None:

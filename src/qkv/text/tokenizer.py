@@ -63,6 +63,12 @@ class Tokenizer:
         """Each word and its id, in the order of the ids; a copy."""
         return dict(sorted(self._inner.get_vocab().items(), key=lambda item: item[1]))
 
+    @property
+    def rules(self) -> dict[str, Any]:
+        """What its tokenizer.json says; a copy."""
+        found: dict[str, Any] = json.loads(self._inner.to_str())
+        return found
+
     @cached_property
     def mask(self) -> str | None:
         """The token that stands for a word to be guessed; None where the vocabulary has none."""
