@@ -18,6 +18,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
+WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _SCRIPTS = {"compare": "show"}  # kinds that share a script with another
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
@@ -62,13 +63,13 @@ def picture(static: str, theme: str) -> str:
     return f'<style>{style}</style><div class="qkv-picture">{static}</div>'
 
 
-def document(title: str, body: str, theme: str) -> str:
+def document(title: str, body: str, theme: str, policy: str = POLICY) -> str:
     """A whole HTML document round a body, whose policy forbids it the network."""
     scheme = {"auto": "light dark"}.get(theme, theme)
     title = escape(readable(title), quote=True)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="{scheme}">\n<title>{title}</title>\n'
         '<link rel="icon" href="data:,">\n'
@@ -90,7 +91,7 @@ def script_json(data: Any) -> str:
     return _UNSAFE.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def asset(name: str) -> str:
     """The text of a file in assets/; empty if there is none of this name. Scripts lose comments."""
     file = files("qkv.see").joinpath("page", "assets", name)

@@ -23,6 +23,17 @@ def pack_numbers(values: Any) -> dict[str, Any]:
     return {"b64": _text(data.tobytes()), "shape": list(data.shape)}
 
 
+def pack_halves(values: Array) -> dict[str, Any]:
+    """Numbers rounded to float16.
+
+    >>> pack_halves(np.array([0.0, 1.0]))
+    {'b64': 'AAAAPA==', 'shape': [2], 'float': 16}
+    """
+    with np.errstate(over="ignore"):
+        data = values.astype("<f2")
+    return {"b64": _text(data.tobytes()), "shape": list(data.shape), "float": 16}
+
+
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Weights in 16 bits, `n / per`, that show as the weights do in four digits or fewer.
 

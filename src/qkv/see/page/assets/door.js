@@ -1,0 +1,87 @@
+// The door to the model that is in the page: globalThis.qkv. Behind it is a worker, made of the scripts that stand
+// in `compute` (wordpiece.js, edits.js, engine.js, worker.js), since a page that was opened from a file has no other.
+
+/**
+ * What a run gives. D is the size of a vector, V that of the vocabulary, n how many places were asked for.
+ * @typedef {object} Run
+ * @property {string[]} tokens  T of them
+ * @property {Float32Array[][]} pattern  by layer and head: weights (T, T), query by query
+ * @property {Float32Array[]} resid  (T, D): hook_full_embed, then what each block hands to the next
+ * @property {Float32Array} logits  (T, V), or (n, V) at the places asked for
+ * @property {number[]} ids  (T)
+ * @property {[number, number][]} offsets  (T, 2): the part of the text a token stands for, text.slice(start, end)
+ * @property {boolean[]} special  whether the tokenizer put a token in
+ * @property {boolean} cut  whether the text was too long
+ * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
+ */
+
+/**
+ * Opens the door.
+ * @param {() => void} compute
+ * @param {HTMLElement} data  holds the model, as engine.py has written it
+ */
+function openDoor(compute, data) {
+  const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
+  const worker = new Worker(url);
+  const waiting = new Map(); // what was asked, by number
+  let [count, broken] = [0, null];
+  const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
+  model.catch(() => {}); // each question says so by itself
+
+  worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
+    const asker = waiting.get(id);
+    if (ready) URL.revokeObjectURL(url);
+    if (!asker) return; // it was given up
+    if (error) asker.reject(error);
+    else if (ready || done) asker.resolve(ready ?? value);
+    else asker.onpart(value);
+    if (error || ready || done) waiting.delete(id);
+  };
+  worker.onerror = (event) => {
+    broken = new Error(`qkv: the model in this page does not run: ${event.message ?? "the browser allows no worker"}`);
+    for (const { reject } of waiting.values()) reject(broken);
+    waiting.clear();
+  };
+  worker.postMessage({ read: data.textContent });
+
+  /** Asks the worker; `signal` gives up what was asked, `onpart` hears of each part. */
+  function ask(question, { signal, onpart }) {
+    return new Promise((resolve, reject) => {
+      if (broken) throw broken;
+      signal?.throwIfAborted();
+      const id = (count += 1);
+      waiting.set(id, { resolve, reject, onpart });
+      worker.postMessage({ id, ...question });
+      signal?.addEventListener("abort", () => {
+        if (!waiting.delete(id)) return;
+        worker.postMessage({ drop: id });
+        reject(signal.reason);
+      }, { once: true });
+    });
+  }
+
+  globalThis.qkv = {
+    /** Name and sizes of the model, and its vocabulary; once they are known. */
+    model,
+
+    /**
+     * Runs a text, changed as the edits say (see edits.js). The newest run goes first, an older one after it.
+     * @param {string} text
+     * @param {Edit[]} edits
+     * @param {{at?: number[], layers?: number[], signal?: AbortSignal}} options  `at`: the places whose logits are
+     *     wanted, else all; `layers`: those of which everything is wanted
+     * @returns {Promise<Run>}
+     */
+    run: (text, edits = [], { at, layers, signal } = {}) => ask({ ask: "run", text, edits, at, layers }, { signal }),
+
+    /**
+     * Removes each head in turn, whenever no run is wanted, the last layers first.
+     * @param {string} text
+     * @param {Edit[]} edits
+     * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart  hears
+     *     what is left without this head: the last vectors (T, D), and the logits (n, V) at the places `at`
+     * @param {{at?: number[], signal?: AbortSignal}} options
+     */
+    sweep: (text, edits, onpart, { at, signal } = {}) => ask({ ask: "sweep", text, edits, at }, { signal, onpart }),
+  };
+}

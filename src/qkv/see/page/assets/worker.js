@@ -1,0 +1,130 @@
+// What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, and for
+// sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
+
+/**
+ * @typedef {{id: number, ask: "run" | "sweep", text: string, edits: any, at?: number[], layers?: number[]}} Question
+ * @typedef {{id: number, ask: string, steps: Generator<any, any>}} Job
+ */
+
+/** @type {Model} */
+let model;
+/** @type {Job[]} */
+let jobs = []; // the newest is the last
+let working = false;
+const memory = new Memory();
+const next = new MessageChannel(); // a message to oneself comes after those that wait: they are heard between two steps
+next.port1.onmessage = work;
+
+onmessage = ({ data: { read, drop, ...question } }) => {
+  if (read) {
+    model = readModel(JSON.parse(read));
+    postMessage({ ready: { name: model.name, ...model.sizes, words: model.tokenizer.names } });
+  } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
+  else {
+    jobs.push({ id: question.id, ask: question.ask, steps: { run, sweep }[question.ask](question) });
+    if (!working) next.port2.postMessage(0);
+    working = true;
+  }
+};
+
+/** One step of the newest run; of a sweep where there is no run. */
+function work() {
+  const job = jobs.findLast(({ ask }) => ask === "run") ?? jobs.at(-1);
+  working = Boolean(job);
+  if (!job) return;
+  try {
+    const { value, done } = job.steps.next();
+    if (done || value) postMessage({ id: job.id, done, value });
+    if (done) jobs = jobs.filter((one) => one !== job);
+  } catch (error) {
+    jobs = jobs.filter((one) => one !== job);
+    postMessage({ id: job.id, error });
+  }
+  next.port2.postMessage(0);
+}
+
+/**
+ * What a text and its edits are to the model.
+ * @param {Question} question
+ */
+function asked({ text, edits }) {
+  if (typeof text !== "string") throw new TypeError(`run: text is ${typeof text}: give a string`);
+  const { tokens, cut } = tokenize(model.tokenizer, text, model.sizes.most);
+  const own = checkedEdits(edits, tokens.length, model);
+  return { tokens, cut, read: swapped(tokens, own, model.tokenizer), own: own.filter(({ op }) => op !== "swap") };
+}
+
+/**
+ * A run, as door.js describes it.
+ * @param {Question} question
+ */
+function* run(question) {
+  const { tokens, cut, read, own } = asked(question);
+  const places = listed(question.at, tokens.length, "at", "tokens");
+  const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
+  const ids = read.map(({ id }) => id);
+  const steps = yield* forward(model, memory, ids, own);
+  const resid = steps.map((step) => step.normalized_resid_post ?? step.full_embed); // (T, D), layers + 1 times
+  return {
+    tokens: read.map(({ token }) => token),
+    pattern: steps.slice(1).map(({ pattern }) => rounded(pattern)),
+    resid: rounded(resid),
+    logits: yield* logits(resid.at(-1), places),
+    ids,
+    offsets: tokens.map(({ start, end }) => [start, end]),
+    special: tokens.map(({ special }) => special),
+    cut,
+    blocks: Object.fromEntries(layers.map((l) => [l, inside(steps[l + 1])])),
+  };
+}
+
+/**
+ * Every head removed in turn, on top of the edits: the last layers first, below which all is known.
+ * @param {Question} question
+ */
+function* sweep(question) {
+  const { tokens, read, own } = asked(question);
+  const { layers, heads } = model.sizes;
+  const places = listed(question.at, tokens.length, "at", "tokens");
+  const ids = read.map(({ id }) => id);
+  for (let layer = layers - 1; layer >= 0; layer--)
+    for (let head = 0; head < heads; head++) {
+      const steps = yield* forward(model, memory, ids, [...own, { op: "ablate", layer, head }]);
+      const resid = steps[layers].normalized_resid_post;
+      yield { layer, head, resid: rounded(resid), logits: yield* logits(resid, places) };
+    }
+}
+
+/**
+ * The logits (n, V) of vectors x (T, D) at these places, a few of them in each step.
+ * @param {Float64Array} x
+ * @param {number[]} places
+ */
+function* logits(x, places) {
+  const V = model.sizes.vocabulary;
+  const found = new Float32Array(places.length * V);
+  for (let n = 0; n < places.length; n += 8) {
+    yield;
+    found.set(logitsAt(model, x, places.slice(n, n + 8)), n * V);
+  }
+  return found;
+}
+
+/** Numbers as they go to the page: in float32; of a list, each of its arrays. */
+function rounded(x) {
+  return Array.isArray(x) ? x.map(rounded) : new Float32Array(x);
+}
+
+/** All that a layer has computed, by a trace's names. */
+function inside(step) {
+  const arrays = Object.entries(step).filter(([name]) => name !== "key");
+  return Object.fromEntries(arrays.map(([name, x]) => [name, rounded(x)]));
+}
+
+/** The places, or the layers, that a question names: whole numbers below `count`; all where it names none. */
+function listed(numbers, count, name, what) {
+  const found = numbers ?? Array.from({ length: count }, (_, number) => number);
+  const wrong = found.find((number) => !(Number.isInteger(number) && number >= 0 && number < count));
+  if (wrong !== undefined) throw new RangeError(`run: ${name} has ${shown(wrong)} and there are ${count} ${what}: give 0 to ${count - 1}`);
+  return found;
+}

@@ -1,0 +1,87 @@
+"""A BERT with its head in float64, from a model's parameters, and what edits change in it."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.models import Model
+
+Edit = dict[str, Any]
+
+
+class Result(NamedTuple):
+    pattern: np.ndarray  # (layers, H, T, T)
+    resid: np.ndarray  # (layers + 1, T, D)
+    logits: np.ndarray  # (T, V)
+    inside: list[dict[str, np.ndarray]]  # by layer, as a trace names it
+
+
+def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
+    p = {name: np.array(array, np.float64) for name, array in model.parameters.items()}
+    eps, layers, heads = model.design.eps, model.num_layers, model.num_heads
+
+    def dense(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        return x * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+    def cut(x: np.ndarray) -> np.ndarray:  # (T, D) -> (H, T, d)
+        return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+    def of(op: str) -> list[Edit]:
+        return [edit for edit in edits if edit["op"] == op]
+
+    ids = list(ids)
+    for edit in of("swap"):
+        ids[edit["token"]] = model.tokenizer.vocabulary[edit["with"]]
+    size = len(ids)
+    x = p["embed.weight"][ids] + p["pos_embed.weight"][:size] + p["token_type_embed.weight"][0]
+    x = norm(x, "embed_norm")
+    patterns, resid, inside = [], [x], []
+    scale = [1 / math.sqrt(model.dim / heads), *(edit["value"] for edit in of("scale"))][-1]
+    for layer in range(layers):
+        here = f"blocks.{layer}"
+        flat = {name: dense(x, f"{here}.attn.{name}_proj") for name in "qkv"}
+        q, k, v = (cut(flat[name]) for name in "qkv")
+        scores = q @ k.swapaxes(1, 2) * scale  # (H, T, T)
+        for edit in of("hide"):
+            scores[:, :, edit["token"]] = -np.inf
+        if of("causal"):
+            scores[:, ~np.tri(size, dtype=bool)] = -np.inf
+        for edit in of("mask"):
+            if edit.get("layer") in (None, layer):
+                head = edit.get("head")
+                which = slice(None) if head is None else head
+                scores[which, edit["query"], edit["key"]] = -np.inf
+        with np.errstate(invalid="ignore"):
+            pattern = np.exp(scores - scores.max(-1, keepdims=True))
+            pattern = np.nan_to_num(pattern / pattern.sum(-1, keepdims=True))
+        for edit in of("row"):
+            if edit["layer"] == layer:
+                pattern[edit["head"], edit["query"]] = edit["weights"]
+        z = pattern @ v  # (H, T, d)
+        for edit in of("ablate"):
+            if edit["layer"] == layer:
+                z[slice(None) if edit.get("head") is None else edit["head"]] = 0
+        z = z.swapaxes(0, 1).reshape(size, -1)  # (T, D)
+        attn_out = dense(z, f"{here}.attn.out_proj")
+        middle = norm(x + attn_out, f"{here}.norm1")
+        pre = dense(middle, f"{here}.mlp.up_proj")
+        post = gelu(pre)
+        mlp_out = dense(post, f"{here}.mlp.down_proj")
+        inside.append({**flat, "z": z, "attn_out": attn_out, "resid_mid": x + attn_out})
+        inside[-1] |= {"pre": pre, "post": post, "mlp_out": mlp_out, "resid_post": middle + mlp_out}
+        x = norm(middle + mlp_out, f"{here}.norm2")
+        patterns.append(pattern)
+        resid.append(x)
+    ready = norm(gelu(dense(x, "head.dense_proj")), "head.norm")
+    logits = ready @ p["embed.weight"].T + p["head.out_proj.bias"]
+    return Result(np.array(patterns), np.array(resid), logits, inside)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

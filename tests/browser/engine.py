@@ -1,0 +1,139 @@
+"""How tests ask the model in a page, and what they hold its numbers against."""
+
+import base64
+import itertools
+import math
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Page
+
+from qkv.models import Model
+from qkv.see.page.engine import engine_part, engine_payload
+from qkv.see.page.html import WITH_WORKER, document
+from qkv.text import Tokenized
+from qkv.trace import Trace
+
+from .edited import Edit, Result
+
+# Runs a text and packs what came: base64 of float32, and the rest as it is.
+RUN = """async ([text, edits, options]) => {
+  const pack = (x) => {
+    if (Array.isArray(x)) return x.map(pack);
+    if (!(x instanceof Float32Array)) return x;
+    return new Uint8Array(x.buffer, x.byteOffset, x.byteLength).toBase64();
+  };
+  const { blocks, ...found } = await qkv.run(text, edits, options);
+  const named = (x) => Object.fromEntries(Object.entries(x).map(([name, y]) => [name, pack(y)]));
+  return { ...named(found), blocks: Object.values(blocks).map(named) };
+}"""
+
+
+def page_of(model: Model) -> str:
+    return document("the engine", engine_part(engine_payload(model)), "auto", WITH_WORKER)
+
+
+def unpacked(packed: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed), "<f4")
+
+
+def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[str, Any], Result]:
+    """What the door gives, and its numbers in their shapes."""
+    found = page.evaluate(RUN, [text, [] if edits is None else edits, options])
+    size = len(found["tokens"])
+    pattern = np.array([[unpacked(head) for head in layer] for layer in found["pattern"]])
+    return found, Result(
+        pattern.reshape(*pattern.shape[:2], size, size),
+        np.array([unpacked(one).reshape(size, -1) for one in found["resid"]]),
+        unpacked(found["logits"]).reshape(len(options.get("at", range(size))), -1),
+        found["blocks"],
+    )
+
+
+def agree(found: Result, expected: Result, weights: float = 1e-7, others: float = 1e-6) -> None:
+    """Weights to so much, others to so much of the largest: float32 of what float64 gives."""
+    np.testing.assert_allclose(found.pattern, expected.pattern, rtol=0, atol=weights)
+    for one, other in ((found.resid, expected.resid), (found.logits, expected.logits)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=others * np.abs(other).max())
+
+
+def ranked_alike(found: np.ndarray, expected: np.ndarray) -> None:
+    """The five likeliest words are the same, in the same order, where chances differ by 1e-5."""
+    for mine, own in zip(shares(found), shares(expected), strict=True):
+        best = np.argpartition(-own, 6)[:6]
+        best = best[np.argsort(-own[best])]
+        for first, second in itertools.pairwise(best):
+            assert own[first] - own[second] <= 1e-5 or mine[first] > mine[second]
+        fifth = best[4]
+        assert (mine[own < own[fifth] - 1e-5] < mine[fifth]).all()
+
+
+def shares(logits: np.ndarray) -> np.ndarray:
+    exact = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return exact / exact.sum(-1, keepdims=True)
+
+
+def traced(model: Model, text: str) -> tuple[Tokenized | Trace, Trace, Result]:
+    """The tokens of a text, and what the library makes of them."""
+    tokens = model.tokenize(text)
+    if all(tokens.special):  # `trace` has no use for such a text, but for its ids
+        trace = model.trace(tokens.ids, logits=True)
+        return tokens, trace, numbers(trace, model.num_layers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* cut to")
+        trace = model.trace(text, logits=True)
+    return trace, trace, numbers(trace, model.num_layers)
+
+
+def numbers(trace: Trace, layers: int) -> Result:
+    resid = ["full_embed", *(("normalized_resid_post", layer) for layer in range(layers))]
+    return Result(
+        np.array([trace["pattern", layer][0] for layer in range(layers)]),
+        np.array([trace[name][0] for name in resid]),
+        trace["logits"][0],
+        [],
+    )
+
+
+def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Result:
+    """What the library gives of ids with its own counterpart of each edit."""
+    ids, size, layers = list(ids), len(ids), range(model.num_layers)
+    ablate: list[Any] = []
+    hide: list[Any] = []
+    change: dict[Any, Any] = {}
+    rows: dict[int, list[Edit]] = {}
+    for edit in edits:
+        match edit["op"]:
+            case "hide":
+                hide.append(edit["token"])
+            case "mask":
+                where = [edit.get("layer"), edit.get("head")]
+                edge = [edit["query"], edit["key"], *where]
+                hide.append(tuple(place for place in edge if place is not None))
+            case "causal":
+                hide += itertools.combinations(range(size), 2)
+            case "ablate":
+                ablate.append((edit["layer"], edit.get("head")))
+            case "scale":
+                times = edit["value"] * math.sqrt(model.dim / model.num_heads)
+                scaled = partial(times_visible, times)
+                change |= {("attn_scores", layer): scaled for layer in layers}
+            case "row":
+                rows.setdefault(edit["layer"], []).append(edit)
+            case "swap":
+                ids[edit["token"]] = model.tokenizer.vocabulary[edit["with"]]
+    change |= {("pattern", layer): partial(with_rows, own) for layer, own in rows.items()}
+    trace = model.trace(ids, logits=True, ablate=ablate, hide=hide, edit=change)
+    return numbers(trace, model.num_layers)
+
+
+def times_visible(factor: float, scores: np.ndarray) -> np.ndarray:
+    return np.where(np.isneginf(scores), scores, np.nan_to_num(scores, neginf=0) * factor)
+
+
+def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
+    for row in rows:
+        pattern[:, row["head"], row["query"]] = row["weights"]
+    return pattern

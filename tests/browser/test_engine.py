@@ -1,0 +1,253 @@
+"""The model that computes in a page: tokens, numbers, what edits change, whose turn it is."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Error, Page
+
+import qkv
+from models.support import mask_bert
+from qkv.models import Model
+
+from .conftest import Visit
+from .edited import Edit, run
+from .engine import agree, ask, by_the_library, page_of, ranked_alike, traced, unpacked
+from .texts import TEXTS
+
+TEXT = "The bank of the river was [MASK]."  # 10 tokens
+ROW = [0.5, 0.25, *[0.0] * 7, 0.25]
+EDITS: dict[str, Edit] = {
+    "hide": {"op": "hide", "token": 2},
+    "mask": {"op": "mask", "query": 5, "key": 1},
+    "causal": {"op": "causal"},
+    "ablate": {"op": "ablate", "layer": 1, "head": 3},
+    "scale": {"op": "scale", "value": 0.4},
+    "row": {"op": "row", "layer": 2, "head": 0, "query": 7, "weights": ROW},
+    "swap": {"op": "swap", "token": 5, "with": "money"},
+}
+OTHERS: dict[str, list[Edit]] = {
+    "nothing": [],
+    "mask of a layer": [{"op": "mask", "query": 5, "key": 1, "layer": 2}],
+    "mask of a head": [{"op": "mask", "query": 5, "key": 1, "layer": 0, "head": 5}],
+    "a query that sees nothing": [{"op": "mask", "query": 3, "key": key} for key in range(10)],
+    "nothing to see at all": [{"op": "hide", "token": token} for token in range(10)],
+    "a layer ablated": [{"op": "ablate", "layer": 2}],
+    "two scales": [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0.0}],
+    "two rows": [EDITS["row"], EDITS["row"] | {"weights": [0.1] * 10}],
+    "a row of a hidden word": [EDITS["row"], {"op": "hide", "token": 1}],
+    "two swaps": [EDITS["swap"], EDITS["swap"] | {"with": "[MASK]"}],
+}
+WRONG: list[tuple[Any, str]] = [
+    ("causal", 'run: edits is string: give a list of objects with "op"'),
+    ([{"op": "hyde", "token": 1}], 'edits[0] has op "hyde": it must be one of hide, mask,'),
+    ([{"op": "toString"}], 'edits[0] has op "toString"'),
+    ([None], "edits[0] has op undefined"),
+    ([EDITS["causal"], {"op": "hide"}], "edits[1] (hide) has token undefined: give 0 to 9"),
+    ([{"op": "hide", "token": 10}], "edits[0] (hide) has token 10: give 0 to 9"),
+    ([{"op": "hide", "token": -1}], "(hide) has token -1"),
+    ([{"op": "hide", "token": 1.5}], "(hide) has token 1.5"),
+    ([{"op": "mask", "query": 1, "key": 10}], "(mask) has key 10: give 0 to 9"),
+    ([{"op": "mask", "query": 1, "key": 1, "head": 2}], "(mask) has head 2 and no layer"),
+    ([{"op": "ablate", "head": 1}], "(ablate) has layer undefined: give 0 to 3"),
+    ([{"op": "ablate", "layer": 0, "head": 6}], "(ablate) has head 6: give 0 to 5"),
+    ([{"op": "scale", "value": "1"}], '(scale) has value "1": give a finite number'),
+    ([EDITS["row"] | {"weights": [1, 0]}], "has weights [1,0]: give 10 finite numbers"),
+    ([EDITS["swap"] | {"with": "no such entry"}], 'has with "no such entry": give one entry'),
+    ([EDITS["swap"] | {"with": "two words"}], "give one entry of the vocabulary"),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return qkv.load()
+
+
+@pytest.fixture(scope="module")
+def exact() -> Model:
+    return qkv.load(dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return page_of(model)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return visit(html)
+
+
+def test_there_are_sixty_texts() -> None:
+    assert len(set(TEXTS)) == 60
+
+
+def test_tokens_and_numbers_are_the_librarys(page: Page, model: Model, exact: Model) -> None:
+    for text in TEXTS:
+        found, result = ask(page, text)
+        tokens, _, expected = traced(exact, text)
+        assert found["tokens"] == tokens.tokens, text
+        assert found["ids"] == list(tokens.ids), text
+        assert found["special"] == tokens.special, text
+        assert offsets(text, found) == tokens.offsets, text
+        agree(result, expected)
+        _, trace, expected = traced(model, text)
+        scores = [trace["attn_scores", layer] for layer in range(model.num_layers)]
+        agree(result, expected, 2e-6 + 2**-23 * np.abs(scores).max(), 1e-4)
+        ranked_alike(result.logits, expected.logits)
+
+
+def offsets(text: str, found: dict[str, Any]) -> list[tuple[int, int]]:
+    """The characters of a text that tokens stand for, from places in it as a page counts them."""
+    units = text.encode("utf-16-le")
+
+    def characters(place: int) -> int:
+        return len(units[: 2 * place].decode("utf-16-le"))
+
+    return [(characters(start), characters(end)) for start, end in found["offsets"]]
+
+
+LISTS = [
+    *([edit] for edit in EDITS.values()),
+    *map(list, itertools.combinations(EDITS.values(), 3)),
+    *OTHERS.values(),
+]
+
+
+def test_what_edits_are_judged_by_is_what_the_library_gives(exact: Model) -> None:
+    ids = exact.tokenize(TEXT).ids.tolist()
+    for edits in LISTS:
+        agree(run(exact, ids, edits), by_the_library(exact, ids, edits), 1e-12, 1e-12)
+
+
+def test_every_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
+    plain = ask(page, TEXT)[1]
+    for edits in LISTS:
+        found, result = ask(page, TEXT, edits)
+        ids = exact.tokenize(TEXT).ids.tolist()
+        agree(result, run(exact, ids, edits))
+        names = [exact.tokenizer.token(id) for id in found["ids"]]
+        assert found["tokens"] == names
+        assert edits == [] or np.abs(result.resid - plain.resid).max() > 1e-3, edits
+
+
+def test_undo_gives_the_same_bits_whatever_was_run_before(visit: Visit, html: str) -> None:
+    one, other = visit(html), visit(html)
+    changes = [[], *([edit] for edit in EDITS.values())]
+    there = [ask(one, TEXT, edits)[1] for edits in changes]
+    back = [ask(one, TEXT, edits)[1] for edits in reversed(changes)][::-1]
+    anew = [ask(other, TEXT, edits)[1] for edits in reversed(changes)][::-1]
+    for first, *others in zip(there, back, anew, strict=True):
+        for again in others:
+            for part in ("pattern", "resid", "logits"):
+                assert (getattr(first, part) == getattr(again, part)).all()
+
+
+def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    mask_bert(tmp_path / "small")
+    wide = qkv.load(tmp_path / "small", dtype=np.float64)
+    small = wide.with_parameters(
+        {name: array.astype(np.float16) for name, array in wide.parameters.items()}, np.float64
+    )
+    page = visit(page_of(small))
+    model = page.evaluate("qkv.model")
+    assert model.pop("words")[4:7] == ["the", "cat", "sat"]
+    assert model == {
+        **{"name": "small", "layers": 2, "heads": 3, "dim": 12, "vocabulary": 30, "most": 16},
+        "eps": 1e-12,
+    }
+    edits = [{"op": "ablate", "layer": 0, "head": 2}, {"op": "swap", "token": 2, "with": "dog"}]
+    for text, own in itertools.product(["The cats ran on.", "cat, " * 20], [[], edits]):
+        found, result = ask(page, text, own)
+        ids = small.tokenize(text).ids.tolist()
+        expected = run(small, [*ids[:15], ids[-1]] if len(ids) > 16 else ids, own)
+        assert found["cut"] == (len(ids) > 16)
+        agree(result, expected)
+
+
+def test_logits_of_some_places_and_the_inside_of_some_layers(page: Page, exact: Model) -> None:
+    ids = exact.tokenize(TEXT).ids.tolist()
+    expected = run(exact, ids, [EDITS["ablate"]])
+    _, result = ask(page, TEXT, [EDITS["ablate"]], at=[8, 1], layers=[1])
+    agree(result, expected._replace(logits=expected.logits[[8, 1]]))
+    (inside,) = result.inside
+    for name, exactly in expected.inside[1].items():
+        np.testing.assert_allclose(unpacked(inside[name]), exactly.ravel(), rtol=0, atol=1e-5)
+
+
+def test_a_sweep_removes_every_head_in_turn(page: Page, exact: Model) -> None:
+    parts = page.evaluate(
+        """async ([text, edits]) => {
+          const parts = [];
+          const pack = (x) => new Uint8Array(x.buffer).toBase64();
+          await qkv.sweep(text, edits, ({ layer, head, resid, logits }) =>
+            parts.push([layer, head, pack(resid), pack(logits)]), { at: [8] });
+          return parts;
+        }""",
+        [TEXT, [EDITS["hide"]]],
+    )
+    layers, heads = range(exact.num_layers), range(exact.num_heads)
+    assert [part[:2] for part in parts] == [[i, j] for i in reversed(layers) for j in heads]
+    ids = exact.tokenize(TEXT).ids.tolist()
+    for layer, head, resid, logits in parts:
+        ablated = {"op": "ablate", "layer": layer, "head": head}
+        expected = run(exact, ids, [EDITS["hide"], ablated])
+        for packed, own in ((resid, expected.resid[-1]), (logits, expected.logits[8])):
+            atol = 1e-6 * np.abs(own).max()
+            np.testing.assert_allclose(unpacked(packed), own.ravel(), rtol=0, atol=atol)
+
+
+def test_the_newest_run_goes_first_and_a_sweep_last(page: Page) -> None:
+    order = page.evaluate(
+        """async (text) => {
+          const order = [];
+          await qkv.run(text);
+          const long = "one two three four five six seven eight nine ten. ".repeat(8);
+          await Promise.all([
+            qkv.sweep(long, [], () => {}, { at: [0] }).then(() => order.push("sweep")),
+            qkv.run(`first ${long}`).then(() => order.push("first run")),
+            qkv.run(`second ${long}`).then(() => order.push("second run")),
+          ]);
+          return order;
+        }""",
+        TEXT,
+    )
+    assert order == ["second run", "first run", "sweep"]
+
+
+def test_what_was_given_up_says_so_and_makes_room(page: Page) -> None:
+    said = page.evaluate(
+        """async (text) => {
+          const [one, other] = [new AbortController(), new AbortController()];
+          const early = AbortSignal.abort();
+          let heard = 0;
+          const asked = [
+            qkv.sweep(text, [], () => (heard += 1) === 3 && one.abort(), { signal: one.signal }),
+            qkv.run(text, [], { signal: other.signal }),
+            qkv.run(text, [], { signal: early }),
+          ];
+          other.abort();
+          const names = (await Promise.allSettled(asked)).map(({ reason }) => reason?.name);
+          await qkv.run(text);
+          return [...names, heard];
+        }""",
+        TEXT,
+    )
+    assert said == ["AbortError", "AbortError", "AbortError", 3]
+
+
+def test_what_does_not_fit_rejects_and_says_why(page: Page) -> None:
+    for edits, complaint in WRONG:
+        with pytest.raises(Error) as raised:
+            ask(page, TEXT, edits)
+        assert complaint in raised.value.message
+    with pytest.raises(Error, match="run: text is number: give a string"):
+        ask(page, 7)
+    with pytest.raises(Error, match="run: at has 10 and there are 10 tokens: give 0 to 9"):
+        ask(page, TEXT, at=[0, 10])
+    with pytest.raises(Error, match="run: layers has 4 and there are 4 layers: give 0 to 3"):
+        ask(page, TEXT, layers=[4])
+    assert ask(page, TEXT)[0]["tokens"][1] == "the"  # and the next run runs

@@ -1,0 +1,88 @@
+"""The parts of the model in a page: its tokenizer, character by character, and what it keeps."""
+
+import unicodedata
+
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+from qkv.see.page.engine import engine_payload
+from qkv.see.page.html import asset
+
+from .conftest import Visit
+from .edited import Edit
+from .test_engine import EDITS, TEXT
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return qkv.load()
+
+
+def bare(visit: Visit) -> Page:
+    """A page with the scripts of the worker and no worker."""
+    scripts = "\n".join(asset(f"{name}.js") for name in ("wordpiece", "edits", "engine"))
+    return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
+
+
+def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Model) -> None:
+    """But for marks and punctuation of scripts that are newer than the library's Unicode."""
+    inner = model.tokenizer._inner
+    normalize, cut = inner.normalizer.normalize_str, inner.pre_tokenizer.pre_tokenize_str
+    none = ("Cn", "Cs", "Co")
+    marks = [chr(i) for i in range(0x20000) if unicodedata.category(chr(i)) not in none]
+    marks += [chr(i) for i in (0xE000, 0xF8FF, 0x20000, 0x2A6DF, 0x2B81F, 0x2F800, 0x2FFFF)]
+    expected = {one: " ".join(word for word, _ in cut(normalize(f"a{one}b"))) for one in marks}
+    wrong = bare(visit).evaluate(
+        """([rules, expected]) => Object.keys(expected).filter((one) => {
+          const words = [...wordsOf(normalized(rules, `a${one}b`, 0))];
+          const found = words.map((word) => word.map(({ mark }) => mark).join(""));
+          return found.join(" ") !== expected[one];
+        })""",
+        [model.tokenizer.rules["normalizer"], expected],
+    )
+    assert len(expected) > 70_000
+    newer = [one for one in wrong if unicodedata.category(one) in ("Mn", "Cn") or not one.isalnum()]
+    assert wrong == newer
+    assert len(wrong) < 700
+    usual = [range(0x600), range(0x2000, 0x2E43), range(0x2E5E, 0xA000), range(0x1F000, 0x20000)]
+    assert [one for one in wrong if any(ord(one) in part for part in usual)] == []
+
+
+def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) -> None:
+    """Of what was computed, only what a change touches is computed again."""
+    page = bare(visit)
+    page.evaluate(
+        """(payload) => {
+          const [model, memory] = [readModel(payload), new Memory(2e6)];
+          globalThis.steps = (ids, edits) => {
+            const before = memory.count;
+            const steps = forward(model, memory, ids, edits);
+            while (!steps.next().done);
+            return memory.count - before;
+          };
+          globalThis.fits = () => memory.size <= memory.most;
+        }""",
+        engine_payload(model),
+    )
+
+    def steps(ids: list[int], *edits: Edit) -> int:
+        return page.evaluate("([ids, edits]) => steps(ids, edits)", [ids, list(edits)])
+
+    ids = model.tokenize(TEXT).ids.tolist()
+    assert steps(ids) == 1 + 3 * 4  # the embeddings; and of each layer the projections, heads, rest
+    assert steps(ids) == 0
+    assert steps(ids, {"op": "ablate", "layer": 3, "head": 0}) == 1
+    assert steps(ids, {"op": "ablate", "layer": 1, "head": 0}) == 1 + 3 * 2
+    assert steps(ids, {"op": "mask", "query": 0, "key": 1, "layer": 2}) == 2 + 3
+    assert steps(ids, EDITS["row"]) == 2 + 3
+    assert steps(ids, EDITS["hide"]) == 2 + 3 * 3
+    assert steps(ids, EDITS["hide"], {"op": "ablate", "layer": 3, "head": 0}) == 1
+    assert steps(ids) == 0
+    assert steps([*ids[:-2], 7, 3]) == 1 + 3 * 4
+    for word in (100, 101):  # a million numbers each
+        steps([word] * 62)
+    assert page.evaluate("fits()")
+    assert steps([101] * 62) == 0
+    assert steps(ids) == 1 + 3 * 4  # it was the oldest

@@ -1,0 +1,161 @@
+"""The model inside a page: what is written, and what is refused."""
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from models.support import Folder, mask_bert
+from qkv.models import Model
+from qkv.see.page import engine
+from qkv.see.page.engine import engine_part, engine_payload
+
+
+def folder(path: Path, **changes: Any) -> Path:
+    """A small BERT that names masked words, its config changed."""
+    path.mkdir(exist_ok=True)
+    mask_bert(path)
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def with_rules(path: Path, **changes: Any) -> Path:
+    """The same, its tokenizer.json changed."""
+    file = folder(path) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Model:
+    return qkv.load(folder(tmp_path / "small"))
+
+
+def test_the_payload_holds_every_parameter_in_float16(small: Model) -> None:
+    payload = engine_payload(small)
+    assert list(payload["parameters"]) == list(small.parameters)
+    for name, packed in payload["parameters"].items():
+        found = np.frombuffer(base64.b64decode(packed["b64"]), "<f2").reshape(packed["shape"])
+        linear = name.endswith("_proj.weight")  # (in, out) here, (out, in) there
+        expected = np.asarray(small.parameters[name]).astype(np.float16)
+        assert (found == (expected.T if linear else expected)).all()
+    assert payload["sizes"] == {
+        **{"layers": 2, "heads": 3, "dim": 12, "vocabulary": 30, "most": 16, "eps": 1e-12}
+    }
+    assert payload["tokenizer"]["model"]["vocab"]["[MASK]"] == 19
+
+
+def test_it_says_whether_float16_holds_the_parameters_as_they_are(small: Model) -> None:
+    assert engine_payload(small)["exact"] is False
+    halves = {name: array.astype(np.float16) for name, array in small.parameters.items()}
+    assert engine_payload(small.with_parameters(halves, np.float32))["exact"] is True
+    assert engine_payload(qkv.load())["exact"] is True
+
+
+def test_the_page_of_the_model_that_ships_is_small_enough() -> None:
+    assert len(engine_part(engine_payload(qkv.load())).encode()) < 15_900_000
+
+
+def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> None:
+    added = {"content": "</script><b>", "id": 25, "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    home = folder(tmp_path / "small")
+    tokens = json.loads((home / "tokenizer.json").read_text())["added_tokens"]
+    payload = engine_payload(qkv.load(with_rules(home, added_tokens=[*tokens, {**added, **flags}])))
+    part = engine_part(payload)
+    assert part.count("</script>") == 2
+    (data,) = re.findall(r'<script type="application/json" id="qkv-model">(.*?)</script>', part)
+    assert json.loads(data) == payload
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"architectures": ["BertModel"]}, "has no head over words"),
+        ({"architectures": ["BertForSequenceClassification"]}, "another than BERT's"),
+        ({"hidden_act": "relu"}, "or another than BERT's"),
+    ],
+)
+def test_a_model_that_a_page_does_not_compute_is_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    home = folder(tmp_path / "small", **changes)
+    if "Sequence" in changes.get("architectures", [""])[0]:
+        made = Folder(home)
+        made.config = json.loads((home / "config.json").read_text())
+        made.tensors |= {"classifier.weight": np.ones((2, 12), np.float32)}
+        made.tensors |= {"classifier.bias": np.ones(2, np.float32)}
+        made.tensors |= {"bert.pooler.dense.weight": np.ones((12, 12), np.float32)}
+        made.tensors |= {"bert.pooler.dense.bias": np.ones(12, np.float32)}
+        made.write()
+    with pytest.raises(ValueError, match=rf"play: small .*{complaint}.*: a page computes a BERT"):
+        engine_payload(qkv.load(home))
+
+
+def test_another_family_is_refused() -> None:
+    with pytest.raises(ValueError, match="play: random is of the family qkv-lesson: a page"):
+        engine_payload(qkv.load("random"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "has the normalizer Lowercase, not BertNormalizer"),
+        ({"normalizer": None}, "has the normalizer None, not BertNormalizer"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "has the pre_tokenizer Whitespace, not Bert"),
+        ({"post_processor": None}, "has the post_processor None, not TemplateProcessing"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "model WordLevel"),
+        (
+            {
+                "added_tokens": [
+                    {"id": 4, "content": "the", "special": False, "normalized": True}
+                    | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+                ]
+            },
+            "has added tokens that are more than what they spell",
+        ),
+    ],
+)
+def test_another_tokenizer_is_refused(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    model = qkv.load(with_rules(tmp_path / "small", **changes))
+    with pytest.raises(ValueError, match=complaint):
+        engine_payload(model)
+
+
+def test_no_tokenizer_and_a_text_made_lower_case_before_it(tmp_path: Path) -> None:
+    home = folder(tmp_path / "small")
+    (home / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="play: small has no tokenizer"):
+        engine_payload(qkv.load(home))
+    lower = Folder(tmp_path / "lower")
+    mask_bert(lower.path)
+    lower.sentence({"pooling_mode_mean_tokens": True}, limit=8)
+    lower.json("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
+    with pytest.raises(ValueError, match="play: lower has texts in lower case before they reach"):
+        engine_payload(qkv.load(lower.path))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 70_000.0])
+def test_numbers_beyond_float16_are_refused(small: Model, number: float) -> None:
+    bias = np.array(small.parameters["head.norm.bias"])
+    bias[3] = number
+    small.parameters["head.norm.bias"] = bias
+    with pytest.raises(ValueError, match=r"numbers in head\.norm\.bias that float16 does not hold"):
+        engine_payload(small)
+
+
+def test_a_model_that_is_too_large_is_refused(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MOST", 400_000)
+    expected = "play: a page with small inside would have 0.5 MB, and a page has at most 0.4 MB"
+    with pytest.raises(ValueError, match=expected):
+        engine_payload(small)
