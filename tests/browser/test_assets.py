@@ -8,12 +8,14 @@ import pytest
 from playwright._impl._driver import compute_driver_executable
 
 import qkv.see
+from qkv.see.page.html import SCRIPTS as OF_KIND
 from qkv.see.page.html import asset
 
 ASSETS = Path(qkv.see.__file__).parent / "page" / "assets"
-SCRIPTS = sorted(path.name for path in ASSETS.glob("*.js"))
+SCRIPTS = sorted(str(path.relative_to(ASSETS)) for path in ASSETS.rglob("*.js"))
 ENGINE = ["wordpiece.js", "edits.js", "engine.js", "worker.js", "door.js"]  # a script of their own
-KINDS = [name for name in SCRIPTS if name not in ("view.js", *ENGINE)]
+KINDS = {kind: [f"{name}.js" for name in names] for kind, names in OF_KIND.items()}
+KINDS |= {name: [f"{name}.js"] for name in ("walk", "shift", "replay")}
 FORBIDDEN = [
     *(r"\binnerHTML\b", r"\bouterHTML\b", r"insertAdjacentHTML", r"document\.write", r"\beval\b"),
     *(r"new Function", r"\bfetch\(", r"XMLHttpRequest", r"WebSocket", r"sendBeacon", r"\bimport\b"),
@@ -40,19 +42,25 @@ def test_source_keeps_to_the_rules(name: str) -> None:
         assert line.count("`") % 2 == 0, f"{name}:{number}: a template of several lines"
 
 
-@pytest.mark.parametrize("name", [*KINDS, *ENGINE])
+def test_every_script_is_part_of_a_page() -> None:
+    assert set(SCRIPTS) == {"view.js", *ENGINE, *(name for kind in KINDS.values() for name in kind)}
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "view.js"])
 def test_what_is_declared_is_used(name: str) -> None:
     own = (ASSETS / name).read_text("utf-8")
-    others = ENGINE if name in ENGINE else ["view.js", name]
+    pages = [files for files in ([*ENGINE], *KINDS.values()) if name in files]
+    others = {"view.js"}.union(*pages)
     code = "".join((ASSETS / other).read_text("utf-8") for other in others)
     code += "openDoor(onmessage);"  # what engine.py and the browser call
     for declared in re.findall(r"^(?:function|const|let) (\w+)", own, flags=re.MULTILINE):
         assert len(re.findall(rf"\b{declared}\b", code)) > 1, f"{declared} is never used"
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_script_of_a_page_parses_and_stays_under_60_kb(name: str, tmp_path: Path) -> None:
-    code = f'(() => {{ "use strict";\n{asset("view.js")}\n{asset(name)}\n}})();\n'
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_script_of_a_page_parses_and_stays_under_60_kb(kind: str, tmp_path: Path) -> None:
+    body = "\n".join(map(asset, ["view.js", *KINDS[kind]]))
+    code = f'(() => {{ "use strict";\n{body}\n}})();\n'
     assert len(code.encode()) < 60_000
     check_syntax(code, tmp_path)
 

@@ -19,7 +19,8 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
-_SCRIPTS = {"compare": "show"}  # kinds that share a script with another
+# The files in assets/ that a kind of view is made of, after view.js; others have one of their name.
+SCRIPTS = {kind: ("head", "show") for kind in ("show", "compare")}
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -38,7 +39,8 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     """
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
-    names = ["view", _SCRIPTS.get(payload["kind"], payload["kind"])]
+    kind = payload["kind"]
+    names = ("view", *SCRIPTS.get(kind, (kind,)))
     code = "\n".join(filter(None, (asset(f"{name}.js") for name in names)))
     styles = [colours.css(), *filter(None, (asset(f"{name}.css") for name in names))]
     css = script_json("\n".join(styles))

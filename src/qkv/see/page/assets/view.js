@@ -1,4 +1,4 @@
-// The page's script: what every view shares, then the views "show" and "compare".
+// The page's script: what every view shares.
 // html.py puts it, without comments, into one function together with a call of start(hash, payload, css);
 // the payload is described at the top of payload.py. Text from outside only ever becomes a text node.
 

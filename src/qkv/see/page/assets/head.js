@@ -1,0 +1,363 @@
+// What of one head a page shows, whichever page it is: what is in sight of it, its lines, its small picture.
+// Goes after view.js.
+
+// ---- one head of one text
+
+/** What a text's packed numbers say; l and h count from 0 within what is held. */
+function reader(text) {
+  const { heads: H, length: L, key_length: S, summary } = text;
+  const data = {};
+  const once = (name, packed) => (data[name] ??= unpack(packed));
+  const bit = (name, l, h, i, j) => {
+    const packed = text[name];
+    if (!packed) return false;
+    const [layers, heads] = packed.shape; // an axis of 1 holds for all
+    const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
+    return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
+  };
+  const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
+  return {
+    text,
+    keys: text.keys || text.tokens,
+    keySpecial: text.key_special || text.special,
+    keyWords: text.key_words || (text.keys ? null : text.words),
+    /** Calls give(j, weight) for each weight of a query that the page holds. */
+    row(l, h, i, give) {
+      const base = (l * H + h) * L + i;
+      if (summary) {
+        const [places, weights] = [once("places", summary.indices), once("top", summary.weights)];
+        const none = summary.indices.bits === 32 ? 4294967295 : 65535;
+        for (let t = base * summary.top_k; t < (base + 1) * summary.top_k; t++) {
+          if (places[t] !== none && weights[t]) give(places[t], weights[t] / summary.weights.per);
+        }
+        return;
+      }
+      const weights = once("weights", text.weights);
+      for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
+    },
+    hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
+    norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
+    received: (l, h, j) => ofKey("received", summary.received, l, h, j),
+    /** The scaled score; -Infinity where hidden, null where the page has none. */
+    score(l, h, i, j) {
+      const packed = text.scores;
+      const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;
+      if (k < 0) return null;
+      return once("scores", packed)[((k * H + h) * L + i) * S + j];
+    },
+  };
+}
+
+/**
+ * What is in sight of a text: subwords merged or not, special tokens left out or not, weights or
+ * contributions. Nothing is renormalised: `gone` is what went out of sight.
+ */
+function sight(source, state) {
+  const { text, keys, keySpecial, keyWords } = source;
+  const { part } = state;
+  const spans = (names, words, special, wanted) =>
+    (state.merge && words ? words : names.map((name, i) => [i, i + 1, name]))
+      .filter(
+        ([first]) =>
+          !(state.skip && special[first]) && (part === "all" || first < text.split === (wanted === "A")),
+      )
+      .map(([first, last, name]) => ({ first, last, name }));
+  const rows = spans(text.tokens, text.words, text.special, part[0]);
+  const columns = spans(keys, keyWords, keySpecial, part[1]);
+  const inverse = (parts, length) => {
+    const at = new Int32Array(length).fill(-1);
+    parts.forEach(({ first, last }, k) => at.fill(k, first, last));
+    return at;
+  };
+  const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
+  const long = state.mode === "length";
+  /** All rows of a head: column -> value of what the page holds, and what it does not show. */
+  function made(l, h) {
+    const norms = long ? keys.map((_, j) => source.norm(l, h, j)) : null;
+    return rows.map(({ first, last }) => {
+      const values = new Map();
+      let [gone, held] = [0, 0];
+      for (let i = first; i < last; i++) {
+        source.row(l, h, i, (j, weight) => {
+          const value = (weight * (norms ? norms[j] : 1)) / (last - first);
+          held += weight / (last - first);
+          if (columnAt[j] < 0) gone += value;
+          else values.set(columnAt[j], (values.get(columnAt[j]) || 0) + value);
+        });
+      }
+      return { values, gone, rest: text.summary && !norms ? Math.max(0, 1 - held) : 0 };
+    });
+  }
+  let highest = null;
+  return {
+    source,
+    rows,
+    columns,
+    rowAt: (i) => rowAt[i],
+    away: columnAt.includes(-1),
+    made,
+    /** The largest value of all heads. */
+    highest() {
+      if (highest === null)
+        for (let k = 0; k < text.layers.length * text.heads; k++)
+          highest = Math.max(highest, largest(made(Math.floor(k / text.heads), k % text.heads)));
+      return highest;
+    },
+  };
+}
+
+/** The largest value among the rows of a head. */
+function largest(made) {
+  let most = 0;
+  for (const { values } of made) for (const value of values.values()) if (value > most) most = value;
+  return most;
+}
+
+/** A head as it is to be seen; `seen` is what sight() gives. */
+function arrange(seen, { l, h }) {
+  const { source, rows, columns } = seen;
+  const { text } = source;
+  const made = seen.made(l, h).map((row) => {
+    const known = [...row.values].sort((a, b) => (b[1] || 0) - (a[1] || 0) || a[0] - b[0]);
+    return { ...row, known };
+  });
+  return {
+    ...seen,
+    sparse: Boolean(text.summary),
+    own: largest(made),
+    known: (r) => made[r].known, // [[column, value], ...], largest first
+    values: (r) => made[r].values,
+    gone: (r) => made[r].gone,
+    rest: (r) => made[r].rest, // of a summary: what the page does not hold
+    /** A cell; NaN where hidden, undefined where the page does not hold it. */
+    at(r, c) {
+      return this.hidden(r, c) ? NaN : made[r].values.get(c);
+    },
+    hidden(r, c) {
+      if (!text.hidden) return false;
+      for (let i = rows[r].first; i < rows[r].last; i++) {
+        for (let j = columns[c].first; j < columns[c].last; j++) if (!source.hidden(l, h, i, j)) return false;
+      }
+      return true;
+    },
+  };
+}
+
+// ---- lines from tokens to tokens
+
+const ROW = 26; // height of one token, in CSS pixels
+const LISTED = 40; // up to so many keys are all listed
+
+/**
+ * Queries on the left, keys on the right, lines between. Of many keys those are listed that the
+ * queries in view look at most, with their places; of many queries only a window is in the page.
+ */
+function lines(ui, { onhover, onpick, onfree }) {
+  const tokens = el("div", { class: "tokens" });
+  const list = el(
+    "div",
+    { class: "queries scroll", role: "listbox", "aria-label": "queries", "aria-multiselectable": "true" },
+    tokens,
+  );
+  const art = svg("svg", { class: "links", "aria-hidden": "true" });
+  const keys = el("ul", { class: "keys", role: "list", "aria-label": "keys" });
+  const node = el(
+    "div",
+    { class: "lines" },
+    el("span", { class: "from" }, "from (query)"),
+    el("span", { class: "to" }, "to (key)"),
+    list,
+    art,
+    keys,
+  );
+  let now = null; // {head, active: rows in view, held: whether they are, high: end of the scale}
+  let listed = []; // {values: one for each row in view} of each key in the list
+  const colour = (k) => `var(--line-${k % LINES})`;
+  const item = (event) => event.target.closest("[data-i]");
+  const move = roving(list, {
+    count: () => now.head.rows.length,
+    onmove(i) {
+      reveal(i);
+      onhover(i, true);
+    },
+    onpick: (i, event) => onpick(i, event.shiftKey),
+    onfree,
+  });
+  const again = () => {
+    drawTokens();
+    drawLinks();
+  };
+  list.addEventListener("pointerover", (event) => {
+    if (item(event) && event.pointerType !== "touch") onhover(Number(item(event).dataset.i), false);
+  });
+  list.addEventListener(
+    "focusin",
+    (event) => item(event).matches(":focus-visible") && onhover(Number(item(event).dataset.i), true),
+  );
+  for (const left of ["pointerleave", "focusout"]) list.addEventListener(left, () => onhover(null, false));
+  list.addEventListener("scroll", () => requestAnimationFrame(again), { passive: true });
+  ui.redraw(() => again());
+
+  /** Scrolls to a row; to the middle if it is far away. */
+  function reveal(i) {
+    const room = list.clientHeight;
+    const middle = (i + 0.5) * ROW - room / 2;
+    if (Math.abs(middle - list.scrollTop) > room) list.scrollTop = middle;
+    list.scrollTop = Math.max((i + 1) * ROW - room, Math.min(i * ROW, list.scrollTop));
+    drawTokens();
+  }
+
+  function drawTokens() {
+    const { head, active, held } = now;
+    const all = head.rows.length;
+    const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
+    const last = Math.min(all, first + Math.ceil((list.clientHeight || 400) / ROW) + 12);
+    const old = new Map([...tokens.children].map((node_) => [Number(node_.dataset.i), node_]));
+    for (const [i, node_] of old) {
+      if ((i < first || i >= last) && i !== move.at && node_ !== ui.focused()) node_.remove();
+    }
+    for (let i = first; i < last; i++) draw(i);
+    if (all && (move.at < first || move.at >= last)) draw(move.at); // the one tab stop
+    move.refresh();
+
+    function draw(i) {
+      let token = old.get(i);
+      if (!token) {
+        const { name, first: place } = head.rows[i];
+        token = el(
+          "div",
+          {
+            class: "token",
+            role: "option",
+            "data-i": i,
+            "aria-setsize": all,
+            "aria-posinset": i + 1,
+            style: { top: `${i * ROW}px` },
+          },
+          all > LISTED ? el("span", { class: "place" }, count(place)) : null,
+          el("bdi", {}, visible(name)),
+        );
+        tokens.insertBefore(token, [...tokens.children].find((other) => other.dataset.i > i) || null);
+      }
+      const k = active.indexOf(i);
+      token.setAttribute("aria-selected", String(held && k >= 0));
+      token.classList.toggle("on", k >= 0);
+      token.style.setProperty("--its", k >= 0 ? colour(k) : "transparent");
+    }
+  }
+
+  function drawKeys() {
+    const { head, active, high } = now;
+    const many = head.columns.length > LISTED;
+    let shown = head.columns.map((_, c) => c);
+    if (many) {
+      const best = active.flatMap((r) => head.known(r).slice(0, 14)).sort((a, b) => b[1] - a[1]);
+      shown = [...new Set(best.map(([c]) => c))].slice(0, 16).sort((a, b) => a - b);
+    }
+    listed = shown.map((c) => ({
+      c,
+      name: visible(head.columns[c].name),
+      kind: "",
+      values: active.map((r) => head.values(r).get(c) || 0),
+    }));
+    if (many) {
+      const sum = (r) =>
+        head.known(r).reduce((total, [c, value]) => total + (shown.includes(c) ? 0 : value), head.rest(r));
+      listed.push({
+        name: `${count(head.columns.length - shown.length)} other keys`,
+        kind: "others",
+        values: active.map(sum),
+      });
+    }
+    if (head.away) listed.push({ name: "out of sight", kind: "away", values: active.map(head.gone) });
+    fill(
+      keys,
+      listed.map(({ c, name, kind, values }) =>
+        el(
+          "li",
+          { class: `key ${kind}` },
+          el(
+            "span",
+            { class: "bars" },
+            values.map((value, k) =>
+              el("span", {
+                style: { width: `${Math.min(100, (100 * value) / high)}%`, background: colour(k) },
+              }),
+            ),
+          ),
+          many && c !== undefined ? el("span", { class: "place" }, count(head.columns[c].first)) : null,
+          el("bdi", { class: "name" }, name),
+          el(
+            "span",
+            { class: "value" },
+            values.length > 2
+              ? ""
+              : values
+                  .map((value) => (value >= 0.005 * high ? number(value) : value > 0 ? "·" : ""))
+                  .join("  "),
+          ),
+        ),
+      ),
+    );
+  }
+
+  function drawLinks() {
+    const { active, high } = now;
+    const [width, height] = [art.clientWidth || 100, list.clientHeight];
+    const paths = active.flatMap((r, k) =>
+      listed.map(({ kind, values }, place) => {
+        const share = kind === "others" ? 0 : Math.min(1, values[k] / high);
+        const from = Math.max(2, Math.min(height - 2, (r + 0.5) * ROW - list.scrollTop));
+        const to = (place + 0.5) * ROW;
+        return { share, k, kind, d: `M0 ${from}C${width / 2} ${from} ${width / 2} ${to} ${width} ${to}` };
+      }),
+    );
+    const drawn = paths.filter(({ share }) => share > 0.004).sort((a, b) => a.share - b.share);
+    fill(
+      art,
+      drawn.map(({ share, k, kind, d }) =>
+        svg("path", {
+          d,
+          class: `link ${kind}`,
+          style: { stroke: colour(k) },
+          "stroke-width": (0.8 + 7 * share).toFixed(2),
+          "stroke-opacity": (0.12 + 0.83 * Math.sqrt(share)).toFixed(3),
+        }),
+      ),
+    );
+  }
+
+  /** Shows what `next` says; `fresh`: other tokens than before, so that the first one in view is sought. */
+  function set(next, fresh) {
+    now = next;
+    const all = now.head.rows.length;
+    tokens.style.height = `${all * ROW}px`;
+    drawKeys();
+    const rows = all > LISTED ? Math.max(16, listed.length) : Math.max(all, listed.length);
+    node.style.setProperty("--tall", `${rows * ROW}px`);
+    if (fresh) {
+      tokens.replaceChildren();
+      move.at = now.active[0] || 0;
+      reveal(move.at);
+    }
+    again();
+  }
+  return { node, set, reveal };
+}
+
+// ---- its small picture
+
+/** One head, as the map shows it, as a picture of at most so many pixels a side. */
+function thumbnail(ui, { seen, high }, { l, h }, pixels) {
+  const [down, across] = [seen.rows.length, seen.columns.length];
+  const [wide, tall] = [across, down].map((length) => Math.max(1, Math.min(length, pixels)));
+  const most = new Float32Array(wide * tall);
+  seen.made(l, h).forEach(({ values }, r) => {
+    const base = Math.floor((r * tall) / down) * wide;
+    for (const [c, value] of values) {
+      const k = base + Math.floor((c * wide) / across);
+      if (value > most[k]) most[k] = value;
+    }
+  });
+  return raster(ui, most, wide, tall, (value) => value / high);
+}
