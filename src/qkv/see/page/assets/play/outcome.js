@@ -1,0 +1,386 @@
+// What follows: the words that the model would put at a place, before a reader's changes and now, one sentence
+// that says so, and, further inside, what these changes do to a word's vectors and to the patterns of heads.
+
+const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
+const SEEN = 3; // digits of a chance
+
+/**
+ * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "gone"}} WordRow
+ * @typedef {{rows: WordRow[], moved: {word: string, by: number}, shows: boolean}} Outcome
+ * @typedef {string | {word: string}} Part  of a sentence: words of ours, or a word of the text or of the vocabulary
+ */
+
+// ---- what follows, in numbers
+
+/**
+ * The chance of each word: the softmax of its logits, in float64.
+ * @param {Float32Array} logits  (V)
+ */
+function chancesOf(logits) {
+  const largest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
+  const found = Float64Array.from(logits, (logit) => Math.exp(logit - largest));
+  const total = found.reduce((sum, one) => sum + one, 0);
+  return found.map((one) => one / total);
+}
+
+/**
+ * The ids of the largest, the largest first; of equal ones the lower id.
+ * @param {Float64Array} chances
+ * @param {number} count
+ */
+function likeliestOf(chances, count) {
+  const found = [];
+  for (let id = 0; id < chances.length; id++) {
+    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
+    let place = found.length;
+    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
+    found.splice(place, 0, id);
+    if (found.length > count) found.pop();
+  }
+  return found;
+}
+
+/**
+ * The words to show: the likeliest before and now, and the next ones now; the likeliest now first.
+ * @param {Float64Array} before
+ * @param {Float64Array} after
+ * @param {string[]} words  the vocabulary
+ * @returns {Outcome}
+ */
+function outcomeOf(before, after, words) {
+  const [first, now] = [likeliestOf(before, FIRST), likeliestOf(after, ROWS)];
+  const head = now.slice(0, FIRST);
+  const gone = first.filter((id) => !head.includes(id));
+  const ids = [...new Set([...head, ...gone, ...now])].slice(0, ROWS);
+  ids.sort((one, other) => after[other] - after[one] || one - other);
+  const mark = (id) => (gone.includes(id) ? "gone" : head.includes(id) && !first.includes(id) ? "new" : "");
+  const rows = ids.map((id) => ({ id, word: words[id], before: before[id], after: after[id], mark: mark(id) }));
+  let most = 0;
+  for (let id = 0; id < after.length; id++) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
+  const by = Math.abs(after[most] - before[most]);
+  const shows = by >= 0.5 * 10 ** -SEEN || rows.some((row) => chance(row.before) !== chance(row.after));
+  return { rows, moved: { word: words[most], by }, shows };
+}
+
+/** A chance in digits. */
+function chance(x) {
+  return x > 0 && x < 0.5 * 10 ** -SEEN ? `< ${10 ** -SEEN}` : fixed(x, SEEN);
+}
+
+/** The end of a scale from 0 that a chance fits: 1, 2 or 5 times a power of ten. */
+function scaleEnd(x) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(x, 1e-6)));
+  return Number(([1, 2, 5, 10].find((times) => times * power >= x) * power).toPrecision(1));
+}
+
+/**
+ * How alike two vectors are: their cosine, of row t of two arrays (T, D).
+ * @param {Float32Array} one
+ * @param {Float32Array} other
+ * @param {number} t
+ * @param {number} T
+ */
+function cosineAt(one, other, t, T) {
+  const D = one.length / T;
+  let [dot, a, b] = [0, 0, 0];
+  for (let i = t * D; i < (t + 1) * D; i++) {
+    dot += one[i] * other[i];
+    a += one[i] ** 2;
+    b += other[i] ** 2;
+  }
+  return dot / Math.sqrt(a * b);
+}
+
+/**
+ * The share of a head's weight that is no longer where it was: of each row, and the mean of all rows.
+ * @param {Float32Array} before  (T, T)
+ * @param {Float32Array} after
+ */
+function movedShare(before, after) {
+  let total = 0;
+  for (let k = 0; k < before.length; k++) total += Math.max(0, before[k] - after[k]);
+  return total / Math.sqrt(before.length);
+}
+
+/**
+ * The heads whose patterns changed most, the most changed first.
+ * @param {Run} original
+ * @param {Run} run
+ * @returns {{layer: number, head: number, moved: number}[]}
+ */
+function changedHeads(original, run) {
+  const all = run.pattern.flatMap((heads, layer) =>
+    heads.map((after, head) => ({ layer, head, moved: movedShare(original.pattern[layer][head], after) })),
+  );
+  const some = all.filter(({ moved }) => moved >= 0.5 * 10 ** -SEEN);
+  return some.sort((one, other) => other.moved - one.moved || one.layer - other.layer).slice(0, HEADS_LISTED);
+}
+
+// ---- what follows, in words
+
+/**
+ * A sentence that says what would stand at the place, and what the changes did to it.
+ * @param {any} now
+ * @param {Outcome} outcome
+ * @returns {Part[]}
+ */
+function headlineOf(now, { rows, moved, shows }) {
+  const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
+  const [what, where] = wayOfSaying(now);
+  if (!now.state.edits.length) {
+    const three = rows.slice(0, 3).flatMap(({ word, after }, i) => [i ? ", " : " ", { word }, ` (${chance(after)})`]);
+    return sentenceOf([...where, ` the model would ${what}`, ...three, "."]);
+  }
+  const cause = causeOf(now);
+  const at = isBlank(now) && masks(now).length === 1 ? [] : [", ", ...where.slice(0, -1), where.at(-1).replace(/,$/, "")];
+  if (!moved.by) return sentenceOf([...cause, ...at, ", nothing changes: every chance is what it was."]);
+  if (!shows)
+    return sentenceOf([...cause, ...at, ", nothing changes that shows: the chance that moves most, of ",
+      { word: moved.word }, `, moves by ${number(moved.by, SEEN + 1)}.`]);
+  const say = [...cause, ...at, at.length ? ", " : " ", "the model would "];
+  if (best === was)
+    return sentenceOf([...say, `still ${what} `, { word: best.word }, ` (${chance(best.after)}, ${chance(best.before)} before).`]);
+  return sentenceOf([...say, `${what} `, { word: best.word }, ` (${chance(best.after)}), no longer `,
+    { word: was.word }, ` (${chance(was.before)} before).`]);
+}
+
+/** What the model does at the place, and where that is: [verb, words that a sentence may begin with]. */
+function wayOfSaying(now) {
+  const there = { word: nameAt(now, now.state.place) };
+  if (now.model.next) return ["go on with", ["after ", there, ","]];
+  if (!isBlank(now)) return ["say", ["at ", there, ","]];
+  const [all, own] = [masks(now), now.state.place];
+  return [now.state.edits.length ? "say" : "put", [all.length > 1 ? `in place of ? number ${all.indexOf(own) + 1},` : "in place of ?,"]];
+}
+
+/** Where the text that is run has a mask token. */
+function masks({ run, model }) {
+  return run.tokens.flatMap((token, place) => (token === (model.mask ?? "[MASK]") ? [place] : []));
+}
+
+function isBlank(now) {
+  return !now.model.next && masks(now).includes(now.state.place);
+}
+
+/**
+ * What was changed, as words that a sentence begins with.
+ * @param {any} now
+ * @returns {Part[]}
+ */
+function causeOf(now) {
+  const of = (op) => now.state.edits.filter((edit) => edit.op === op);
+  const clauses = [];
+  const hidden = of("hide").map(({ token }) => token);
+  if (hidden.length) clauses.push(["without ", ...listOf(wordsAt(now, hidden))]);
+  for (const { layer, head } of of("ablate"))
+    clauses.push([head === undefined || head === null ? `without the heads of layer ${layer}` : `without head ${layer}.${head}`]);
+  for (const edit of of("swap")) {
+    const old = { word: nameAt(now, edit.token) };
+    if (edit.with === (now.model.mask ?? "[MASK]")) clauses.push(["with ", old, " masked"]);
+    else clauses.push(["with ", { word: edit.with }, " in place of ", old]);
+  }
+  if (of("causal").length) clauses.push(["with nothing seen of what follows a word"]);
+  if (of("mask").length) clauses.push(linksOf(now, of("mask")));
+  if (of("scale").length) clauses.push([`with scores times ${number(of("scale").at(-1).value)}`]);
+  if (of("row").length) clauses.push(rowsOf(now, of("row")));
+  if (clauses.length > 2) return ["with all these changes"];
+  return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
+}
+
+/** Links that are hidden, in words. */
+function linksOf(now, edits) {
+  const [{ query, key, layer, head }] = edits;
+  if (edits.length > 1) return [`with ${edits.length} links hidden`];
+  const where = layer === undefined || layer === null ? "" : head === undefined || head === null ? ` in layer ${layer}` : ` in head ${layer}.${head}`;
+  return ["with ", { word: nameAt(now, key) }, " hidden from ", { word: nameAt(now, query) }, where];
+}
+
+/** Rows of weights that somebody set, in words. */
+function rowsOf(now, edits) {
+  const [{ query, layer, head }] = edits;
+  if (edits.length > 1) return [`with ${edits.length} rows of weights set by hand`];
+  return ["with the weights of ", { word: nameAt(now, query) }, ` in head ${layer}.${head} set by hand`];
+}
+
+/** The name of a token for a reader: the word that it is, or is a part of; as it was before any swap. */
+function nameAt(now, token) {
+  const span = (now.words ?? []).find(([first, end]) => first <= token && token < end);
+  const name = span?.[2] ?? now.original.tokens[token];
+  return name === (now.model.mask ?? "[MASK]") ? "?" : name;
+}
+
+/** The words that tokens make up, each once; of a word that is only partly there the tokens. */
+function wordsAt(now, tokens) {
+  const found = [];
+  const all = [...new Set(tokens)].sort((one, other) => one - other);
+  for (const token of all) {
+    const span = (now.words ?? []).find(([first, end]) => first <= token && token < end) ?? [token, token + 1];
+    const whole = Array.from({ length: span[1] - span[0] }, (_, i) => span[0] + i).every((piece) => all.includes(piece));
+    if (!whole) found.push({ word: now.original.tokens[token] });
+    else if (token === span[0]) found.push({ word: nameAt(now, token) });
+  }
+  return found;
+}
+
+/** "a", "a and b", "a, b and c", "a, b and 3 more". */
+function listOf(words) {
+  const last = words.length > 4 ? `${words.length - 3} more` : words.at(-1);
+  const front = words.length > 4 ? words.slice(0, 3) : words.slice(0, -1);
+  const listed = front.flatMap((one, i) => [i ? ", " : "", one]);
+  return front.length ? [...listed, " and ", last] : [last];
+}
+
+/** Parts as a sentence: it begins with a capital letter. */
+function sentenceOf(parts) {
+  const [first, ...rest] = parts;
+  return [first[0].toUpperCase() + first.slice(1), ...rest];
+}
+
+/** A sentence as nodes, or as text. */
+function spelled(parts) {
+  return parts.map((part) => (typeof part === "string" ? part : word(part.word)));
+}
+function plainOf(parts) {
+  return parts.map((part) => (typeof part === "string" ? part : visible(part.word))).join("");
+}
+
+// ---- the part of the page
+
+/**
+ * What follows from the changes: `headline` is the sentence, `node` all that stands below it.
+ * @param {any} ui
+ * @param {any} store
+ */
+function outcomePart(ui, store) {
+  const headline = el("p", { class: "outcome-headline", "data-part": "headline" });
+  const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
+  const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
+  let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
+  const names = new WeakMap(); // a run -> its number
+  const numberOf = (run) => {
+    if (!names.has(run)) names.set(run, (lastId += 1));
+    return names.get(run);
+  };
+
+  function draw(now) {
+    const [before, after] = [now.original, now.run].map(({ logits }) => chancesOf(logits));
+    const outcome = outcomeOf(before, after, now.model.words);
+    const said = headlineOf(now, outcome);
+    fill(headline, spelled(said));
+    ui.say(plainOf(said));
+    fill(bars, wordBars(now, outcome));
+  }
+
+  function update(now) {
+    const { run, original, state, model } = now;
+    const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);
+    node.setAttribute("aria-busy", String(Boolean(now.busy || !known)));
+    headline.toggleAttribute("data-old", !known);
+    if (!known) return;
+    const made = JSON.stringify([numberOf(run), numberOf(original), state.place]);
+    if (made !== drawn) draw(now);
+    if (made !== drawn || inside !== state.inside) {
+      more.hidden = !state.inside;
+      chart = state.inside ? whatMoved(now, fill(more)) : null;
+    }
+    [drawn, inside] = [made, state.inside];
+    for (const button of more.querySelectorAll("[data-head]"))
+      button.setAttribute("aria-pressed", String(button.dataset.head === `${state.layer}.${state.head}`));
+  }
+
+  /** Alike layer by layer, and the heads that changed most; gives what draws the chart. */
+  function whatMoved(now, box) {
+    if (!now.state.edits.length) {
+      box.append(el("p", { class: "note" }, "Hide a word or remove a head: here stands how far that reaches, layer by layer and head by head."));
+      return null;
+    }
+    const there = word(nameAt(now, now.state.place));
+    const T = now.run.tokens.length;
+    const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.place, T));
+    const room = el("div", { class: "outcome-chart" });
+    box.append(
+      el("div", {}, el("h4", {}, "How alike ", there, " stays to itself"), el("p", { class: "note" },
+        "The cosine between its vectors in the original and now: behind the embeddings, then behind each layer."), room, alikeTable(alike)),
+      el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run))),
+    );
+    const paint = () => fill(room, alikeChart(room, alike));
+    paint();
+    return paint;
+  }
+
+  ui.redraw(() => chart?.());
+  return { node, headline, update };
+}
+
+/** The words as a table whose bars share one scale from 0. */
+function wordBars(now, { rows }) {
+  const edited = now.state.edits.length > 0;
+  const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
+  const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
+  const place = word(nameAt(now, now.state.place));
+  const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["What the model puts in place of ", place] : ["What the model makes of ", place];
+  const legend = edited && el("p", { class: "note outcome-legend" }, el("span", { class: "outcome-bar before" }), "before ",
+    el("span", { class: "outcome-bar now" }), `now · new, gone: among the ${FIRST} likeliest now, or before, alone`);
+  return [
+    el("h3", {}, title),
+    el("table", { class: "outcome-words" },
+      el("thead", {}, el("tr", {},
+        el("th", { scope: "col" }, "word"),
+        el("th", { scope: "col", class: "outcome-scale", "aria-label": `chance, from 0 to ${high}` }, [0, high / 2, high].map((x) => el("span", {}, String(x)))),
+        edited ? el("th", { scope: "col" }, "before") : null,
+        el("th", { scope: "col" }, edited ? "now" : "chance"),
+        edited ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or gone")) : null)),
+      el("tbody", {}, rows.map(({ word: name, before, after, mark }) => el("tr", { "data-mark": mark },
+        el("th", { scope: "row" }, el("bdi", {}, visible(name))),
+        el("td", { class: "outcome-cell" }, el("div", { "aria-hidden": "true" }, edited ? bar(before, "before") : null, bar(after, "now"))),
+        edited ? el("td", {}, chance(before)) : null,
+        el("td", { class: "outcome-now" }, chance(after)),
+        edited ? el("td", { class: "outcome-mark" }, mark) : null)))),
+    legend || null,
+  ];
+}
+
+/** How alike a word stays, as a line; the axis goes from the lowest to 1. */
+function alikeChart(room, alike) {
+  const low = Math.min(...alike);
+  const [wide, tall, left] = [Math.max(240, room.clientWidth || 0), 150, 44];
+  const span = 1 - low;
+  const x = (i) => left + 20 + (i * (wide - left - 40)) / Math.max(1, alike.length - 1);
+  const y = (value) => (span > 1e-9 ? tall - 36 - ((value - low) / span) * (tall - 66) : 30);
+  const every = Math.ceil((alike.length * 44) / (wide - left));
+  const lowest = alike.indexOf(low);
+  const named = (i) => i === lowest || i === 0 || (i % every === 0 && Math.abs(i - lowest) >= every);
+  const text = (px, py, words, name = "") => svg("text", { x: px, y: py, class: name }, words);
+  const ends = span > 1e-9 ? [low, 1] : [1];
+  return svg("svg", { class: "chart", width: wide, height: tall, "aria-hidden": "true" },
+    ends.map((end) => [
+      svg("line", { x1: left, x2: wide - 4, y1: y(end), y2: y(end), class: "axis" }),
+      text(left / 2, y(end) + 4, fixed(end, SEEN), "dim"),
+    ]),
+    svg("polyline", { points: alike.map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
+    alike.map((value, i) => [
+      svg("circle", { cx: x(i), cy: y(value), r: 4 }),
+      named(i) ? [text(x(i), y(value) - 9, fixed(value, SEEN)), text(x(i), tall - 8, i ? `layer ${i - 1}` : "emb.", "dim")] : [],
+    ]));
+}
+
+/** The same for those who listen. */
+function alikeTable(alike) {
+  const rows = alike.map((value, i) =>
+    el("tr", {}, el("th", { scope: "row" }, i ? `layer ${i - 1}` : "embeddings"), el("td", {}, fixed(value, SEEN))));
+  return el("table", { class: "sr outcome-alike" }, el("caption", {}, "cosine with the original"),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "behind"), el("th", { scope: "col" }, "cosine"))), el("tbody", {}, rows));
+}
+
+/** The heads that changed most, each a button that chooses it. */
+function headList(store, heads) {
+  if (!heads.length) return el("p", { class: "note" }, "No head's pattern changed that it shows: of no row has 0.001 of the weight moved.");
+  return [
+    el("p", { class: "note" }, "The share of its weight that is no longer where it was: of each row, and the mean of all rows."),
+    el("ol", { class: "outcome-heads" }, heads.map(({ layer, head, moved }) => el("li", {}, el("button",
+      { type: "button", "data-head": `${layer}.${head}`, onclick: () => store.set({ layer, head }, { undo: false }) },
+      el("span", {}, `Head ${layer}.${head}`),
+      el("span", { class: "outcome-room", "aria-hidden": "true" }, el("span", { style: { width: `${Math.min(100, 100 * moved)}%` } })),
+      el("span", { class: "outcome-moved" }, fixed(moved, SEEN)))))),
+  ];
+}
