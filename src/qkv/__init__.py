@@ -24,7 +24,7 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.integrations.record import record
-    from qkv.see import compare, head_view, image_view, plot_shift, replay, show, walk
+    from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
 
 __version__ = "0.1.0"
 
@@ -49,6 +49,7 @@ __all__ = [
     "image_view",
     "load",
     "merge_attention",
+    "play",
     "plot_shift",
     "record",
     "replay",

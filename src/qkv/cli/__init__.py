@@ -13,6 +13,7 @@ from qkv.cli.encode import encode
 from qkv.cli.generate import generate
 from qkv.cli.guess import guess
 from qkv.cli.info import info
+from qkv.cli.play import play
 from qkv.cli.replay import replay
 from qkv.cli.serve import serve
 from qkv.cli.show import show
@@ -33,10 +34,14 @@ def main(context: click.Context) -> None:
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
         qkv guess "There are many soldiers in a [MASK]." --hide soldiers
         qkv generate "bank:"
+        qkv play --open
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-for verb in (walk, show, compare, replay, guess, encode, generate, train, serve, bench, info):
+for verb in (
+    *(walk, show, compare, play, replay, guess),
+    *(encode, generate, train, serve, bench, info),
+):
     main.add_command(verb)

@@ -5,6 +5,7 @@ from qkv.see.views.compare import CompareView, compare
 from qkv.see.views.guess import GuessView, guess
 from qkv.see.views.head_view import HeadView, head_view
 from qkv.see.views.image_view import ImageView, image_view
+from qkv.see.views.play import PlayView, play
 from qkv.see.views.replay import ReplayView, replay
 from qkv.see.views.runs import RunsView
 from qkv.see.views.shift import ShiftView, plot_shift
@@ -17,6 +18,7 @@ __all__ = [
     "GuessView",
     "HeadView",
     "ImageView",
+    "PlayView",
     "ReplayView",
     "RunsView",
     "ShiftView",
@@ -29,6 +31,7 @@ __all__ = [
     "guess",
     "head_view",
     "image_view",
+    "play",
     "plot_shift",
     "replay",
     "show",

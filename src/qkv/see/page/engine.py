@@ -31,6 +31,16 @@ _COMPUTE = ("wordpiece", "edits", "engine", "worker")
 _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
 
+def need_engine(model: Model) -> None:
+    """An error, that of `engine_payload`, if a page cannot compute with a model."""
+    for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
+        raise ValueError(
+            f"play: {model.name} {why}: a page computes a BERT with a head over words, whose "
+            "tokenizer is a WordPiece as BERT has it: give such a model"
+        )
+    _check_size(model)
+
+
 def engine_payload(model: Model) -> dict[str, Any]:
     """A model as a page computes with it.
 
@@ -42,12 +52,7 @@ def engine_payload(model: Model) -> dict[str, Any]:
     >>> engine_payload(qkv.load())["sizes"]["layers"]
     4
     """
-    for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
-        raise ValueError(
-            f"play: {model.name} {why}: a page computes a BERT with a head over words, whose "
-            "tokenizer is a WordPiece as BERT has it: give such a model"
-        )
-    _check_size(model)
+    need_engine(model)
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None

@@ -4,7 +4,7 @@
 # number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
 #
 # PAYLOAD = {
-#   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay",
+#   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
 #   "stretch": whether scales end at the largest weight at first,
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
@@ -14,6 +14,8 @@
 #             "merge": whether pieces are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see page/walk.py | null, "shift": see page/shift.py | null,
 #   "replay": see page/replay.py | null,
+#   of play in their place "start", "stories" and "roles": see page/play.py; "texts" is empty,
+#   since the page computes: what with stands beside the payload, see page/engine.py
 #   "notes": [what a reader should know of the tokens, in sentences] }
 #
 # TEXT = {

@@ -10,8 +10,9 @@ from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.stories import Story
 from qkv.see.analysis.words import run_name
-from qkv.see.draw.panels import Bars, Panel, Prose
+from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
+from qkv.see.views.head_panels import chances
 from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
@@ -61,9 +62,9 @@ class GuessView(View):
             if self.places:
                 place = self.places[number]
                 title = f"At token {place}, {self.tokens.tokens[place]}"
-            rows.append([_bars(before, title, "as it is" if self.after is not None else "")])
+            rows.append([chances(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
-                rows[-1].append(_bars(self.after[number], title, run_name(self.changed)))
+                rows[-1].append(chances(self.after[number], title, run_name(self.changed)))
         return [*rows, [Prose(text=self.reason)]] if self.reason else rows
 
     def _named(self, guesses: Guesses, *, short: bool = False) -> str:
@@ -101,17 +102,6 @@ class GuessView(View):
             "hide": self.changed.get("hide", []),
             "reason": self.reason or None,
         }
-
-
-def _bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
-    return Bars(
-        title=title,
-        explained="the probability of each word",
-        name=name,
-        names=[word for word, _ in guesses],
-        values=[share for _, share in guesses],
-        top=1.0,
-    )
 
 
 def _listed(guesses: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:

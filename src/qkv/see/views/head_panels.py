@@ -241,6 +241,18 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
     return [[Table(title=title[0], explained=title[1], names=options, columns=columns)]]
 
 
+def chances(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
+    """Words that a model guesses, with a bar for their probability."""
+    return Bars(
+        title=title,
+        explained="the probability of each word",
+        name=name,
+        names=[word for word, _ in guesses],
+        values=[share for _, share in guesses],
+        top=1.0,
+    )
+
+
 def movement_table(heads: Heads, moved: Movement) -> Table:
     """Each word's cosine between before and after, with a bar for what is missing to 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]

@@ -103,7 +103,7 @@ class View(ABC):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the view to one HTML file that needs nothing else, whole or not at all."""
-        page = document(*self._html(), self.theme).encode("utf-8")
+        page = self._document().encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
@@ -152,6 +152,10 @@ class View(ABC):
         if payload is None:
             return self.title, picture(self.svg(), self.theme)
         return payload["title"], fragment(payload | {"notes": self.notes}, self.svg())
+
+    def _document(self) -> str:
+        """The page, whole."""
+        return document(*self._html(), self.theme)
 
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any

@@ -1,0 +1,35 @@
+"""`qkv play`: a page with a model inside."""
+
+from __future__ import annotations
+
+import click
+
+from qkv.cli.common import debug_option, model_option, writable
+from qkv.cli.view_command import present
+
+NAME = "qkv-play.html"
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=writable(".html", ".htm"),
+    default=NAME,
+    help=f"Where to write the page. Default: {NAME}.",
+)
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@model_option
+@debug_option
+def play(text: str | None, output: str, open_page: bool, model: str | None) -> None:
+    """A page with a model inside, which computes TEXT, and what is changed in it, as it is typed.
+
+    One file of at most 16 MB, which needs no network. The model is a BERT that names missing words.
+    """
+    from qkv import see
+
+    present(
+        lambda: see.play(text, model=model), {"html": output}, as_json=False, open_page=open_page
+    )

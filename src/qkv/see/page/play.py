@@ -1,0 +1,79 @@
+"""What the page of `play` reads."""
+# PLAY = what stands in the payload of the kind "play", whose "texts" are empty: the page computes.
+# The model and its script are a part of their own, which comes after (see page/engine.py).
+#
+#   "start": {"text": str, "edits": [none], "place": of the token whose word is looked at,
+#             "layer": number, "head": number, "query": place of a token | null,
+#             "hide": [places of the word that the first button hides]},
+#   "stories": [STORY, ...],     those of the model's card
+#   "roles": {"layer.head": [role, the measure that it has it by]} }
+#
+# STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],
+#          "change": what is hidden or left out, in words,
+#          "before": [word, chance], "after": [word, chance], "why": str}
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.models.files.find import shipped
+from qkv.see.analysis.inputs import places_in
+from qkv.see.analysis.words import run_name
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+STORIES, ROLES = "stories.json", "roles.json"  # beside a model that comes with qkv
+
+
+def known_of(model: Model) -> dict[str, Any]:
+    """The stories and the roles of a model, where it is one that came with them."""
+    folder = _folder_of(model)
+    stories = _kept(folder, STORIES).get("stories", [])
+    return {
+        "stories": [_story(model, story) for story in stories],
+        "roles": _kept(folder, ROLES),
+    }
+
+
+def _folder_of(model: Model) -> Path | None:
+    """The folder in qkv that a model is from, if it has the parameters there and no others."""
+    from qkv.models import load
+
+    folder = shipped().get(model.name)
+    if folder is None:
+        return None
+    own, given = load(folder).parameters, model.parameters
+    same = own.keys() == given.keys() and all(
+        np.array_equal(own[name], array) for name, array in given.items()
+    )
+    return folder if same else None
+
+
+def _kept(folder: Path | None, name: str) -> dict[str, Any]:
+    """What a file of a folder holds; nothing where there is none."""
+    if folder is None or not (folder / name).is_file():
+        return {}
+    found: dict[str, Any] = json.loads((folder / name).read_bytes())
+    return found
+
+
+def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
+    """A story as the page has it."""
+    trace: Trace = model.trace(story["sentence"], names=["pattern"])
+    places = [places_in(trace, model, word, "play", "hide") for word in story["hide"]]
+    found: dict[str, Any] = {"text": story["sentence"]}
+    if places:
+        found["hide"] = [place for each in places for place in each]
+    if story["ablate"]:
+        found["ablate"] = story["ablate"]
+    return found | {
+        "change": run_name({name: story[name] for name in ("ablate", "hide")}),
+        **{when: list(story[when].values()) for when in ("before", "after")},
+        "why": story["reason"],
+    }

@@ -1,0 +1,188 @@
+"""A page in which a model computes what a reader types and changes: `play`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from qkv.see.analysis.by_word import by_word
+from qkv.see.analysis.heads import heads_of
+from qkv.see.analysis.inputs import model_of, texts_of
+from qkv.see.analysis.opening import Opening, opening_of
+from qkv.see.analysis.selection import choose_head
+from qkv.see.analysis.words import quoted, run_name
+from qkv.see.draw.panels import Panel
+from qkv.see.page.engine import engine_part, engine_payload, need_engine
+from qkv.see.page.html import WITH_WORKER, document
+from qkv.see.page.payload import check_theme
+from qkv.see.page.play import known_of
+from qkv.see.views.head_panels import OneText, chances, heading_of
+from qkv.see.views.view import Heading
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+TEXT = "She wore a crown on her [MASK]."
+_FRAME = "width:100%;height:860px;border:0"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlayView(OneText):
+    """A page with a model inside, and what it opens on: a place of a text, and a word to hide.
+
+    Its picture, what a terminal shows of it and `to_dict` are of what it opens on.
+
+    Attributes:
+        model: the model.
+        text: the text.
+        trace: of the text.
+        opening: the place, the word to hide, and the likeliest words before and after.
+        embed: whether a notebook gets the page itself, and not a frame of a file beside it.
+    """
+
+    model: Model
+    text: str
+    trace: Trace
+    opening: Opening
+    embed: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The likeliest word at the place, and what becomes of it without the other."""
+        shown = self.opening
+        place = self.shown.queries.rows_of([shown.place])[0]
+        said = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
+        if shown.hidden:
+            said += f"; {self._change}: {_first(shown.after)}"
+        return f"{said}."
+
+    @property
+    def _change(self) -> str:
+        return run_name({"hide": [self.opening.word]})
+
+    def panels(self) -> list[list[Panel]]:
+        """The words before and after, and the head whose link to the hidden one stands out."""
+        shown, title = self.opening, "The likeliest words"
+        bars: list[Panel] = [chances(shown.before, title, "as it is" if shown.hidden else "")]
+        if shown.hidden:
+            bars.append(chances(shown.after, title, self._change))
+        return [bars, *super().panels()]
+
+    def _headings(self) -> list[Heading]:
+        return [heading_of(self.trace)]
+
+    def _numbers(self) -> dict[str, Any]:
+        """What the page opens on; `after` is `before` where there is no word to hide."""
+        return {
+            "model": self.trace.model,
+            "text": self.text,
+            "tokens": list(self.trace.tokens),
+            **self._chosen(),
+            "place": self.opening.place,
+            "before": self.opening.before,
+            "hide": self.opening.hidden,
+            "after": self.opening.after,
+        }
+
+    def _payload(self) -> dict[str, Any]:
+        start = {
+            "text": self.text,
+            "edits": [],
+            "place": self.opening.place,
+            "layer": self.head.layer,
+            "head": self.head.head,
+            "query": self.opening.place,
+            "hide": self.opening.hidden,
+        }
+        queries = self.shown.queries
+        title = quoted(self.text, queries.names, queries.special)
+        return self._page("play", title, start=start, **known_of(self.model))
+
+    def _html(self) -> tuple[str, str]:
+        title, body = super()._html()
+        return title, f"{body}\n{engine_part(engine_payload(self.model))}"
+
+    def _document(self) -> str:
+        return document(*self._html(), self.theme, WITH_WORKER)
+
+    def _repr_html_(self) -> str:
+        """A frame of the page, which is written to a file beside the notebook unless `embed`."""
+        page = self._document()
+        if self.embed:
+            source = f'srcdoc="{escape(page, quote=True)}"'
+        else:
+            name = f"qkv-play-{hashlib.sha256(page.encode()).hexdigest()[:8]}.html"
+            self.to_html(name)
+            source = f'src="{name}"'
+        title = escape(self.sentence, quote=True)
+        return f'<iframe {source} title="{title}" style="{_FRAME}"></iframe>'
+
+
+def _first(guesses: Sequence[tuple[str, float]]) -> str:
+    word, share = guesses[0]
+    return f"{word}, {share:.2f}"
+
+
+def play(
+    text: str | None = None,
+    *,
+    model: Model | str | None = None,
+    theme: str = "auto",
+    embed: bool = False,
+) -> PlayView:
+    """A page with a model inside: it computes what a reader types and changes, offline.
+
+    `to_html(path)` writes it, one file of at most 16 MB. A notebook writes it to a file beside
+    itself (`qkv-play-....html`) and frames that one.
+
+    It opens on one place of the text, the first mask token or else the last content word; on the
+    word that matters most there, of which a button says "Hide": the content word without which the
+    probabilities at this place differ most, of those without which another word is the likeliest
+    if there are any; and on the head whose link between the two stands out most, as `show` has it.
+
+    Args:
+        text: what the page begins with; a sentence with a missing word if left out.
+        model: a BERT with a head over words and its WordPiece tokenizer, or its name; the default
+            model if left out.
+        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        embed: whether a notebook gets the page itself, all of its size, and needs no file.
+
+    Raises:
+        TypeError: the text is no string.
+        ValueError: the text is empty, or a page cannot compute with this model; the message says
+            why.
+
+    >>> view = play("The opposite of black is [MASK].")
+    >>> view.opening.word, view.trace.tokens[view.opening.place]
+    ('black', '[MASK]')
+    """
+    check_theme(theme, "play")
+    (text,) = texts_of([TEXT if text is None else text], "play")
+    used = model_of(model, [text])
+    need_engine(used)
+    trace = used.trace(text)
+    heads = heads_of(trace)
+    shown = by_word(heads)
+    opening = opening_of(used, trace)
+    asked: dict[str, Any] = {}
+    if opening.hidden:
+        asked = {
+            "queries": shown.queries.rows_of([opening.place]),
+            "keys": shown.keys.rows_of(opening.hidden),
+        }
+    head, _ = choose_head(shown, **asked, call="play")
+    return PlayView(
+        used,
+        text,
+        trace,
+        opening,
+        embed,
+        head=head,
+        shown=shown,
+        elsewhere=[],
+        theme=theme,
+    )

@@ -1,0 +1,57 @@
+"""`qkv play`: what it prints and writes, and how it refuses."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+import qkv
+from models.support import mask_bert
+from qkv.see import play
+
+from .test_cli import refused, run
+
+TEXT = "the cat sat on the [MASK]."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("mask") / "small"
+    mask_bert(made)
+    return str(made)
+
+
+def test_the_page_is_written_and_what_it_opens_on_is_printed(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    result = run("play", TEXT, "--model", folder, "-o", str(path))
+    assert (result.exit_code, result.stderr) == (0, f"qkv play: wrote {path}\n")
+    view = play(TEXT, model=qkv.load(folder))
+    assert result.stdout.strip() == str(view).strip()
+    assert path.read_text("utf-8") == view._document()
+
+
+def test_a_text_and_a_file_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or True)
+    result = run("play", "--open")
+    assert (result.exit_code, result.stderr) == (0, "qkv play: wrote qkv-play.html\n")
+    assert opened == [(tmp_path / "qkv-play.html").as_uri()]
+    assert [path.name for path in tmp_path.iterdir()] == ["qkv-play.html"]
+    assert "At [MASK] most likely: head, 0.09; crown hidden: hand, 0.06." in result.stdout
+
+
+def test_refusals_are_one_line(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(run("play", TEXT, "-o", "a.gif"), "play")
+    assert "a.gif: the name must end in .html or .htm" in line
+    assert "the text is empty" in refused(run("play", "", "--model", folder), "play")
+    assert "random is of the family" in refused(run("play", TEXT, "--model", "random"), "play")
+    monkeypatch.setenv("QKV_MODEL", "random")
+    line = refused(run("play"), "play")
+    assert "a page computes a BERT with a head over words" in line
+    assert list(tmp_path.iterdir()) == []

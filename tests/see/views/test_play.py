@@ -1,0 +1,224 @@
+"""The page with a model inside: what it opens on, what stands in it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+from models import decoders
+from models.support import mask_bert
+from qkv.models.files.find import shipped
+from qkv.see import PlayView, play
+from qkv.see.page.html import POLICY
+
+from ..page.reading import Page
+
+SMALL = "the cat sat on the [MASK]."
+OPPOSITE = "The opposite of black is [MASK]."
+KEPT = json.loads((shipped()["wordnet"] / "stories.json").read_text("utf-8"))["stories"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
+    folder = tmp_path_factory.mktemp("mask") / "small"
+    mask_bert(folder)
+    return qkv.load(folder)
+
+
+@pytest.fixture(scope="module")
+def model() -> qkv.Model:
+    return qkv.load("wordnet")
+
+
+@pytest.fixture(scope="module")
+def view(small: qkv.Model) -> PlayView:
+    return play(SMALL, model=small)
+
+
+def data_of(page: str) -> tuple[dict, dict]:
+    """What a page hands to its script, and the model in it."""
+    script, model, _ = Page(page).scripts
+    mark, _ = json.JSONDecoder().raw_decode(script, script.rindex('start("') + 6)
+    at = script.rindex(f'start("{mark}", ') + len(f'start("{mark}", ')
+    return json.JSONDecoder().raw_decode(script, at)[0], json.loads(model)
+
+
+def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView) -> None:
+    words = small.config["vocab_size"]
+    (before,) = small.predict(SMALL, words)
+    apart = {}
+    for word in ("cat", "sat"):
+        (after,) = small.predict(SMALL, words, hide=word)
+        chances = dict(after)
+        change = sum(abs(share - chances[name]) for name, share in before) / 2
+        apart[word] = (before[0][0] != after[0][0], change, after)
+    word = max(apart, key=lambda name: apart[name][:2])
+    found = view.to_dict()
+    assert view.opening.word == word
+    assert found["hide"] == [small.tokenize(SMALL).tokens.index(word)]
+    assert found["place"] == 6
+    assert found["before"] == [list(one) for one in before[:5]]
+    for (name, share), (expected, exact) in zip(found["after"], apart[word][2][:5], strict=True):
+        assert name == expected
+        assert share == pytest.approx(exact, rel=1e-12)
+    (first, share), (second, less) = before[0], apart[word][2][0]
+    assert view.sentence == (
+        f"At [MASK] most likely: {first}, {share:.2f}; {word} hidden: {second}, {less:.2f}."
+    )
+    for line in (view.sentence, f"{share:.3f}", f"{less:.3f}"):
+        assert line in str(view)
+
+
+def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
+    model: qkv.Model,
+) -> None:
+    text = "He put the glove on his [MASK]."
+    found = play(text, model=model).opening
+    (before,) = model.predict(text, 1)
+    (after,) = model.predict(text, 1, hide=found.word)
+    assert before[0][0] != after[0][0]
+    assert found.after[0][0] == after[0][0]
+
+
+def test_the_head_is_the_one_whose_link_stands_out(view: PlayView, small: qkv.Model) -> None:
+    expected = qkv.show(SMALL, model=small, query="[MASK]", key=view.opening.word)
+    assert (view.head.layer, view.head.head) == (expected.head.layer, expected.head.head)
+    start = data_of(view._document())[0]["start"]
+    assert (start["layer"], start["head"]) == (expected.head.layer, expected.head.head)
+    assert start == {
+        **{"text": SMALL, "edits": [], "place": 6, "query": 6},
+        **{"layer": start["layer"], "head": start["head"], "hide": view.opening.hidden},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "hidden"),
+    [
+        ("the cat sat on a mat", 6, True),  # no mask: the last content word
+        ("a [MASK] sat. the [MASK] ran", 2, True),  # the first of two masks
+        ("cat", 1, False),  # there is nothing else to hide
+        ("[MASK]", 1, False),
+        ("...", 1, False),
+    ],
+)
+def test_texts_of_other_kinds(small: qkv.Model, text: str, place: int, hidden: bool) -> None:
+    view = play(text, model=small)
+    assert view.opening.place == place
+    assert bool(view.opening.hidden) is hidden
+    assert place not in view.opening.hidden
+    assert view.opening.after == view.opening.before or hidden
+    assert ("hidden" in view.sentence) is hidden
+    assert view.svg().startswith("<svg")
+
+
+def test_a_word_in_pieces_is_hidden_whole(small: qkv.Model) -> None:
+    view = play("dogs [MASK]", model=small)
+    pieces = small.tokenize("dogs [MASK]").tokens
+    assert pieces[1].startswith("d")
+    assert view.opening.hidden == list(range(1, pieces.index("[MASK]")))
+    assert view.opening.word == "dogs"
+
+
+def test_a_text_that_is_cut_is_said_once(small: qkv.Model) -> None:
+    with pytest.warns(UserWarning, match="cut to 16 tokens") as told:
+        view = play("the [MASK] " + "cat " * 30, model=small)
+    assert len(told) == 1
+    assert len(view.trace.tokens) == 16
+
+
+def test_without_a_text_it_opens_on_the_first_story(model: qkv.Model) -> None:
+    view = play()
+    story = KEPT[0]
+    assert view.text == story["sentence"]
+    assert [view.opening.word] == story["hide"]
+    assert view.opening.before[0][0] == story["before"]["word"]
+    assert view.opening.after[0][0] == story["after"]["word"]
+
+
+def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> None:
+    data, inside = data_of(play(OPPOSITE, model=model)._document())
+    assert (data["version"], data["kind"], data["model"]) == (1, "play", "wordnet")
+    assert (data["title"], data["texts"]) == (OPPOSITE, [])
+    assert [story["text"] for story in data["stories"]] == [one["sentence"] for one in KEPT]
+    for story, kept in zip(data["stories"], KEPT, strict=True):
+        tokens = model.tokenize(kept["sentence"]).tokens
+        assert [tokens[place] for place in story.get("hide", [])] == kept["hide"]
+        assert story.get("ablate", []) == kept["ablate"]
+        assert story["before"] == [kept["before"]["word"], kept["before"]["chance"]]
+        assert story["after"] == [kept["after"]["word"], kept["after"]["chance"]]
+        assert story["why"] == kept["reason"]
+    assert data["stories"][0]["change"] == "crown hidden"
+    assert data["stories"][1]["change"] == "without layer 3, head 2"
+    assert inside["name"] == "wordnet"
+
+
+def test_a_changed_model_has_neither(model: qkv.Model) -> None:
+    changed = dict(model.parameters)
+    changed["embed.weight"] = np.array(changed["embed.weight"])
+    changed["embed.weight"][5, 5] += 1
+    data, _ = data_of(play(OPPOSITE, model=model.with_parameters(changed))._document())
+    assert (data["stories"], data["roles"]) == ([], {})
+
+
+def test_the_page_is_one_file_with_its_policy_and_picture(
+    view: PlayView, model: qkv.Model, tmp_path: Path
+) -> None:
+    view.to_html(tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text("utf-8")
+    assert text == view._document()
+    page = Page(text)
+    (policy,) = (x for x in page.attribute("meta", "content") if x and "default-src" in x)
+    assert policy == f"{POLICY}; worker-src blob:"
+    assert page.attribute("svg", "role") == ["img"]
+    assert text.index("<svg") < text.index("<script") < text.index('id="qkv-model"')
+    assert len(play(model=model)._document().encode()) <= 16_000_000
+
+
+def test_a_notebook_frames_a_file_beside_it(
+    view: PlayView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    html = view._repr_html_()
+    (name,) = Page(html).attribute("iframe", "src")
+    assert re.fullmatch(r"qkv-play-[0-9a-f]{8}\.html", str(name))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / str(name)).read_text("utf-8") == view._document()
+    assert view._repr_html_() == html
+    assert Page(html).attribute("iframe", "title") == [view.sentence]
+
+
+def test_or_gets_the_page_itself(
+    small: qkv.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    view = play(SMALL, model=small, embed=True)
+    html = view._repr_html_()
+    assert list(tmp_path.iterdir()) == []
+    (source,) = re.findall(r'<iframe srcdoc="([^"]*)"', html)
+    assert unescape(source) == view._document()
+
+
+def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model) -> None:
+    decoders.writer(tmp_path / "writer", "a b", " the")
+    for model, why in ((tmp_path / "writer", "writer is of the family"), ("random", "random is")):
+        with pytest.raises(ValueError, match=rf"^play: {why}.*: give such a model$"):
+            play("a b", model=qkv.load(model))
+    for text in ("", " "):
+        with pytest.raises(ValueError, match=r"^play: the text is empty: give at least one word$"):
+            play(text, model=small)
+    with pytest.raises(ValueError, match=r"^play: theme is 'blue'"):
+        play(SMALL, model=small, theme="blue")
+    with pytest.raises(TypeError, match=r"^play: the text is Trace, not a string$"):
+        play(small.trace(SMALL), model=small)  # type: ignore[arg-type]
+
+
+def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_MODEL", "random")
+    with pytest.raises(ValueError, match=r"^play: random .*: give such a model$"):
+        play()
