@@ -20,7 +20,11 @@ POLICY = (
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 # The files in assets/ that a kind of view is made of, after view.js; others have one of their name.
-SCRIPTS = {kind: ("head", "show") for kind in ("show", "compare")}
+_PLAY = ("store", "sentence", "changes", "map", "head", "steps", "outcome", "page")
+SCRIPTS = {
+    **dict.fromkeys(("show", "compare"), ("head", "show")),
+    "play": ("head", *(f"play/{name}" for name in _PLAY)),
+}
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
@@ -65,8 +69,12 @@ def picture(static: str, theme: str) -> str:
     return f'<style>{style}</style><div class="qkv-picture">{static}</div>'
 
 
-def document(title: str, body: str, theme: str, policy: str = POLICY) -> str:
-    """A whole HTML document round a body, whose policy forbids it the network."""
+def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
+    """A whole HTML document round a body, whose policy forbids it the network.
+
+    `wide`: the body is as wide as the window, and what is in it says how wide it is.
+    """
+    width = "none" if wide else "1400px"
     scheme = {"auto": "light dark"}.get(theme, theme)
     title = escape(readable(title), quote=True)
     return (
@@ -75,7 +83,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="{scheme}">\n<title>{title}</title>\n'
         '<link rel="icon" href="data:,">\n'
-        "<style>body{margin:0 auto;padding:12px;max-width:1400px;"
+        f"<style>body{{margin:0 auto;padding:12px;max-width:{width};"
         "font-family:system-ui,sans-serif}"
         "h1{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}</style>\n"
         f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n"
@@ -104,7 +112,7 @@ def asset(name: str) -> str:
 def _tokens(payload: dict[str, Any]) -> str:
     """The tokens as text, for those who search, copy or listen where scripts are off."""
     lines = []
-    for part in filter(None, (*payload["texts"], *(payload[name] for name in _WITH_TOKENS))):
+    for part in filter(None, (*payload["texts"], *(payload.get(name) for name in _WITH_TOKENS))):
         for which in ("tokens", "keys"):
             if part.get(which):
                 called = " ".join(filter(None, (part.get("name"), which)))

@@ -84,4 +84,5 @@ function openDoor(compute, data) {
      */
     sweep: (text, edits, onpart, { at, signal } = {}) => ask({ ask: "sweep", text, edits, at }, { signal, onpart }),
   };
+  window.dispatchEvent(new Event("qkv")); // what stands before the model in the page waits for it
 }

@@ -654,7 +654,7 @@ function mount(host, data, styles) {
   try {
     VIEWS[data.kind](box, data, ui);
     const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
-    box.querySelector(":scope > .sentence, :scope > .lead").after(...notes);
+    box.querySelector(":scope > .sentence, :scope > .lead")?.after(...notes);
   } catch (error) {
     fill(root, el("slot")); // the static picture is better than half a view
     throw error;

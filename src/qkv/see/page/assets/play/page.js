@@ -1,0 +1,139 @@
+// The live page: where its parts stand, the badge, the headline's place, the tabs of a narrow window. Each part is a
+// function of its own file that gives {node, update(now)}; store.js says what `now` is.
+
+const NARROW = "(max-width: 759px)"; // as in page.css
+const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
+const ON_TAB = {
+  sentence: ["sentence", "changes"],
+  heads: ["map", "head"],
+  steps: ["steps"],
+  result: ["outcome"],
+};
+const REGIONS = {
+  sentence: "The sentence",
+  changes: "What you changed",
+  map: "The heads of the model",
+  head: "One head",
+  steps: "One head, step by step",
+  outcome: "What follows",
+};
+
+/**
+ * A part of the page.
+ * @typedef {{node: HTMLElement, update: (now: Now) => void, headline?: HTMLElement}} Part
+ */
+
+function play(box, data, ui) {
+  const narrow = window.matchMedia(NARROW);
+  const store = playStore(data, update);
+  const parts = partsOf(ui, store);
+  const badge = el("p", { class: "badge" });
+  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome?.headline);
+  const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
+  const tabs = tabsOf(ui, store, regions);
+  const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
+  const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
+  let last = null;
+
+  box.classList.add("play");
+  box.append(
+    el("header", { class: "top" }, el("h2", { class: "title" }, el("bdi", {}, visible(data.title))), badge),
+    tabs.node,
+    el("div", { class: "regions" }, regions.map(({ node }) => node), headline, el("div", { class: "unfold" }, inside)),
+    trouble,
+    ...notes,
+  );
+  box.addEventListener("keydown", (event) => {
+    const typing = event.composedPath()[0].matches?.("input, textarea");
+    if (typing || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z") return;
+    store.undo();
+    event.preventDefault();
+  });
+  narrow.addEventListener("change", () => last && update(last));
+
+  /** @param {Now} now */
+  function update(now) {
+    last = now;
+    const { state, model, busy, error } = now;
+    const unfolded = state.inside || narrow.matches;
+    box.dataset.tab = state.tab;
+    box.dataset.inside = String(unfolded);
+    box.dataset.beside = String(state.beside && state.edits.length > 0);
+    box.setAttribute("aria-busy", String(busy));
+    inside.textContent = state.inside ? "Fold" : "Look inside";
+    inside.setAttribute("aria-expanded", String(state.inside));
+    trouble.hidden = !error;
+    fill(trouble, error);
+    if (model) fill(badge, badgeOf(store, model));
+    tabs.update(now);
+    const told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
+    for (const part of Object.values(parts)) part.update(told);
+  }
+}
+
+VIEWS.play = play;
+
+/** The parts, by name; `before` is the head once more, of the text without edits. */
+function partsOf(ui, store) {
+  const made = {};
+  if (typeof sentencePart === "function") made.sentence = sentencePart(ui, store);
+  if (typeof changesPart === "function") made.changes = changesPart(ui, store);
+  if (typeof mapPart === "function") made.map = mapPart(ui, store);
+  if (typeof headPart === "function") [made.head, made.before] = [headPart(ui, store), originalHead(ui, store)];
+  if (typeof stepsPart === "function") made.steps = stepsPart(ui, store);
+  if (typeof outcomePart === "function") made.outcome = outcomePart(ui, store);
+  return made;
+}
+
+/** The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at. */
+function originalHead(ui, store) {
+  const looking = Object.create(store, {
+    set: { value: ({ text, edits, ...patch }, options) => store.set(patch, options) },
+  });
+  const part = headPart(ui, looking);
+  part.node.dataset.part = "before";
+  const update = (now) => {
+    const { state, original } = now;
+    if (state.beside && state.edits.length) part.update({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) });
+  };
+  return { node: part.node, update };
+}
+
+/** A place on the page: it has the part of its name, or nothing yet. */
+function regionOf(ui, name, label, parts) {
+  const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name]?.node);
+  if (name === "head" && parts.before)
+    fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
+  return { name, node };
+}
+
+/** The tabs of a narrow window. */
+function tabsOf(ui, store, regions) {
+  const names = Object.keys(TABS);
+  const idOf = (tab) => ON_TAB[tab].map((name) => regions.find((region) => region.name === name).node.id).join(" ");
+  const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
+  const buttons = names.map((tab, i) =>
+    el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
+  );
+  node.append(...buttons);
+  const choose = (i) => store.set({ tab: names[i] });
+  const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
+  const update = ({ state }) => {
+    move.at = names.indexOf(state.tab);
+    buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));
+    move.refresh();
+  };
+  return { node, update };
+}
+
+/** Where the numbers come from, and of which model. */
+function badgeOf(store, model) {
+  const { name, where } = store.engine;
+  const offline = where === "in this page" ? " No network: nothing that you type leaves it." : "";
+  return [
+    el("b", {}, el("bdi", {}, visible(name || model.name))),
+    ` · ${model.layers} layers × ${model.heads} heads · `,
+    `computes ${where}.${offline}`,
+  ];
+}

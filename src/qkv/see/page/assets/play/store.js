@@ -1,0 +1,354 @@
+// The state of the live page: what its address holds, what can be taken back, and the runs of the model that belong
+// to it. A newer state supersedes the run that is going; what the parts are told always belongs together.
+
+/**
+ * @typedef {object} PlayState
+ * @property {string} text
+ * @property {Edit[]} edits  what the reader has changed, see edits.js
+ * @property {number | null} place  the token whose word is looked at
+ * @property {number} layer
+ * @property {number} head
+ * @property {number | null} query  the token that is chosen
+ * @property {boolean} inside  whether the page is unfolded
+ * @property {"pattern" | "effect" | "change"} colouring  of the map
+ * @property {boolean} beside  whether the original stands beside
+ * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
+ */
+
+/**
+ * What the parts are told: `run` is of `state.text` with `state.edits`, `original` of the text alone (the same where
+ * there are no edits). Both have logits at `state.place` alone, (1, V), and `blocks[state.layer]`.
+ * @typedef {object} Now
+ * @property {PlayState} state
+ * @property {any} model  sizes, name and vocabulary; null until they are known
+ * @property {Run | null} run
+ * @property {Run | null} original
+ * @property {boolean} busy  a newer state is being computed
+ * @property {string | null} error
+ * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
+ */
+
+const PLAIN = { text: "", edits: [], place: null, layer: 0, head: 0, query: null };
+const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence" };
+const RUN_FOR = ["text", "edits", "place", "layer"]; // what a run depends on
+const LONGEST = 4000; // characters of a text in an address
+const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
+
+/**
+ * @param {any} data  the payload
+ * @param {(now: Now) => void} heard  is called at every change
+ */
+function playStore(data, heard) {
+  const start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
+  const past = []; // what undo gives back, the newest last
+  let state = fromHash(location.hash, start) ?? start;
+  let shown = null; // {state, run, original}: the last that was computed
+  let tokens = null; // {text, run}: how a text is cut into tokens
+  let carry = null; // {text, run}: the text before, whose tokens the places in the state still are
+  let unchanged = { key: "", run: null }; // the last run without edits
+  let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
+
+  const self = {
+    data,
+    engine: null,
+    painted: 0,
+    get state() {
+      return state;
+    },
+    get canUndo() {
+      return past.length > 0;
+    },
+    /** The address that shows this state. */
+    get address() {
+      return location.href.replace(/#.*$/s, "") + toHash(state, start);
+    },
+    set,
+    undo,
+  };
+
+  /**
+   * Changes the state. A new text alone keeps what can be kept of the edits; with them it takes all places anew.
+   * @param {Partial<PlayState>} patch
+   * @param {{undo?: boolean}} options  whether it can be taken back, where it changes the text or the edits
+   */
+  function set(patch, { undo: keep = true } = {}) {
+    const next = stateOf({ ...state, ...patch });
+    const changed = Object.keys(patch).filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
+    if (!changed.length) return;
+    if (keep && (changed.includes("text") || changed.includes("edits"))) past.push(carry ? shown.state : state);
+    if (past.length > 200) past.shift();
+    if (changed.includes("text")) {
+      const alone = !["edits", "place", "query"].some((name) => name in patch);
+      carry = alone ? carry ?? (shown && { text: shown.state.text, run: shown.run }) : null;
+      state = alone && carry ? next : stateOf({ ...next, edits: [], place: null, query: null, ...patch });
+    } else state = next;
+    follow(changed);
+  }
+
+  /** Takes back the last change of the text or of the edits. */
+  function undo() {
+    const last = past.pop();
+    if (!last) return;
+    carry = null;
+    state = stateOf({ ...state, ...pick(last, Object.keys(PLAIN)) });
+    follow(RUN_FOR);
+  }
+
+  function follow(changed) {
+    if (changed.some((name) => RUN_FOR.includes(name))) compute();
+    else if (!going && shown) settle({ ...shown, state });
+    else tell();
+    write();
+  }
+
+  async function compute() {
+    going?.abort(new Error("superseded"));
+    const mine = new AbortController();
+    going = mine;
+    const late = setTimeout(tell, 150); // a short wait need not be seen
+    try {
+      const found = await runsOf(mine.signal);
+      if (going !== mine) return;
+      going = error = null;
+      settle(found);
+    } catch (reason) {
+      if (going !== mine) return;
+      going = null;
+      failed(reason);
+    } finally {
+      clearTimeout(late);
+    }
+  }
+
+  /** The run of the state, and of its text without edits. */
+  async function runsOf(signal) {
+    model ??= await self.engine.model;
+    const { text } = state;
+    if (tokens?.text !== text) {
+      const run = await self.engine.run(text, [], { at: [], signal });
+      tokens = { text, run };
+    }
+    signal.throwIfAborted();
+    state = placed(state, tokens.run, carry, model);
+    carry = null;
+    const { edits, place, layer } = state;
+    const options = { at: place === null ? [] : [place], layers: [layer], signal };
+    const key = JSON.stringify([text, place, layer]);
+    const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
+    const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
+    unchanged = { key, run: original };
+    return { state, run, original };
+  }
+
+  /** What the state asks for cannot be: the last that could be stands again. */
+  function failed(reason) {
+    carry = null;
+    const plain = !shown && state !== start; // a damaged address
+    if (shown) [state, error] = [stateOf({ ...state, ...pick(shown.state, Object.keys(PLAIN)) }), String(reason?.message ?? reason)];
+    else if (plain) state = start;
+    else error = String(reason?.message ?? reason);
+    if (plain) compute();
+    else tell();
+    write();
+  }
+
+  function settle(found) {
+    shown = { ...found, state };
+    tell();
+    write();
+    requestAnimationFrame(() => {
+      self.painted += 1;
+      document.documentElement.dataset.qkv = "ready";
+    });
+  }
+
+  function tell() {
+    const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
+    const [run, original] = shown ? [shown.run, shown.original] : [null, null];
+    const said = stateOf({ ...state, ...computed });
+    heard({ state: said, model, run, original, busy: Boolean(going), error, words: run ? wordsOf(said.text, run) : [] });
+  }
+
+  /** Writes the address, when the reader pauses. */
+  function write() {
+    clearTimeout(writing);
+    writing = setTimeout(() => {
+      if (going) return;
+      written = toHash(state, start);
+      history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
+    }, 250);
+  }
+
+  window.addEventListener("hashchange", () => {
+    if (location.hash === written) return;
+    past.push(state);
+    carry = null;
+    state = fromHash(location.hash, start) ?? start;
+    if (self.engine) follow(RUN_FOR);
+  });
+  whenOpen((qkv) => {
+    self.engine = { name: data.model, where: qkv.where ?? "in this page", run: qkv.run, sweep: qkv.sweep, model: qkv.model };
+    compute();
+  }, (reason) => failed(reason));
+  return self;
+}
+
+/** Calls `open` with the door to a model (door.js), once it is there; `missing` if the page ends without one. */
+function whenOpen(open, missing) {
+  if (globalThis.qkv) return open(globalThis.qkv);
+  window.addEventListener("qkv", () => open(globalThis.qkv), { once: true });
+  const late = () => globalThis.qkv ?? missing(new Error("There is no model in this page."));
+  if (document.readyState === "complete") setTimeout(late, 0);
+  else window.addEventListener("load", late, { once: true });
+}
+
+/** @returns {PlayState} */
+function stateOf(fields) {
+  return Object.freeze({ ...fields, edits: Object.freeze([...fields.edits]) });
+}
+
+function pick(from, names) {
+  return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
+}
+
+// ---- places in a text
+
+/**
+ * The words of a text as tokens: [first, last + 1, word]. What the tokenizer put in is left out.
+ * @param {string} text
+ * @param {Run} run  of this text
+ * @returns {[number, number, string][]}
+ */
+function wordsOf(text, { tokens, offsets, special }) {
+  const found = [];
+  tokens.forEach((token, t) => {
+    if (special[t]) return;
+    const before = found.at(-1);
+    const joined = before && before[1] === t && !special[t - 1] && offsets[t][0] === offsets[t - 1][1];
+    if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
+    else found.push([t, t + 1, ""]);
+  });
+  return found.map(([first, last]) => [first, last, text.slice(offsets[first][0], offsets[last - 1][1])]);
+}
+
+/** Whether a token goes on where another ended; a swapped one is told by the text. */
+function isPiece(token, text, at) {
+  return token.startsWith("##") || (/[\p{L}\p{M}\p{N}]$/u.test(text.slice(0, at)) && /^[a-z\p{M}\p{N}]/u.test(text.slice(at)));
+}
+
+/**
+ * A state whose places are those of this run's tokens, and whose heads are the model's.
+ * @param {PlayState} state
+ * @param {Run} run  of its text
+ * @param {{text: string, run: Run} | null} before  the text whose places the state has, if it is another one
+ * @param {any} model
+ */
+function placed(state, run, before, model) {
+  const { text, layer, head } = state;
+  if (!(layer < model.layers && head < model.heads)) throw new RangeError(`There is no head ${layer}.${head} in this model.`);
+  const own = (place) => (place !== null && place < run.tokens.length ? place : null);
+  const at = before ? carried(before, text, run) : own;
+  const edits = before ? state.edits.map((edit) => moved(edit, at, before.run.tokens.length === run.tokens.length)) : state.edits;
+  const usual = usualPlace(text, run);
+  const stays = before && state.place === usualPlace(before.text, before.run) ? null : at(state.place);
+  const place = stays ?? usual;
+  return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
+}
+
+/** The first mask, else the last word that has letters, else none. */
+function usualPlace(text, run) {
+  const mask = run.tokens.findIndex((token, t) => token === "[MASK]" && !run.special[t]);
+  if (mask >= 0) return mask;
+  return wordsOf(text, run).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
+}
+
+/** Where a token of one text is in another that begins or ends alike; null where it is not there. */
+function carried(before, text, run) {
+  const old = before.text;
+  const least = Math.min(old.length, text.length);
+  let [begin, end] = [0, 0];
+  while (begin < least && old[begin] === text[begin]) begin += 1;
+  while (end < least - begin && old.at(-1 - end) === text.at(-1 - end)) end += 1;
+  return (place) => {
+    if (place === null || !(place in before.run.offsets)) return null;
+    const [[first, last], name] = [before.run.offsets[place], before.run.tokens[place]];
+    if (before.run.special[place]) return place ? run.tokens.length - 1 : 0;
+    const shift = last <= begin ? 0 : first >= old.length - end ? text.length - old.length : null;
+    const there = shift === null ? -1 : run.offsets.findIndex(([a, b], t) => a === first + shift && b === last + shift && !run.special[t]);
+    return there >= 0 && (run.tokens[there] === name || before.run.tokens.length === run.tokens.length) ? there : null;
+  };
+}
+
+/** An edit for the tokens of another text; null where one of them is gone. */
+function moved(edit, at, alike) {
+  const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
+  const found = places.map((name) => [name, at(edit[name])]);
+  if (found.some(([, place]) => place === null) || (edit.op === "row" && !alike)) return null;
+  return { ...edit, ...Object.fromEntries(found) };
+}
+
+// ---- the address
+
+/** What an address holds behind its #: only what is not as the page starts. */
+function toHash(state, start) {
+  const fields = Object.keys(start).filter((name) => JSON.stringify(state[name]) !== JSON.stringify(start[name]));
+  const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
+  const all = moves ? [...new Set([...Object.keys(PLAIN), ...fields])] : fields;
+  const put = new URLSearchParams();
+  for (const name of all) {
+    const value = name === "edits" ? joinedMasks(state.edits) : state[name];
+    put.set(name, name === "text" ? value : JSON.stringify(value));
+  }
+  return all.length ? `#${put}` : "";
+}
+
+/** The state of an address; null where it holds none, or anything that is not one. */
+function fromHash(hash, start) {
+  try {
+    const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
+    const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
+    if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
+    const found = { ...start, ...(fields.text === undefined ? {} : { edits: [], place: null, query: null }), ...fields };
+    return put.length && isState(found, start) ? stateOf(found) : null;
+  } catch {
+    return null;
+  }
+}
+
+function isState(found, start) {
+  const whole = (value) => Number.isInteger(value) && value >= 0;
+  return Object.keys(start).every((name) => {
+    const value = found[name];
+    if (name in ONE_OF) return ONE_OF[name].includes(value);
+    if (name === "text") return typeof value === "string" && value.length <= LONGEST;
+    if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
+    if (name === "inside" || name === "beside") return typeof value === "boolean";
+    return whole(value) || (value === null && (name === "place" || name === "query"));
+  });
+}
+
+/** Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}. */
+function joinedMasks(edits) {
+  const found = [];
+  for (const edit of edits) {
+    const { op, query, key, ...where } = edit;
+    let last = found.at(-1);
+    if (op !== "mask") {
+      found.push(edit);
+      continue;
+    }
+    if (last?.op !== "masks" || last.layer !== where.layer || last.head !== where.head) found.push((last = { op: "masks", ...where, rows: [] }));
+    const row = last.rows.at(-1);
+    if (row?.[0] === query && row[2] === key - 1) row[2] = key;
+    else last.rows.push([query, key, key]);
+  }
+  return found;
+}
+
+function splitMasks(edits) {
+  const cells = ({ rows, layer, head }) =>
+    rows.flatMap(([query, first, last]) =>
+      Array.from({ length: Math.min(last - first + 1, 512) }, (_, by) => ({ op: "mask", query, key: first + by, ...pick({ layer, head }, ["layer", "head"]) })),
+    );
+  return edits.flatMap((edit) => (edit?.op === "masks" ? cells(edit) : [edit]));
+}
