@@ -20,7 +20,7 @@ POLICY = (
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 # The files in assets/ that a kind of view is made of, after view.js; others have one of their name.
-_PLAY = ("store", "sentence", "changes", "map", "head", "steps", "outcome", "page")
+_PLAY = ("store", "python", "sentence", "changes", "map", "head", "steps", "outcome", "page")
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), ("head", "show")),
     "play": ("head", *(f"play/{name}" for name in _PLAY)),

@@ -1,0 +1,144 @@
+// What the reader has changed, in words, each to be taken back; and the changes that are made for the whole model at
+// once: which tokens see which, and the temperature.
+
+const WINDOWS = [1, 2, 4, 8];
+
+/** @returns {Part} */
+function changesPart(ui, store) {
+  const list = el("ul", { class: "changed", "aria-label": "what you changed" });
+  const masks = maskMenu(ui, store);
+  const heat = temperature(ui, store);
+  const controls = el("div", { class: "bar" }, masks.node, heat.node);
+  const node = el("div", { "data-part": "changes" }, list, controls);
+
+  /** @param {Now} now */
+  function update(now) {
+    const { state, run } = now;
+    controls.hidden = !state.inside || !run;
+    const all = run ? inWords(now) : [];
+    list.hidden = !all.length;
+    const back = (gone) => () => store.set({ edits: store.state.edits.filter((edit) => !gone.includes(edit)) });
+    fill(
+      list,
+      all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "take back" }, "×")))),
+      all.length > 1 ? el("li", {}, el("button", { type: "button", class: "all", onclick: () => store.set({ edits: [] }) }, "Take all back")) : null,
+    );
+    if (!run) return;
+    masks.update(now);
+    heat.update(now);
+  }
+  return { node, update };
+}
+
+/**
+ * The edits in words: those of one word together, and pairs that were hidden one after the other.
+ * @param {Now} now
+ * @returns {{said: any[], gone: Edit[]}[]}
+ */
+function inWords({ state: { edits }, original, words }) {
+  const found = [];
+  const put = (key, edit, say) => {
+    const known = found.find((one) => one.key === key);
+    if (known) known.gone.push(edit);
+    else found.push({ key, gone: [edit], say });
+  };
+  const nameOf = (token) => {
+    const own = words.find(([first, last]) => token >= first && token < last);
+    return own ? [own[0], own[2]] : [token, original.tokens[token]];
+  };
+  const named = (token) => word(nameOf(token)[1] === "[MASK]" ? "?" : nameOf(token)[1]);
+  const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
+  const windowed = windowOf(edits, original.tokens.length);
+  for (const edit of edits) {
+    const { op, token, query, layer, value } = edit;
+    if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
+    else if (op === "swap") put(`swap ${token}`, edit, () => [named(token), " → ", word(edit.with === "[MASK]" ? "?" : edit.with)]);
+    else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
+    else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
+    else if (op === "scale") put("scale", edit, () => ["temperature ", number(temperatureOf(value, original, layer))]);
+    else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
+    else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
+    else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
+  }
+  return found.map(({ gone, say }) => ({ said: say(gone), gone }));
+}
+
+// ---- who sees whom
+
+/** All pairs that are more than `reach` apart. */
+function windowMasks(size, reach) {
+  const all = range(0, size);
+  return all.flatMap((query) => all.filter((key) => Math.abs(query - key) > reach).map((key) => ({ op: "mask", query, key })));
+}
+
+/** How far each token sees where all that is hidden everywhere is a window; else null. */
+function windowOf(edits, size) {
+  const pairs = edits.filter(({ op, layer }) => op === "mask" && layer === undefined);
+  if (!pairs.length) return null;
+  const nearest = Math.min(...pairs.map(({ query, key }) => Math.abs(query - key)));
+  const names = new Set(pairs.map(({ query, key }) => `${query} ${key}`));
+  const whole = windowMasks(size, nearest - 1);
+  return nearest > 0 && names.size === whole.length && whole.every(({ query, key }) => names.has(`${query} ${key}`)) ? nearest - 1 : null;
+}
+
+function maskMenu(ui, store) {
+  const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
+  let size = 0;
+  const sees = (reach) => (reach === 1 ? "sees 1 token to each side" : `sees ${reach} tokens to each side`);
+  const options = [["none", "sees all"], ["causal", "sees what came before"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
+  const menu = choice(ui, "Each token", options, "none", (value) => {
+    const others = store.state.edits.filter((edit) => !everywhere(edit));
+    const put = { none: [], causal: [{ op: "causal" }] }[value] ?? windowMasks(size, Number(value));
+    store.set({ edits: [...others, ...put] });
+  });
+  const update = ({ state: { edits }, original }) => {
+    size = original.tokens.length;
+    const reach = windowOf(edits, size);
+    const painted = edits.some(({ op, layer }) => op === "mask" && layer === undefined);
+    const value = edits.some(({ op }) => op === "causal") ? "causal" : reach !== null ? String(reach) : painted ? "painted" : "none";
+    const known = options.some(([name]) => name === value);
+    menu.put(known ? options : [...options, [value, reach === null ? "sees what you left" : sees(reach)]]);
+    menu.set(value);
+  };
+  return { node: menu.node, update };
+}
+
+// ---- temperature
+
+/** How much the scores are divided beyond what the model does; d is the size of a head. */
+function temperatureOf(value, run) {
+  return 1 / (value * Math.sqrt(sizeOfHead(run)));
+}
+
+function sizeOfHead(run) {
+  return run.resid[0].length / run.tokens.length / run.pattern[0].length;
+}
+
+/** How spread out a row of weights is, in bits. */
+function entropyOf(row) {
+  let total = 0;
+  for (const weight of row) if (weight > 0) total -= weight * Math.log2(weight);
+  return total;
+}
+
+function temperature(ui, store) {
+  const id = ui.id("temperature");
+  const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });
+  const said = el("output", { for: id });
+  let size = 1;
+  slider.addEventListener("input", () => {
+    const others = store.state.edits.filter(({ op }) => op !== "scale");
+    const power = Number(slider.value);
+    store.set({ edits: power ? [...others, { op: "scale", value: 1 / (2 ** power * Math.sqrt(size)) }] : others });
+  });
+  const update = ({ state, run, original }) => {
+    size = sizeOfHead(run);
+    const scale = state.edits.findLast(({ op }) => op === "scale");
+    const now = scale ? temperatureOf(scale.value, run) : 1;
+    slider.value = String(Math.log2(now));
+    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * one.tokens.length, (state.query + 1) * one.tokens.length);
+    const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
+    fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
+  };
+  return { node: el("span", { class: "control heat" }, el("label", { for: id }, "Temperature"), slider, said), update };
+}

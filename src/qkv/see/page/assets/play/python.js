@@ -1,0 +1,67 @@
+// What the reader sees, as a call of the library that gives the same numbers.
+
+/**
+ * @param {any} data  the payload
+ * @param {Now} now
+ */
+function pythonOf(data, { state, model, original }) {
+  const { text, edits, layer, head, query, place } = state;
+  const size = original.tokens.length;
+  const of = (op) => edits.filter((edit) => edit.op === op);
+  const swaps = of("swap");
+  const plain = !swaps.length && !original.special.every(Boolean);
+  const hide = [
+    ...of("hide").map(({ token }) => String(token)),
+    ...(of("causal").length ? [`*((q, k) for q in range(${size}) for k in range(q + 1, ${size}))`] : []),
+    ...joinedMasks(of("mask")).map(pythonMasks),
+  ];
+  const ablate = of("ablate").map((edit) => `(${edit.layer}, ${edit.head ?? "None"})`);
+  const [written, changes] = pythonChanges(of("scale").at(-1), of("row"), model);
+  const options = [
+    ["hide", hide, "[", "]"],
+    ["ablate", ablate, "[", "]"],
+    ["edit", changes, "{", "}"],
+  ].filter(([, all]) => all.length);
+  return [
+    "import numpy as np",
+    "import qkv",
+    "",
+    `model = qkv.load(${data.load ? JSON.stringify(data.load) : ""})`,
+    `text = ${JSON.stringify(text)}`,
+    ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
+    ...swaps.map((edit) => `ids[${edit.token}] = model.tokenizer.vocabulary[${JSON.stringify(edit.with)}]`),
+    ...written,
+    `trace = model.trace(${[plain ? "text" : "ids", "logits=True", ...options.map(([name, all, open, close]) => `${name}=${open}${all.join(", ")}${close}`)].join(", ")})`,
+    "",
+    `pattern = trace["pattern", ${layer}][0, ${head}]  # ${size} tokens look at ${size}`,
+    ...(query === null ? [] : [`print(pattern[${query}].round(3))`]),
+    ...(place === null ? [] : [`logits = trace["logits"][0, ${place}]  # how well each word of the vocabulary fits there`, "chances = np.exp(logits - logits.max())", "chances /= chances.sum()"]),
+    "",
+  ].filter((line, i) => line || i).join("\n");
+}
+
+/** Pairs that do not see each other, as entries of `hide`; many at once as a loop. */
+function pythonMasks({ rows, layer, head }) {
+  const where = [layer, head].filter((place) => place !== undefined).map((place) => `, ${place}`).join("");
+  if (rows.length === 1 && rows[0][1] === rows[0][2]) return `(${rows[0][0]}, ${rows[0][1]}${where})`;
+  const all = rows.map((row) => `(${row.join(", ")})`).join(", ");
+  return `*((q, k${where}) for q, first, last in [${all}] for k in range(first, last + 1))`;
+}
+
+/** What is put in the place of scores and weights: functions, and the entries of `edit` that name them. */
+function pythonChanges(scale, rows, model) {
+  const [written, changes] = [[], []];
+  if (scale) {
+    const times = scale.value * Math.sqrt(model.dim / model.heads);
+    written.push("", "", "def temperature(scores):", `    return np.multiply(scores, ${times}, out=scores.copy(), where=np.isfinite(scores))`);
+    changes.push(`**{("attn_scores", layer): temperature for layer in range(${model.layers})}`);
+  }
+  for (const layer of [...new Set(rows.map((row) => row.layer))]) {
+    written.push("", "", `def rows_${layer}(pattern):`);
+    for (const { head, query, weights } of rows.filter((row) => row.layer === layer)) written.push(`    pattern[:, ${head}, ${query}] = [${weights.join(", ")}]`);
+    written.push("    return pattern");
+    changes.push(`("pattern", ${layer}): rows_${layer}`);
+  }
+  if (written.length) written.push("", "");
+  return [written, changes];
+}

@@ -1,0 +1,316 @@
+// The sentence of the live page: the reader's text, its words as chips, what can be done with the chosen one, and what
+// can be done with the whole: examples, undo, the original beside it, its address, the same in Python.
+
+/**
+ * What the reader may change first, as the orange button says it.
+ * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
+ */
+
+/** @returns {Part} */
+function sentencePart(ui, store) {
+  const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence" });
+  const chips = chipRow(ui, store);
+  const offer = el("button", { type: "button", class: "offer" });
+  const chosen = chosenWord(ui, store);
+  const examples = exampleMenu(ui, store);
+  const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
+  const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
+  const paper = toTakeAway(ui);
+  const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address) }, "Share");
+  const python = el("button", { type: "button", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
+  const why = el("p", { class: "note why" });
+  const cutNote = el("p", { class: "note" });
+  let [last, typed, pending] = [null, 0, null];
+
+  field.addEventListener("input", () => {
+    store.set({ text: field.value.toWellFormed() }, { undo: performance.now() - typed > 1000 });
+    typed = performance.now();
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault(); // the model reads one line, as it is typed
+    chips.focus();
+  });
+  offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
+
+  const node = el(
+    "div",
+    { "data-part": "sentence" },
+    el("div", { class: "write" }, field, examples.node),
+    chips.node,
+    el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, share, python)),
+    cutNote,
+    why,
+    paper.node,
+  );
+
+  /** @param {Now} now */
+  function update(now) {
+    last = now;
+    const { state, run } = now;
+    if (field.value !== store.state.text) field.value = store.state.text;
+    undo.disabled = !store.canUndo;
+    beside.disabled = !state.edits.length;
+    beside.setAttribute("aria-pressed", String(state.beside && state.edits.length > 0));
+    python.disabled = share.disabled = offer.disabled = !run;
+    examples.update(now);
+    if (!run) return;
+    pending = offerOf(store.data, now);
+    fill(offer, pending ? pending.label : "Hide a word");
+    offer.disabled = !pending;
+    offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
+    chips.update(now);
+    chosen.update(now, pending);
+    fill(why, pending?.on ? pending.why : null);
+    why.hidden = !(pending?.on && pending.why);
+    cutNote.hidden = !run.cut;
+    fill(cutNote, run.cut ? `The text is too long: the model reads its first ${run.tokens.length} tokens.` : null);
+  }
+  return { node, update };
+}
+
+// ---- chips
+
+/** The words of the text, one to be chosen; what the tokenizer put in stands around them. */
+function chipRow(ui, store) {
+  const node = el("div", { class: "chips", role: "listbox", "aria-label": "words of the sentence" });
+  let spans = [];
+  const choose = (i) => {
+    const { token, guessed } = spans[i];
+    store.set(guessed ? { query: token, place: token } : { query: token });
+  };
+  const move = roving(node, { count: () => spans.length, onmove: choose, onpick: choose });
+
+  function update(now) {
+    spans = chipsOf(now);
+    const focused = node.contains(ui.focused());
+    fill(
+      node,
+      spans.map((span, i) =>
+        el(
+          "span",
+          { class: `chip ${span.kinds.join(" ")}`, role: "option", "data-i": i, "data-token": span.token, "aria-selected": String(span.chosen), "aria-label": span.said },
+          span.pieces.flatMap((piece, k) => [k ? el("i", { "aria-hidden": "true" }, "·") : null, el("bdi", {}, piece)]),
+        ),
+      ),
+    );
+    move.at = Math.max(0, spans.findIndex(({ chosen }) => chosen));
+    move.refresh();
+    if (focused) node.children[move.at]?.focus();
+  }
+  return { node, update, focus: () => node.children[move.at]?.focus() };
+}
+
+/** What each chip shows: a word of the text, or a token that the tokenizer put in. */
+function chipsOf({ state, run, words }) {
+  const at = new Map(words.map((span) => [span[0], span]));
+  const hidden = hiddenTokens(state.edits);
+  const found = [];
+  for (let t = 0; t < run.tokens.length; ) {
+    const [first, last, word] = at.get(t) ?? [t, t + 1, run.tokens[t]];
+    const swap = state.edits.findLast(({ op, token }) => op === "swap" && token === first);
+    const tokens = run.tokens.slice(first, last);
+    const mask = tokens[0] === "[MASK]";
+    const here = (place) => place !== null && place >= first && place < last;
+    const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swap, place: here(state.place) };
+    const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(swap ? swap.with : word)];
+    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${word}`, is.place && "its guesses are shown"];
+    found.push({
+      token: first,
+      tokens: [first, last],
+      word,
+      guessed: mask,
+      chosen: here(state.query),
+      kinds: Object.keys(is).filter((kind) => is[kind]),
+      pieces: shown,
+      said: said.filter(Boolean).join(", "),
+    });
+    t = last;
+  }
+  return found;
+}
+
+function hiddenTokens(edits) {
+  return new Set(edits.filter(({ op }) => op === "hide").map(({ token }) => token));
+}
+
+/** The edits with these tokens hidden, or seen again where all were. */
+function hiding(edits, tokens) {
+  const hidden = hiddenTokens(edits);
+  if (tokens.every((token) => hidden.has(token))) return edits.filter(({ op, token }) => !(op === "hide" && tokens.includes(token)));
+  return [...edits, ...tokens.filter((token) => !hidden.has(token)).map((token) => ({ op: "hide", token }))];
+}
+
+/** The edits with this one in the place of the swap that the token had; without one where there is none. */
+function swapping(edits, token, put) {
+  const others = edits.filter((edit) => !(edit.op === "swap" && edit.token === token));
+  return put === null ? others : [...others, { op: "swap", token, with: put }];
+}
+
+// ---- what can be done with the chosen word
+
+function chosenWord(ui, store) {
+  const name = el("span", { class: "which" });
+  const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
+  const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, range(...span.tokens)) }));
+  const mask = button("?", maskIt);
+  const guess = button("Guess here", () => store.set({ place: span.token }));
+  const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
+  const form = el("form", {}, swap);
+  const node = el("span", { class: "chosen", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
+  let [now, span, known] = [null, null, null];
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const put = swap.value.trim().toWellFormed();
+    if (!put) return;
+    swap.value = "";
+    swapFor(put);
+  });
+
+  /** Masks a word of one token by an edit, of several by a new text; a swapped one is as it was. */
+  function maskIt() {
+    const { edits } = store.state;
+    if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });
+    else if (range(...span.tokens).length === 1) store.set({ edits: swapping(edits, span.token, "[MASK]"), place: span.token });
+    else writeInstead("[MASK]");
+  }
+
+  function swapFor(put) {
+    const entry = [put, put.toLowerCase()].find((one) => known.has(one));
+    if (entry && range(...span.tokens).length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
+    else writeInstead(put);
+  }
+
+  /** The text with something else in the place of the chosen word. */
+  function writeInstead(put) {
+    const { offsets } = now.original;
+    const [first, last] = span.tokens;
+    const { text } = now.state;
+    store.set({ text: text.slice(0, offsets[first][0]) + put + text.slice(offsets[last - 1][1]) });
+  }
+
+  function update(next, offer) {
+    now = next;
+    known ??= now.model && new Set(now.model.words);
+    span = chipsOf(now).find(({ chosen }) => chosen) ?? null;
+    node.hidden = !span || span.kinds.includes("special");
+    if (node.hidden) return;
+    const has = (kind) => span.kinds.includes(kind);
+    fill(name, word(has("mask") ? "?" : span.pieces.join("")));
+    hide.textContent = has("hidden") ? "Show" : "Hide";
+    hide.setAttribute("aria-pressed", String(has("hidden")));
+    hide.hidden = String(offer?.tokens) === String(range(...span.tokens));
+    mask.hidden = has("mask") && !has("swapped");
+    mask.textContent = has("swapped") ? "As it was" : "?";
+    mask.setAttribute("aria-label", has("swapped") ? "put the word back" : "replace the word by an unknown one");
+    guess.hidden = has("place");
+    swap.setAttribute("aria-label", `a word in place of ${span.word}`);
+  }
+  return { node, update };
+}
+
+function range(first, last) {
+  return Array.from({ length: last - first }, (_, by) => first + by);
+}
+
+// ---- what to try
+
+/**
+ * What the orange button does: the change of this text's story, else to hide the chosen word, else the one that the
+ * chosen head looks at most.
+ * @param {any} data
+ * @param {Now} now
+ * @returns {Offer | null}
+ */
+function offerOf(data, now) {
+  const { state, words } = now;
+  const story = storyOf(data, state.text);
+  const removed = story?.ablate?.[0];
+  if (removed) return offerToRemove(state, story, removed);
+  const tokens = state.text === data.start.text && data.start.hide?.length ? data.start.hide : story?.hide?.length ? namedTokens(words, story.hide) : mostSeen(now);
+  if (!tokens?.length) return null;
+  const on = tokens.every((token) => hiddenTokens(state.edits).has(token));
+  const names = words.filter(([first]) => tokens.includes(first)).map(([, , name]) => name);
+  return { label: [on ? "Show " : "Hide ", word(names.join(" ")), on ? " again" : ""], on, edits: hiding(state.edits, tokens), why: story?.why ?? "", tokens };
+}
+
+function offerToRemove(state, story, [layer, head]) {
+  const is = (edit) => edit.op === "ablate" && edit.layer === layer && edit.head === head;
+  const on = state.edits.some(is);
+  const edits = on ? state.edits.filter((edit) => !is(edit)) : [...state.edits, { op: "ablate", layer, head }];
+  return { label: [`${on ? "Put back" : "Remove"} head ${layer}.${head}`], on, edits, why: story.why, tokens: [] };
+}
+
+function storyOf(data, text) {
+  return data.stories?.find((story) => story.text === text) ?? null;
+}
+
+function namedTokens(words, names) {
+  return words.filter(([, , name]) => names.includes(name.toLowerCase()) || names.includes(name)).flatMap(([first, last]) => range(first, last));
+}
+
+/** The chosen word; where its own guesses are shown, the word that the chosen head looks at most from there. */
+function mostSeen({ state, run, words }) {
+  const of = (place) => words.find(([first, last]) => place >= first && place < last);
+  const own = of(state.query);
+  if (own && state.query !== state.place) return range(own[0], own[1]);
+  const row = run.pattern[state.layer][state.head].subarray((state.query ?? 0) * run.tokens.length);
+  const best = words.filter((span) => span !== own && /[\p{L}\p{N}]/u.test(span[2])).sort((a, b) => row[b[0]] - row[a[0]])[0];
+  return best ? range(best[0], best[1]) : null;
+}
+
+/** The stories of the model's card, each with what to try. */
+function exampleMenu(ui, store) {
+  const { stories = [] } = store.data;
+  const tried = ({ hide, ablate }) => (ablate?.length ? `remove head ${ablate[0].join(".")}` : `hide ${hide.join(", ")}`);
+  const select = el(
+    "select",
+    { "aria-label": "Examples" },
+    el("option", { value: "" }, "Examples"),
+    stories.map((story, i) => el("option", { value: i }, `${visible(story.text.replace("[MASK]", "?"))} – ${tried(story)}`)),
+  );
+  select.addEventListener("change", () => {
+    const story = stories[select.value];
+    if (!story) return;
+    const [layer, head] = story.ablate?.[0] ?? [store.data.start.layer, store.data.start.head];
+    store.set({ text: story.text, edits: [], place: null, query: null, layer, head });
+  });
+  const update = ({ state }) => {
+    const at = stories.findIndex(({ text }) => text === state.text);
+    select.value = at < 0 ? "" : String(at);
+  };
+  return { node: stories.length ? select : null, update };
+}
+
+// ---- what can be taken away
+
+/** A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked. */
+function toTakeAway(ui) {
+  const id = ui.id("take");
+  const label = el("label", { for: id });
+  const text = el("textarea", { id, readonly: true, rows: 8, spellcheck: "false", wrap: "off" });
+  const done = el("span", { class: "dim", role: "status" });
+  const copy = el("button", { type: "button", onclick: () => take() }, "Copy");
+  const close = el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close");
+  const node = el("div", { class: "take", hidden: true }, el("div", { class: "bar" }, label, copy, close, done), text);
+
+  async function take() {
+    text.select();
+    try {
+      await navigator.clipboard.writeText(text.value);
+      fill(done, "Copied.");
+    } catch {
+      fill(done, "Marked: copy it with the keys of your system.");
+    }
+  }
+
+  function show(name, value) {
+    fill(label, name);
+    text.value = value;
+    text.rows = Math.min(18, value.split("\n").length + 1);
+    node.hidden = false;
+    return take();
+  }
+  return { node, show };
+}
