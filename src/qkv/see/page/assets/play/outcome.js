@@ -5,9 +5,9 @@ const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows 
 const SEEN = 3; // digits of a chance
 
 /**
- * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "gone"}} WordRow
+ * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "lost"}} WordRow
  * @typedef {{rows: WordRow[], moved: {word: string, by: number}, shows: boolean}} Outcome
- * @typedef {string | {word: string}} Part  of a sentence: words of ours, or a word of the text or of the vocabulary
+ * @typedef {string | {word: string}} Said  part of a sentence: words of ours, or a word of the text or of the vocabulary
  */
 
 // ---- what follows, in numbers
@@ -50,10 +50,10 @@ function likeliestOf(chances, count) {
 function outcomeOf(before, after, words) {
   const [first, now] = [likeliestOf(before, FIRST), likeliestOf(after, ROWS)];
   const head = now.slice(0, FIRST);
-  const gone = first.filter((id) => !head.includes(id));
-  const ids = [...new Set([...head, ...gone, ...now])].slice(0, ROWS);
+  const lost = first.filter((id) => !head.includes(id));
+  const ids = [...new Set([...head, ...lost, ...now])].slice(0, ROWS);
   ids.sort((one, other) => after[other] - after[one] || one - other);
-  const mark = (id) => (gone.includes(id) ? "gone" : head.includes(id) && !first.includes(id) ? "new" : "");
+  const mark = (id) => (lost.includes(id) ? "lost" : head.includes(id) && !first.includes(id) ? "new" : "");
   const rows = ids.map((id) => ({ id, word: words[id], before: before[id], after: after[id], mark: mark(id) }));
   let most = 0;
   for (let id = 0; id < after.length; id++) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
@@ -122,7 +122,7 @@ function changedHeads(original, run) {
  * A sentence that says what would stand at the place, and what the changes did to it.
  * @param {any} now
  * @param {Outcome} outcome
- * @returns {Part[]}
+ * @returns {Said[]}
  */
 function headlineOf(now, { rows, moved, shows }) {
   const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
@@ -165,7 +165,7 @@ function isBlank(now) {
 /**
  * What was changed, as words that a sentence begins with.
  * @param {any} now
- * @returns {Part[]}
+ * @returns {Said[]}
  */
 function causeOf(now) {
   const of = (op) => now.state.edits.filter((edit) => edit.op === op);
@@ -250,9 +250,10 @@ function plainOf(parts) {
  * What follows from the changes: `headline` is the sentence, `node` all that stands below it.
  * @param {any} ui
  * @param {any} store
+ * @returns {Part}
  */
 function outcomePart(ui, store) {
-  const headline = el("p", { class: "outcome-headline", "data-part": "headline" });
+  const headline = el("p", { class: "outcome-headline" });
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
   let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
@@ -320,7 +321,7 @@ function wordBars(now, { rows }) {
   const place = word(nameAt(now, now.state.place));
   const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["What the model puts in place of ", place] : ["What the model makes of ", place];
   const legend = edited && el("p", { class: "note outcome-legend" }, el("span", { class: "outcome-bar before" }), "before ",
-    el("span", { class: "outcome-bar now" }), `now · new, gone: among the ${FIRST} likeliest now, or before, alone`);
+    el("span", { class: "outcome-bar now" }), `now · new, lost: among the ${FIRST} likeliest only now, only before`);
   return [
     el("h3", {}, title),
     el("table", { class: "outcome-words" },
@@ -329,7 +330,7 @@ function wordBars(now, { rows }) {
         el("th", { scope: "col", class: "outcome-scale", "aria-label": `chance, from 0 to ${high}` }, [0, high / 2, high].map((x) => el("span", {}, String(x)))),
         edited ? el("th", { scope: "col" }, "before") : null,
         el("th", { scope: "col" }, edited ? "now" : "chance"),
-        edited ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or gone")) : null)),
+        edited ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or lost")) : null)),
       el("tbody", {}, rows.map(({ word: name, before, after, mark }) => el("tr", { "data-mark": mark },
         el("th", { scope: "row" }, el("bdi", {}, visible(name))),
         el("td", { class: "outcome-cell" }, el("div", { "aria-hidden": "true" }, edited ? bar(before, "before") : null, bar(after, "now"))),
@@ -345,7 +346,7 @@ function alikeChart(room, alike) {
   const low = Math.min(...alike);
   const [wide, tall, left] = [Math.max(240, room.clientWidth || 0), 150, 44];
   const span = 1 - low;
-  const x = (i) => left + 20 + (i * (wide - left - 40)) / Math.max(1, alike.length - 1);
+  const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, alike.length - 1);
   const y = (value) => (span > 1e-9 ? tall - 36 - ((value - low) / span) * (tall - 66) : 30);
   const every = Math.ceil((alike.length * 44) / (wide - left));
   const lowest = alike.indexOf(low);
@@ -376,7 +377,7 @@ function alikeTable(alike) {
 function headList(store, heads) {
   if (!heads.length) return el("p", { class: "note" }, "No head's pattern changed that it shows: of no row has 0.001 of the weight moved.");
   return [
-    el("p", { class: "note" }, "The share of its weight that is no longer where it was: of each row, and the mean of all rows."),
+    el("p", { class: "note" }, "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0 to 1."),
     el("ol", { class: "outcome-heads" }, heads.map(({ layer, head, moved }) => el("li", {}, el("button",
       { type: "button", "data-head": `${layer}.${head}`, onclick: () => store.set({ layer, head }, { undo: false }) },
       el("span", {}, `Head ${layer}.${head}`),

@@ -1,0 +1,132 @@
+"""A page with the model and what follows from changes to a run of it; and what should be there."""
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from playwright.sync_api import Page
+
+from qkv.models import Model
+from qkv.see.draw import colours
+from qkv.see.page.engine import engine_part, engine_payload
+from qkv.see.page.html import WITH_WORKER, asset, document, script_json
+
+from .edited import Edit
+from .engine import by_the_library, shares
+
+# Runs a text with and without edits, and gives both to the part of the page.
+FOLLOW = """
+VIEWS.trial = (box, data, ui) => {
+  const asked = [];
+  const part = outcomePart(ui, { set: (patch) => asked.push(patch) });
+  box.append(el("p", { class: "lead" }, "A trial"), part.headline, part.node);
+  const words = (text, { tokens, offsets, special }) => {
+    const spans = [];
+    tokens.forEach((token, i) => {
+      if (special[i]) return;
+      if (token.startsWith("##")) spans.at(-1)[1] = i + 1;
+      else spans.push([i, i + 1]);
+    });
+    const part = (first, end) => text.slice(offsets[first][0], offsets[end - 1][1]);
+    return spans.map(([first, end]) => [first, end, part(first, end)]);
+  };
+  globalThis.asked = asked;
+  globalThis.follow = async ({ text, edits, place, inside = true, ...more }) => {
+    const model = { ...(await qkv.model), ...more };
+    const original = await qkv.run(text, [], { at: [place] });
+    const run = edits.length ? await qkv.run(text, edits, { at: [place] }) : original;
+    const state = { text, edits, place, layer: 0, head: 0, query: null, inside };
+    const now = { state, model, run, original, words: words(text, original) };
+    part.update({ ...now, busy: false, error: null });
+  };
+};
+"""
+
+
+class Row(NamedTuple):
+    """A word as the table shows it; of a text without changes `before` is missing."""
+
+    word: str
+    before: str | None
+    now: str
+    mark: str
+    bars: list[float]
+
+
+class Expected(NamedTuple):
+    """What the library makes of a place, before and now."""
+
+    words: list[str]
+    before: np.ndarray  # (V) chances
+    now: np.ndarray
+    patterns: tuple[np.ndarray, np.ndarray]  # (layers, H, T, T)
+    resid: tuple[np.ndarray, np.ndarray]  # (layers + 1, T, D)
+
+    def id(self, word: str) -> int:
+        return self.words.index(word)
+
+
+def outcome_page(model: Model, theme: str = "auto") -> str:
+    names = ("view", "play/outcome")
+    code = "\n".join(asset(f"{name}.js") for name in names)
+    css = script_json("\n".join([colours.css(), *(asset(f"{name}.css") for name in names)]))
+    data = script_json({"kind": "trial", "theme": theme})
+    body = (
+        f'<div class="qkv-view" data-qkv="trial"></div>{engine_part(engine_payload(model))}'
+        f'<script>(() => {{ "use strict";\n{code}\n{FOLLOW}\nstart("trial", {data}, {css});\n'
+        "})();</script>"
+    )
+    return document("what follows", body, theme, WITH_WORKER)
+
+
+def follow(page: Page, text: str, edits: list[Edit], place: int, **more: Any) -> str:
+    """Runs a text, and gives the headline."""
+    page.evaluate("follow", {"text": text, "edits": edits, "place": place, **more})
+    return page.locator(".outcome-headline").inner_text()
+
+
+def expected(model: Model, text: str, edits: list[Edit], place: int) -> Expected:
+    ids = model.tokenize(text).ids.tolist()
+    plain, changed = (by_the_library(model, ids, own) for own in ([], edits))
+    words = [model.tokenizer.token(id) for id in range(len(model.tokenizer.vocabulary))]
+    one, other = (shares(found.logits[place : place + 1])[0] for found in (plain, changed))
+    return Expected(
+        words, one, other, (plain.pattern, changed.pattern), (plain.resid, changed.resid)
+    )
+
+
+def rows(page: Page) -> list[Row]:
+    """The table of words, each bar as a share of its cell."""
+    found = page.locator(".outcome-words tbody tr").evaluate_all(
+        """rows => rows.map((row) => {
+          const all = (which) => [...row.querySelectorAll(which)];
+          const room = row.querySelector(".outcome-cell div").clientWidth;
+          const long = (bar) => bar.getBoundingClientRect().width / room;
+          const cells = all("th, td:not(.outcome-cell)").map((cell) => cell.textContent);
+          return [cells, all(".outcome-bar").map(long)];
+        })"""
+    )
+    return [
+        Row(cells[0], cells[1], cells[2], cells[3], bars)
+        if len(cells) == 4
+        else Row(cells[0], None, cells[1], "", bars)
+        for cells, bars in found
+    ]
+
+
+def is_written(shown: str, value: float, digits: int = 3) -> bool:
+    """Whether a number is what a page may write for a value: rounded, or below its last digit."""
+    if shown.startswith("< "):
+        return value < 0.5 * float(shown[2:]) + 1e-7
+    mark = shown.replace("\N{MINUS SIGN}", "-")
+    if "e" in mark:
+        return bool(np.isclose(float(mark), value, rtol=0.051, atol=1e-12))
+    return (
+        len(mark.split(".")[1]) == digits and abs(float(mark) - value) <= 0.5 * 10.0**-digits + 1e-7
+    )
+
+
+def skeleton(sentence: str) -> tuple[str, list[str]]:
+    """A sentence with its chances taken out, and these."""
+    number = r"< 0\.001|\d\.\d{3,}|\d\.\de\N{MINUS SIGN}\d+"
+    return re.sub(number, "#", sentence), re.findall(number, sentence)

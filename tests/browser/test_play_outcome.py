@@ -1,0 +1,272 @@
+"""What follows from a reader's changes: the words, the sentence, the layers and the heads."""
+
+import itertools
+import json
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+
+from .conftest import Visit
+from .edited import Edit
+from .outcome import Expected, expected, follow, is_written, outcome_page, rows, skeleton
+from .support import said
+from .test_engine import EDITS, LISTS, TEXT
+
+PLACE = 7  # of [MASK]
+STORIES = json.loads(files("qkv").joinpath("data/wordnet/stories.json").read_text("utf-8"))
+CAUSES = {
+    "hide": "Without bank",
+    "mask": "With The hidden from river",
+    "causal": "With nothing seen of what follows a word",
+    "ablate": "Without head 1.3",
+    "scale": "With scores times 0.40",
+    "row": "With the weights of ? in head 2.0 set by hand",
+    "swap": "With money in place of river",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return qkv.load()
+
+
+@pytest.fixture(scope="module")
+def exact() -> Model:
+    return qkv.load(dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return outcome_page(model)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return visit(html)
+
+
+def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
+    """The table shows the likeliest words, their chances, and bars on one scale from 0."""
+    shown = rows(page)
+    assert len({row.word for row in shown}) == len(shown) == 8
+    high = float(page.locator(".outcome-scale span").last.inner_text())
+    assert page.locator(".outcome-scale span").first.inner_text() == "0"
+    largest = max(own.before.max(), own.now.max())
+    assert largest <= high <= 2.5 * largest
+    for row in shown:
+        before, now = own.before[own.id(row.word)], own.now[own.id(row.word)]
+        assert is_written(row.now, now), row
+        assert (row.before is None) == (not edits)
+        assert row.before is None or is_written(row.before, before), row
+        lengths = [before, now] if edits else [now]
+        np.testing.assert_allclose(row.bars, np.array(lengths) / high, atol=0.004)
+    for one, other in itertools.pairwise(shown):
+        first, second = own.now[own.id(one.word)], own.now[own.id(other.word)]
+        assert first > second - 1e-5, (one, other)
+    check_first(shown, own, edits)
+
+
+def check_first(shown: list[Any], own: Expected, edits: list[Edit]) -> None:
+    """No word is missing among the first four before or now, and those of one alone are marked."""
+    marks = {own.id(row.word): row.mark for row in shown}
+    first = [set(certain(chances)) for chances in (own.before, own.now)]
+    assert first[0] | first[1] <= set(marks)
+    if edits:
+        ranks = [np.argsort(np.argsort(-chances)) for chances in (own.before, own.now)]
+        for id, mark in marks.items():
+            was, now = (rank[id] < 4 for rank in ranks)
+            near = any(is_near(chances, id) for chances in (own.before, own.now))
+            assert near or mark == {(True, False): "lost", (False, True): "new"}.get((was, now), "")
+
+
+def certain(chances: np.ndarray) -> list[int]:
+    """The first four, without those that a rounding could put behind the fifth."""
+    best = np.argsort(-chances)[:5]
+    return [id for id in best[:4] if chances[id] > chances[best[4]] + 1e-5]
+
+
+def is_near(chances: np.ndarray, id: int) -> bool:
+    """Whether a rounding could move a word in or out of the first four."""
+    fourth, fifth = np.sort(chances)[::-1][3:5]
+    return fourth - fifth < 1e-5 and abs(chances[id] - fourth) < 2e-5
+
+
+def check_headline(headline: str, cause: str, own: Expected) -> None:
+    """The sentence is the right one, and its numbers are the library's."""
+    words, numbers = skeleton(headline)
+    best, was = int(own.now.argmax()), int(own.before.argmax())
+    after, before = own.words[best], own.words[was]
+    by = np.abs(own.now - own.before)
+    if by.max() < 5e-4:
+        most = own.words[int(by.argmax())]
+        assert words.endswith(
+            f", nothing changes that shows: the chance that moves most, of {most}, moves by #."
+        )
+        assert is_written(numbers[0], by.max(), 4)
+    elif best == was:
+        assert words == f"{cause} the model would still say {after} (#, # before)."
+        values = own.now[best], own.before[best]
+        assert all(map(is_written, numbers, values))
+    else:
+        assert words == f"{cause} the model would say {after} (#), no longer {before} (# before)."
+        assert all(map(is_written, numbers, (own.now[best], own.before[was])))
+
+
+def check_inside(page: Page, own: Expected, place: int) -> None:
+    """Layer by layer and head by head, what the library gives."""
+    one, other = (resid[:, place] for resid in own.resid)
+    cosines = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
+    shown = page.locator(".outcome-alike tbody td").all_inner_texts()
+    assert len(shown) == len(cosines)
+    assert all(map(is_written, shown, cosines))
+    drawn = page.locator(".outcome-chart text:not(.dim)").all_text_contents()
+    assert drawn == shown
+    plain, changed = own.patterns
+    moved = np.maximum(plain - changed, 0).sum(-1).mean(-1)
+    heads = page.locator(".outcome-heads button")
+    shares = heads.locator(".outcome-moved").all_inner_texts()
+    names = [
+        name.split(".") for name in heads.evaluate_all("all => all.map((one) => one.dataset.head)")
+    ]
+    own_shares = [moved[int(layer), int(head)] for layer, head in names]
+    assert all(map(is_written, shares, own_shares))
+    largest = np.sort(moved.ravel())[::-1]
+    largest = largest[largest > 5e-4 + 1e-6][:5]
+    assert len(largest) <= len(shares) <= 5
+    np.testing.assert_allclose(own_shares[: len(largest)], largest, atol=1e-6)
+
+
+def test_each_story_is_told_with_the_librarys_numbers(
+    page: Page, model: Model, exact: Model
+) -> None:
+    for story in STORIES["stories"]:
+        text, hide = story["sentence"], story["hide"]
+        tokens = exact.tokenize(text)
+        place = tokens.tokens.index("[MASK]")
+        words = [text[start:end] for start, end in tokens.offsets]
+        edits: list[Edit] = [{"op": "hide", "token": words.index(word)} for word in hide]
+        edits += [{"op": "ablate", "layer": layer, "head": head} for layer, head in story["ablate"]]
+        removed = [*hide, *(f"head {layer}.{head}" for layer, head in story["ablate"])]
+        headline = follow(page, text, edits, place)
+        own = expected(exact, text, edits, place)
+        check_headline(headline, f"Without {' and '.join(removed)}", own)
+        check_words(page, own, edits)
+        check_inside(page, own, place)
+        ablate = list(map(tuple, story["ablate"]))
+        (before,) = model.predict(text, top_k=1)
+        (after,) = model.predict(text, top_k=1, hide=hide, ablate=ablate)
+        assert f"say {after[0][0]} (" in headline
+        assert f"no longer {before[0][0]} (" in headline
+        assert all(map(is_written, skeleton(headline)[1], (after[0][1], before[0][1])))
+        assert (after[0][0], before[0][0]) == (story["after"]["word"], story["before"]["word"])
+
+
+def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
+    causes = {json.dumps([edit]): CAUSES[name] for name, edit in EDITS.items()}
+    for edits in LISTS:
+        if not edits:
+            continue
+        headline = follow(page, TEXT, edits, PLACE)
+        own = expected(exact, TEXT, edits, PLACE)
+        cause = causes.get(json.dumps(edits)) or headline.split(" the model")[0]
+        if len({edit["op"] for edit in edits}) > 2:
+            assert cause == "With all these changes"
+        check_headline(headline, cause, own)
+        check_words(page, own, edits)
+        check_inside(page, own, PLACE)
+
+
+def test_a_text_as_it_is(page: Page, exact: Model) -> None:
+    headline = follow(page, TEXT, [], PLACE)
+    own = expected(exact, TEXT, [], PLACE)
+    check_words(page, own, [])
+    best = np.argsort(-own.now)[:3]
+    words, numbers = skeleton(headline)
+    one, two, three = (own.words[id] for id in best)
+    assert words == f"In place of ?, the model would put {one} (#), {two} (#), {three} (#)."
+    assert all(map(is_written, numbers, own.now[best]))
+    assert page.locator(".outcome h3").inner_text() == "What the model puts in place of ?"
+    assert page.locator(".outcome-heads").count() == 0
+    assert said(page) == headline
+
+
+def test_a_place_that_is_no_mask(page: Page, exact: Model) -> None:
+    text, place = "The riverbank was overgrown.", 2
+    spans = exact.tokenize(text)
+    assert spans.tokens[place + 1].startswith("##")
+    own = expected(exact, text, [], place)
+    headline = follow(page, text, [], place)
+    assert headline.startswith(f"At riverbank, the model would say {own.words[own.now.argmax()]} (")
+    assert page.locator(".outcome h3").inner_text() == "What the model makes of riverbank"
+    check_words(page, own, [])
+    edits: list[Edit] = [{"op": "ablate", "layer": 0}]
+    headline = follow(page, text, edits, place)
+    cause = "Without the heads of layer 0, at riverbank,"
+    check_headline(headline, cause, expected(exact, text, edits, place))
+    headline = follow(page, text, [{"op": "hide", "token": place + 1}], place)
+    assert headline.startswith(f"Without {spans.tokens[place + 1]}, at riverbank, ")
+
+
+def test_several_blanks_and_words_are_told_apart(page: Page) -> None:
+    text = "The [MASK] sat on the [MASK]."
+    assert follow(page, text, [], 6).startswith("In place of ? number 2, the model would put ")
+    hidden: list[Edit] = [{"op": "hide", "token": token} for token in (4, 1)]
+    headline = follow(page, text, hidden, 2)
+    assert headline.startswith("Without The and on, in place of ? number 1, the model would ")
+    hidden += [{"op": "hide", "token": token} for token in (3, 5, 7)]
+    assert follow(page, text, hidden, 2).startswith("Without The, sat, on and 2 more, in place")
+
+
+def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
+    uniform = [0.1] * 10
+    edits: list[Edit] = [{"op": "row", "layer": 3, "head": 0, "query": 1, "weights": uniform}]
+    headline = follow(page, TEXT, edits, PLACE)  # in the last layer, of another token
+    assert headline == (
+        "With the weights of The in head 3.0 set by hand, "
+        "nothing changes: every chance is what it was."
+    )
+    for query, key in itertools.product(range(10), repeat=2):
+        edits = [{"op": "mask", "query": query, "key": key, "layer": 2, "head": 4}]
+        own = expected(exact, TEXT, edits, PLACE)
+        if 0 < np.abs(own.now - own.before).max() < 1e-4:
+            break
+    headline = follow(page, TEXT, edits, PLACE)
+    assert " in head 2.4, nothing changes that shows" in headline
+    check_headline(headline, "", own)
+
+
+def test_a_decoder_goes_on(page: Page) -> None:
+    assert follow(page, TEXT, [], 2, next=True).startswith(
+        "After bank, the model would go on with "
+    )
+    assert page.locator(".outcome h3").inner_text() == "What follows bank"
+
+
+def test_the_vocabularys_words_are_text_alone(page: Page, model: Model) -> None:
+    count = len(model.tokenizer.vocabulary)
+    follow(page, TEXT, [EDITS["hide"]], PLACE, words=["<img src=x onerror=alert(1)>"] * count)
+    assert page.locator(".view img").count() == 0
+    assert rows(page)[0].word == "<img src=x onerror=alert(1)>"
+
+
+def test_a_head_of_the_list_can_be_chosen(page: Page) -> None:
+    follow(page, TEXT, [EDITS["hide"]], PLACE)
+    button = page.locator(".outcome-heads button").nth(1)
+    layer, head = button.get_attribute("data-head").split(".")
+    button.click()
+    assert page.evaluate("asked") == [{"layer": int(layer), "head": int(head)}]
+    assert button.bounding_box()["height"] >= 44
+
+
+def test_the_headline_is_said_once_a_run_ends(page: Page) -> None:
+    first = follow(page, TEXT, [EDITS["hide"]], PLACE, inside=False)
+    assert said(page) == first
+    assert not page.locator(".outcome-more").is_visible()
+    second = follow(page, TEXT, [EDITS["causal"]], PLACE, inside=False)
+    assert said(page) == second != first
