@@ -25,7 +25,7 @@ INSTALL := $(PYTHON) .ci/install.py
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## set up, then walk through, show and compare on real weights
+demo: ## set up, then walk through, show and compare on real weights, and write the page to play with
 	@set -eu; \
 	begin=$$(date +%s); \
 	$(MAKE) --no-print-directory --silent $(VENV)/.demo; \
@@ -35,9 +35,13 @@ demo: ## set up, then walk through, show and compare on real weights
 	run 'qkv walk "The cat sat on the mat"'; \
 	run 'qkv show "I sat on the bank of the river."'; \
 	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan."'; \
+	mkdir -p build; \
+	run 'qkv play -o build/play.html'; \
 	done=$$(date +%s); \
-	printf '\nset-up with downloads: %d s; the three commands: %d s\n' \
-	  $$((ready - begin)) $$((done - ready))
+	printf '\nset-up with downloads: %d s; the four commands: %d s\n' \
+	  $$((ready - begin)) $$((done - ready)); \
+	printf '\nThe model is in a page now, to type and to change things in: open %s in a browser\n' \
+	  "file://$(CURDIR)/build/play.html"
 
 test: $(VENV)/.dev ## the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
@@ -52,7 +56,7 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
-browser: $(VENV)/.browser ## the page in Chromium (Debian's `chromium`, or the one QKV_CHROMIUM names)
+browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
 	$(BIN)/python -m pytest tests/browser
 
 native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)

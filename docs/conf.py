@@ -60,6 +60,13 @@ def tidy_notebooks(app, error):
         path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
 
 
+def write_play(app, error):
+    """Write the page that index.md frames, beside it."""
+    if error is None and app.builder.format == "html":
+        qkv.play().to_html(Path(app.outdir, "play.html"))
+
+
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
     app.connect("build-finished", tidy_notebooks)
+    app.connect("build-finished", write_play)

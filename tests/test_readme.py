@@ -107,6 +107,13 @@ def test_the_weight_under_the_picture_is_the_weight(page: str) -> None:
     assert f"*{query}* looks at *{key}*: {weight}" in (ROOT / page).read_text(encoding="utf-8")
 
 
+def test_what_the_first_page_opens_on_is_what_is_said() -> None:
+    opening = qkv.play().opening
+    first, then = opening.before[0][0], opening.after[0][0]
+    said = f"*{first}*, and *{then}* with *{opening.word}* hidden"
+    assert said in " ".join(README.split())
+
+
 def test_there_are_three_commands() -> None:
     assert [shlex.split(command)[:3] for command, *_ in SHOWN] == [
         ["$", "qkv", verb] for verb in ("walk", "show", "compare")

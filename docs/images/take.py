@@ -23,6 +23,7 @@ def main() -> None:
     model = qkv.load()
     traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
+        "play": (qkv.play(model=model), 800, None),
         "show": (qkv.show(BANK, model=model), 690, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
         "compare": (
@@ -40,8 +41,11 @@ def main() -> None:
         for name, (view, height, step) in views.items():
             file = Path(folder) / f"{name}.html"
             view.to_html(file)
-            page = browser.new_page(viewport={"width": 1040, "height": height})
+            width = 1280 if name == "play" else 1040
+            page = browser.new_page(viewport={"width": width, "height": height})
             page.goto(file.as_uri())
+            if name == "play":
+                page.wait_for_selector("html[data-qkv=ready]")
             page.wait_for_timeout(500)
             if step is not None:
                 page.locator("button", has_text=step).first.click()

@@ -24,7 +24,9 @@ function openDoor(compute, data) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
   const worker = new Worker(url);
   const waiting = new Map(); // what was asked, by number
-  let [count, broken] = [0, null];
+  let count = 0;
+  /** @type {Error | null} */
+  let broken = null;
   const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
   model.catch(() => {}); // each question says so by itself
 
@@ -44,7 +46,12 @@ function openDoor(compute, data) {
   };
   worker.postMessage({ read: data.textContent });
 
-  /** Asks the worker; `signal` gives up what was asked, `onpart` hears of each part. */
+  /**
+   * Asks the worker; `signal` gives up what was asked, `onpart` hears of each part.
+   * @param {{ask: string, text: string, edits: Edit[], at?: number[], layers?: number[]}} question
+   * @param {{signal?: AbortSignal, onpart?: (part: any) => void}} heard
+   * @returns {Promise<any>}
+   */
   function ask(question, { signal, onpart }) {
     return new Promise((resolve, reject) => {
       if (broken) throw broken;

@@ -7,6 +7,7 @@
  */
 
 // What each takes: `!` what it needs, `?` what it may have.
+/** @type {Record<string, Record<string, string>>} */
 const TAKES = {
   hide: { token: "!" },
   mask: { query: "!", key: "!", layer: "?", head: "?" },
@@ -26,9 +27,12 @@ const TAKES = {
  */
 function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }) {
   if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
+  /** @type {(count: number, what: string) => (value: any) => string} */
   const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
+  /** @type {(value: any) => boolean} */
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
   const token = below(T, "as the text has tokens");
+  /** @type {Record<string, (value: any) => string>} */
   const rules = {
     token,
     query: token,
@@ -42,6 +46,7 @@ function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }
   return edits.map((edit, place) => {
     const takes = Object.hasOwn(TAKES, edit?.op ?? "") ? TAKES[edit.op] : null;
     if (!takes) throw new TypeError(`run: edits[${place}] has op ${shown(edit?.op)}: it must be one of ${Object.keys(TAKES).join(", ")}`);
+    /** @type {Record<string, any> & Edit} */
     const found = { op: edit.op };
     for (const [name, need] of Object.entries(takes)) {
       const value = edit[name] ?? undefined;
@@ -56,27 +61,45 @@ function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }
   });
 }
 
+/** @param {any} value */
 function shown(value) {
   return (JSON.stringify(value) ?? "undefined").slice(0, 60);
 }
 
-/** Which tokens the model reads, (T), once words are swapped; and their names. */
+/**
+ * Which tokens the model reads, (T), once words are swapped; and their names.
+ * @param {Token[]} tokens
+ * @param {Edit[]} edits
+ * @param {Tokenizer} tokenizer
+ */
 function swapped(tokens, edits, { ids }) {
   const found = tokens.map(({ id, token }) => ({ id, token }));
   for (const edit of edits) if (edit.op === "swap") found[edit.token] = { id: ids.get(edit.with), token: edit.with };
   return found;
 }
 
+/** @param {Edit} edit */
 function isAblation({ op }) {
   return op === "ablate";
 }
 
-/** Whether an edit holds for a head: it says so, or does not say for which. */
+/**
+ * Whether an edit holds for a head: it says so, or does not say for which.
+ * @param {Edit} edit
+ * @param {number} l
+ * @param {number} h
+ */
 function isFor(edit, l, h) {
   return (edit.layer ?? l) === l && (edit.head ?? h) === h;
 }
 
-/** Which keys a head does not see, (T, T), query by query: 1 where any edit hides the key. */
+/**
+ * Which keys a head does not see, (T, T), query by query: 1 where any edit hides the key.
+ * @param {Edit[]} edits
+ * @param {number} l
+ * @param {number} h
+ * @param {number} T
+ */
 function hiddenBy(edits, l, h, T) {
   const hidden = new Uint8Array(T * T);
   for (const edit of edits) {
@@ -87,19 +110,34 @@ function hiddenBy(edits, l, h, T) {
   return hidden;
 }
 
-/** What scores are multiplied by: the last that was asked for. */
+/**
+ * What scores are multiplied by: the last that was asked for.
+ * @param {Edit[]} edits
+ * @param {number} usual
+ */
 function scaleOf(edits, usual) {
   return edits.findLast(({ op }) => op === "scale")?.value ?? usual;
 }
 
-/** The weights (T, T) of a head, with the rows that somebody has put in the place of the softmax's. */
+/**
+ * The weights (T, T) of a head, with the rows that somebody has put in the place of the softmax's.
+ * @param {Edit[]} edits
+ * @param {number} l
+ * @param {number} h
+ * @param {Float64Array} pattern
+ */
 function withRows(edits, l, h, pattern) {
   const T = Math.sqrt(pattern.length);
   for (const edit of edits) if (edit.op === "row" && isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
   return pattern;
 }
 
-/** What all heads of a layer bring together, z (T, H * d), with 0 from those that are ablated. */
+/**
+ * What all heads of a layer bring together, z (T, H * d), with 0 from those that are ablated.
+ * @param {Edit[]} ablations
+ * @param {Float64Array} z
+ * @param {Sizes} sizes
+ */
 function without(ablations, z, { heads: H, dim: D }) {
   const d = D / H;
   const kept = z.slice();

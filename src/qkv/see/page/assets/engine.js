@@ -20,19 +20,27 @@
  */
 function readModel({ name, sizes, parameters, tokenizer }) {
   const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all that float16 has
+  /** @type {Record<string, Float32Array>} */
   const read = {};
   for (const [part, { b64 }] of Object.entries(parameters)) read[part] = unpackHalves(b64, halves);
   return { name, sizes, parameters: read, tokenizer: readTokenizer(tokenizer) };
 }
 
-/** A float16 from its bits: one for the sign, five for the power of two, ten for the fraction. */
+/**
+ * A float16 from its bits: one for the sign, five for the power of two, ten for the fraction.
+ * @param {number} bits
+ */
 function half(bits) {
   const [sign, power, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, (bits & 1023) / 1024];
   if (power === 31) return fraction ? NaN : sign * Infinity;
   return sign * (power ? (1 + fraction) * 2 ** (power - 15) : fraction * 2 ** -14);
 }
 
-/** Base64 of float16, the lower byte first, looked up in a table of what its bits mean. */
+/**
+ * Base64 of float16, the lower byte first, looked up in a table of what its bits mean.
+ * @param {string} b64
+ * @param {Float32Array} halves
+ */
 function unpackHalves(b64, halves) {
   const text = atob(b64);
   const found = new Float32Array(text.length / 2);
@@ -57,6 +65,7 @@ function linear(x, weight, bias) {
   for (let o = 0; o < O; o += 4) {
     const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // at the end some are computed again
     const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
+    /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
     const put = (row, a, b, c, d) => {
       out[row + o] = a + bias[o];
       out[row + o1] = b + bias[o1];
@@ -269,7 +278,9 @@ function attention({ sizes: { heads: H, dim: D } }, l, { q, k, v }, edits) {
   const T = q.length / D;
   const d = D / H;
   const scale = scaleOf(edits, 1 / Math.sqrt(d));
-  const [attn_scores, pattern, z] = [[], [], new Float64Array(T * D)];
+  /** @type {Float64Array[][]} */
+  const [attn_scores, pattern] = [[], []];
+  const z = new Float64Array(T * D);
   for (let h = 0; h < H; h++) {
     attn_scores[h] = scoresOf(q, k, h * d, d, D, scale, hiddenBy(edits, l, h, T));
     pattern[h] = withRows(edits, l, h, softmax(attn_scores[h], T));
@@ -341,7 +352,11 @@ function logitsAt(model, x, places) {
 /** What has been computed, up to so many numbers; what nobody asked for the longest goes first. */
 class Memory {
   constructor(most = 6e6) {
-    [this.most, this.size, this.count, this.found] = [most, 0, 0, new Map()];
+    this.most = most;
+    this.size = 0;
+    this.count = 0;
+    /** @type {Map<string, Step>} */
+    this.found = new Map();
   }
 
   /**

@@ -28,13 +28,17 @@ function readTokenizer(file) {
   /** @type {Map<string, number>} */
   const words = new Map(Object.entries(file.model.vocab));
   const ids = new Map(words);
-  for (const { content, id } of file.added_tokens) ids.set(content, id);
+  /** @type {{content: string, id: number}[]} */
+  const added = file.added_tokens;
+  for (const { content, id } of added) ids.set(content, id);
   /** @type {string[]} */
   const names = [];
   for (const [name, id] of ids) names[id] = name;
-  const whole = file.added_tokens.map((added) => added.content).sort((a, b) => b.length - a.length); // the longest first
+  const whole = added.map(({ content }) => content).sort((a, b) => b.length - a.length); // the longest first
+  /** @type {any[]} */
   const around = file.post_processor.single;
   const place = around.findIndex((part) => part.Sequence);
+  /** @type {(parts: any[]) => Token[]} */
   const put = (parts) => parts.map(({ SpecialToken: { id } }) => ({ id: ids.get(id), token: id, start: 0, end: 0, special: true }));
   return {
     normalizer: file.normalizer,
@@ -115,6 +119,7 @@ function* normalized(rules, text, start) {
   }
 }
 
+/** @param {string} mark */
 function isChinese(mark) {
   const code = mark.codePointAt(0);
   return CHINESE.some((first, i) => i % 2 === 0 && first <= code && code <= CHINESE[i + 1]);
@@ -147,6 +152,7 @@ function* wordsOf(marks) {
  * @returns {Token[]}
  */
 function pieces({ words, unknown, prefix, longest }, word) {
+  /** @type {(token: string, first: number, last: number) => Token} */
   const piece = (token, first, last) => ({ id: words.get(token), token, start: word[first].start, end: word[last].end, special: false });
   if (word.length > longest) return [piece(unknown, 0, word.length - 1)];
   const found = [];

@@ -15,13 +15,16 @@ const memory = new Memory();
 const next = new MessageChannel(); // a message to oneself comes after those that wait: they are heard between two steps
 next.port1.onmessage = work;
 
+/** @type {Record<string, (question: Question) => Generator<any, any>>} */
+const ASKED = { run, sweep };
+
 onmessage = ({ data: { read, drop, ...question } }) => {
   if (read) {
     model = readModel(JSON.parse(read));
     postMessage({ ready: { name: model.name, ...model.sizes, words: model.tokenizer.names } });
   } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
-    jobs.push({ id: question.id, ask: question.ask, steps: { run, sweep }[question.ask](question) });
+    jobs.push({ id: question.id, ask: question.ask, steps: ASKED[question.ask](question) });
     if (!working) next.port2.postMessage(0);
     working = true;
   }
@@ -99,6 +102,7 @@ function* sweep(question) {
  * The logits (n, V) of vectors x (T, D) at these places, a few of them in each step.
  * @param {Float64Array} x
  * @param {number[]} places
+ * @returns {Generator<void, Float32Array>}
  */
 function* logits(x, places) {
   const V = model.sizes.vocabulary;
@@ -110,18 +114,31 @@ function* logits(x, places) {
   return found;
 }
 
-/** Numbers as they go to the page: in float32; of a list, each of its arrays. */
+/**
+ * Numbers as they go to the page: in float32; of a list, each of its arrays.
+ * @param {any} x
+ * @returns {any}
+ */
 function rounded(x) {
   return Array.isArray(x) ? x.map(rounded) : new Float32Array(x);
 }
 
-/** All that a layer has computed, by a trace's names. */
+/**
+ * All that a layer has computed, by a trace's names.
+ * @param {Step} step
+ */
 function inside(step) {
   const arrays = Object.entries(step).filter(([name]) => name !== "key");
   return Object.fromEntries(arrays.map(([name, x]) => [name, rounded(x)]));
 }
 
-/** The places, or the layers, that a question names: whole numbers below `count`; all where it names none. */
+/**
+ * The places, or the layers, that a question names: whole numbers below `count`; all where it names none.
+ * @param {number[] | undefined} numbers
+ * @param {number} count
+ * @param {string} name
+ * @param {string} what
+ */
 function listed(numbers, count, name, what) {
   const found = numbers ?? Array.from({ length: count }, (_, number) => number);
   const wrong = found.find((number) => !(Number.isInteger(number) && number >= 0 && number < count));

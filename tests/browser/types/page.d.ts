@@ -1,0 +1,18 @@
+// What the browser has and this version of TypeScript does not know yet, and what a page puts on its window.
+
+interface Array<T> {
+  findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
+}
+
+interface Door {
+  model: Promise<Sizes & { name: string; words: string[] }>;
+  run(text: string, edits?: Edit[], options?: { at?: number[]; layers?: number[]; signal?: AbortSignal }): Promise<Run>;
+  sweep(
+    text: string,
+    edits: Edit[],
+    onpart: (part: { layer: number; head: number; resid: Float32Array; logits: Float32Array }) => void,
+    options?: { at?: number[]; signal?: AbortSignal },
+  ): Promise<void>;
+}
+
+declare var qkv: Door;
