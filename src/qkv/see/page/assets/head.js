@@ -143,6 +143,82 @@ function arrange(seen, { l, h }) {
   };
 }
 
+// ---- a head in words and numbers
+
+/** Which one it is, where a token occurs more than once. */
+function which(spans, k) {
+  return spans.filter(({ name }) => name === spans[k].name).length > 1 ? ` (${spans[k].first})` : "";
+}
+
+/** What a query does, in words and tokens: `where` names the head, `long` says that values are lengths. */
+function inWords(head, r, where, long) {
+  const { rows, columns, known, gone, source } = head;
+  const said = [word(rows[r].name), which(rows, r)];
+  const [c, value] = known(r)[0] || [0, 0];
+  if (!(value > 0)) said.push(` looks at nothing in sight (${where})`);
+  else {
+    const itself = !source.text.keys && columns[c].first === rows[r].first;
+    said.push(long ? ` takes most in ${where} from ` : " looks at ");
+    said.push(itself ? "itself" : word(columns[c].name), itself ? "" : which(columns, c));
+    said.push(long ? `: a vector of length ${number(value)}` : `: ${number(value)} (${where})`);
+  }
+  if (head.away)
+    said.push(`; ${gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : number(gone(r))} is out of sight`);
+  return [...said, "."];
+}
+
+/** A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it. */
+function cellNumbers(head, state, r, c) {
+  const { source, rows, columns } = head;
+  const { text, row, score, norm } = source;
+  const long = state.mode === "length";
+  /** A weight with as many digits as the page knows: of a long text it holds fewer. */
+  const exact = (x) => {
+    if (!text.summary) return number(x, 5);
+    const digits = state.merge ? 3 : 4;
+    return number(x < 0.5 * 10 ** -digits ? 0 : x, digits);
+  };
+  const [from, to] = [rows[r], columns[c]];
+  const last = long ? "contribution" : "weight";
+  if (!to)
+    return {
+      title: `${visible(from.name)} → out of sight`,
+      fields: [[last, exact(head.gone(r))]],
+    };
+  const [i, j] = [from.first, to.first];
+  const pieces = [from.last - i, to.last - j];
+  const fields = [];
+  const scaled = score(state.l, state.h, i, j);
+  const hidden = head.hidden(r, c) || scaled === -Infinity;
+  const value = head.at(r, c);
+  if (pieces[0] * pieces[1] > 1)
+    fields.push(["pieces", `${pieces.join(" × ")}, keys summed, queries averaged`]);
+  else {
+    const scale = text.scale[state.l];
+    if (scaled !== null)
+      fields.push(
+        ["raw score", hidden || !scale ? "–" : number(scaled / scale, 3)],
+        ["scaled score", number(scaled, 3)],
+      );
+    if (scaled !== null || text.hidden) fields.push(["mask", hidden ? "hidden" : "open"]);
+    if (long)
+      row(
+        state.l,
+        state.h,
+        i,
+        (key, weight) =>
+          key === j &&
+          fields.push(
+            ["weight", exact(weight)],
+            ["length of v W_O", number(norm(state.l, state.h, j), 4)],
+          ),
+      );
+  }
+  fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : exact(value)]);
+  if (text.summary) fields.push(["places", `${count(i)} → ${count(j)}`]);
+  return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
+}
+
 // ---- lines from tokens to tokens
 
 const ROW = 26; // height of one token, in CSS pixels
@@ -342,7 +418,7 @@ function lines(ui, { onhover, onpick, onfree }) {
     }
     again();
   }
-  return { node, set, reveal };
+  return { node, set, reveal, listed: () => listed };
 }
 
 // ---- its small picture
@@ -356,7 +432,7 @@ function thumbnail(ui, { seen, high }, { l, h }, pixels) {
     const base = Math.floor((r * tall) / down) * wide;
     for (const [c, value] of values) {
       const k = base + Math.floor((c * wide) / across);
-      if (value > most[k]) most[k] = value;
+      if (Math.abs(value) > Math.abs(most[k])) most[k] = value;
     }
   });
   return raster(ui, most, wide, tall, (value) => value / high);

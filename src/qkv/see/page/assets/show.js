@@ -10,7 +10,7 @@ function side(ui, state, source, cursor) {
   const sentence = el("p", { class: "sentence" });
   const list = lines(ui, { onhover: preview, onpick: pick, onfree: free });
   const map = heatmap(ui, {
-    describe,
+    describe: (r, c) => cellNumbers(self.head, state, r, c),
     onpoint(r) {
       preview(r, false);
       if (r !== null && active()[0] === r) list.reveal(r);
@@ -49,84 +49,10 @@ function side(ui, state, source, cursor) {
     refresh(true);
   }
 
-  /** Which one it is, where a token occurs more than once. */
-  function which(spans, k) {
-    return spans.filter(({ name }) => name === spans[k].name).length > 1 ? ` (${spans[k].first})` : "";
-  }
-
-  /** What a query does, in words and tokens. */
-  function inWords(r) {
-    const { rows, columns, known, gone } = self.head;
-    const said = [word(rows[r].name), which(rows, r)];
-    const [c, value] = known(r)[0] || [0, 0];
-    if (!(value > 0)) said.push(` looks at nothing in sight (${where()})`);
-    else {
-      const itself = !self.source.text.keys && columns[c].first === rows[r].first;
-      said.push(long() ? ` takes most in ${where()} from ` : " looks at ");
-      said.push(itself ? "itself" : word(columns[c].name), itself ? "" : which(columns, c));
-      said.push(long() ? `: a vector of length ${number(value)}` : `: ${number(value)} (${where()})`);
-    }
-    if (self.head.away)
-      said.push(`; ${gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : number(gone(r))} is out of sight`);
-    return [...said, "."];
-  }
-
-  /** A weight with as many digits as the page knows: of a long text it holds fewer. */
-  function exact(x) {
-    if (!self.source.text.summary) return number(x, 5);
-    const digits = state.merge ? 3 : 4;
-    return number(x < 0.5 * 10 ** -digits ? 0 : x, digits);
-  }
-
-  /** A cell's numbers. */
-  function describe(r, c) {
-    const { text, row, score, norm } = self.source;
-    const { rows, columns } = self.head;
-    const [from, to] = [rows[r], columns[c]];
-    const last = long() ? "contribution" : "weight";
-    if (!to)
-      return {
-        title: `${visible(from.name)} → out of sight`,
-        fields: [[last, exact(self.head.gone(r))]],
-      };
-    const [i, j] = [from.first, to.first];
-    const pieces = [from.last - i, to.last - j];
-    const fields = [];
-    const scaled = score(state.l, state.h, i, j);
-    const hidden = self.head.hidden(r, c) || scaled === -Infinity;
-    const value = self.head.at(r, c);
-    if (pieces[0] * pieces[1] > 1)
-      fields.push(["pieces", `${pieces.join(" × ")}, keys summed, queries averaged`]);
-    else {
-      const scale = text.scale[state.l];
-      if (scaled !== null)
-        fields.push(
-          ["raw score", hidden || !scale ? "–" : number(scaled / scale, 3)],
-          ["scaled score", number(scaled, 3)],
-        );
-      if (scaled !== null || text.hidden) fields.push(["mask", hidden ? "hidden" : "open"]);
-      if (long())
-        row(
-          state.l,
-          state.h,
-          i,
-          (key, weight) =>
-            key === j &&
-            fields.push(
-              ["weight", exact(weight)],
-              ["length of v W_O", number(norm(state.l, state.h, j), 4)],
-            ),
-        );
-    }
-    fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : exact(value)]);
-    if (text.summary) fields.push(["places", `${count(i)} → ${count(j)}`]);
-    return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
-  }
-
   /** After looking, holding or letting go. */
   function refresh(aloud, fresh = false) {
     const rows = active();
-    const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", inWords(r)]);
+    const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", inWords(self.head, r, where(), long())]);
     if (rows.length > 3) said.push(` And ${rows.length - 3} more.`);
     fill(sentence, rows.length ? said : "Nothing is in sight.");
     const best = rows.length ? self.head.known(rows[0])[0] : null;
