@@ -23,7 +23,7 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _PLAY = ("store", "python", "sentence", "changes", "map", "head", "steps", "outcome", "page")
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), ("head", "show")),
-    "play": ("head", *(f"play/{name}" for name in _PLAY)),
+    "play": ("head", "edits", *(f"play/{name}" for name in _PLAY)),
 }
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.

@@ -151,7 +151,7 @@ function which(spans, k) {
 }
 
 /** What a query does, in words and tokens: `where` names the head, `long` says that values are lengths. */
-function inWords(head, r, where, long) {
+function lookWords(head, r, where, long) {
   const { rows, columns, known, gone, source } = head;
   const said = [word(rows[r].name), which(rows, r)];
   const [c, value] = known(r)[0] || [0, 0];
@@ -260,6 +260,7 @@ function lines(ui, { onhover, onpick, onfree }) {
     onfree,
   });
   const again = () => {
+    if (!now) return;
     drawTokens();
     drawLinks();
   };

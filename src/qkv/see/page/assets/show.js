@@ -52,7 +52,7 @@ function side(ui, state, source, cursor) {
   /** After looking, holding or letting go. */
   function refresh(aloud, fresh = false) {
     const rows = active();
-    const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", inWords(self.head, r, where(), long())]);
+    const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(self.head, r, where(), long())]);
     if (rows.length > 3) said.push(` And ${rows.length - 3} more.`);
     fill(sentence, rows.length ? said : "Nothing is in sight.");
     const best = rows.length ? self.head.known(rows[0])[0] : null;

@@ -129,10 +129,10 @@ function canvas2d(canvas, width, height) {
 }
 
 /** Diagonal stripes: what a mask hides. */
-function hatch(ui, pen) {
+function hatch(ui, pen, colour = "--hatch") {
   const tile = el("canvas", { width: 6, height: 6 });
   const brush = tile.getContext("2d");
-  brush.strokeStyle = ui.color("--hatch");
+  brush.strokeStyle = ui.color(colour);
   brush.lineWidth = 1.2;
   brush.beginPath();
   for (const shift of [-6, 0, 6]) {
@@ -261,10 +261,13 @@ function stretcher(ui, checked, onchange) {
  * whose other end is low: 0, or -high; text(i, j);
  * describe(i, j): words, or {title, fields: [[name, value], ...]}; home: the cell described at rest;
  * marked: rows to outline; picked: [i, j] to outline; extra: {name, value(i)}, one more column;
- * onpoint(i, j) or (null); onpick(i, j, event); onfree(); cell: {min, max, height}; bar: its name | false.
+ * changed(i, j): whether the reader hid this cell; named: whether rows have their names beside them;
+ * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
+ * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
+ * cell: {min, max, height}; bar: its name | false.
  */
 function heatmap(ui, options) {
-  const o = { rows: [], columns: [], low: 0, high: 1, marked: [], bar: "weight", ...options };
+  const o = { rows: [], columns: [], low: 0, high: 1, marked: [], named: true, bar: "weight", ...options };
   const canvas = el("canvas", { "aria-hidden": "true" });
   const sizer = el("div", { class: "map-size" }, canvas);
   const box = el(
@@ -281,6 +284,7 @@ function heatmap(ui, options) {
   let picture = null; // the whole matrix, a pixel for one or more cells
   let widths = null; // of the widest names of rows and of columns
   let shape = null; // where things are: see layout
+  let orange = null; // the stripes of what the reader hid
 
   const font = (size) => `${size}px ${ui.color("--font")}`;
   const x = (j) => shape.left + j * shape.cell + (j >= shape.m ? shape.gap : 0);
@@ -308,7 +312,8 @@ function heatmap(ui, options) {
     widths = widths || [o.rows, o.extra ? [o.extra.name, ...o.columns] : o.columns].map(widest);
     const [n, m] = [o.rows.length, o.columns.length];
     const { min = 12, max = 32, height } = o.cell || {};
-    const left = Math.ceil(Math.min(widths[0], width < 480 ? 76 : 104)) + 8;
+    const names = o.named ? Math.ceil(Math.min(widths[0], width < 480 ? 76 : 104)) + 8 : 0;
+    const left = names + (o.left ? o.left.size + 4 : 0);
     const gap = o.extra ? 8 : 0;
     const all = m + (o.extra ? 1 : 0);
     const fits = (width - left - gap - 2) / all;
@@ -316,21 +321,24 @@ function heatmap(ui, options) {
     const roomy = Math.floor(Math.min(max, fits, Math.max(min, 600 / n)));
     const cell = whole ? Math.min(fits, 480 / n) : Math.max(min, roomy);
     const tall = (!whole && height) || cell;
-    const top = whole ? 22 : Math.ceil(Math.min(widths[1], 88)) + 8;
+    const heading = whole ? 22 : Math.ceil(Math.min(widths[1], 88)) + 8;
+    const top = heading + (o.top ? o.top.size + 4 : 0);
     zoom.hidden = fits >= min || Boolean(o.text);
     zoom.textContent = whole ? "Show cells" : "Show the whole";
-    shape = { left, top, gap, cell, tall, whole, n, m };
+    shape = { left, top, names, heading, gap, cell, tall, whole, n, m };
     sizer.style.width = `${Math.floor(left + all * cell + gap)}px`;
     sizer.style.height = `${Math.ceil(top + n * tall + 1)}px`;
+    if (o.onlayout) o.onlayout(shape);
     return true;
   }
 
   function draw() {
     if (!layout()) return;
-    const { left, top, cell, tall, whole, n, m } = shape;
+    const { left, top, names, heading, cell, tall, whole, n, m } = shape;
     const { clientWidth: width, clientHeight: height, scrollLeft: right, scrollTop: down } = box;
     const pen = canvas2d(canvas, width, height);
     const stripes = hatch(ui, pen);
+    if (o.changed) orange = hatch(ui, pen, "--changed");
     const [i0, i1] = [Math.floor(down / tall), Math.min(n, Math.ceil((down + height - top) / tall))];
     const [j0, j1] = [Math.floor(right / cell), Math.min(m, Math.ceil((right + width - left) / cell))];
     const within = (px, py, body) => {
@@ -378,7 +386,12 @@ function heatmap(ui, options) {
         }
       }
     });
+    if (o.left) within(0, top, () => beside(pen, i0, i1, down));
+    if (o.top) within(left, 0, () => above(pen, j0, Math.min(j1, m), right));
     pen.textBaseline = "middle";
+    [pen.fillStyle, pen.font, pen.textAlign] = [ui.color("--dim"), `bold ${font(12)}`, "right"];
+    if (o.left) pen.fillText(o.left.name, left - 8, top - 10);
+    if (o.top) pen.fillText(o.top.name, left - 8, heading + o.top.size / 2);
     const style = (on, size) => {
       pen.fillStyle = ui.color(on ? "--ink" : "--dim");
       pen.font = (on ? "bold " : "") + font(Math.min(12, Math.max(9, size)));
@@ -389,17 +402,18 @@ function heatmap(ui, options) {
       for (const part of [0, 0.25, 0.5, 0.75]) {
         const [i, j] = [Math.round(part * n), Math.round(part * m)];
         pen.textAlign = "right";
-        pen.fillText(count(i), left - 6, Math.max(top + 5, y(i)));
+        if (o.named) pen.fillText(count(i), names - 6, Math.max(top + 5, y(i)));
         pen.textAlign = "left";
-        pen.fillText(count(j), x(j), top - 8);
+        pen.fillText(count(j), x(j), heading - 8);
       }
       return;
     }
     within(0, top, () => {
+      if (!o.named) return;
       pen.textAlign = "right";
       for (let i = i0; i < i1; i++) {
         style(o.marked.includes(i) || (at && at[0] === i), tall - 1);
-        pen.fillText(cut(visible(o.rows[i]), 14), left - 6, y(i) + tall / 2 - down, left - 6);
+        pen.fillText(cut(visible(o.rows[i]), 14), names - 6, y(i) + tall / 2 - down, names - 6);
       }
     });
     within(left, 0, () => {
@@ -407,9 +421,9 @@ function heatmap(ui, options) {
       for (let j = j0; j < j1 + (o.extra ? 1 : 0); j++) {
         style(at && at[1] === j, cell - 1);
         pen.save();
-        pen.translate(x(j) + cell / 2 - right, top - 6);
+        pen.translate(x(j) + cell / 2 - right, heading - 6);
         pen.rotate(-Math.PI / 2);
-        pen.fillText(cut(visible(j === m ? o.extra.name : o.columns[j]), 14), 0, 0, top - 8);
+        pen.fillText(cut(visible(j === m ? o.extra.name : o.columns[j]), 14), 0, 0, heading - 8);
         pen.restore();
       }
     });
@@ -421,7 +435,8 @@ function heatmap(ui, options) {
       : [shape.cell, shape.tall];
     const line = tall > 8 ? 1 : 0;
     const colour = shade(ui, share(value));
-    for (const style of Number.isNaN(value) ? [css(colour), stripes] : [css(colour)]) {
+    const over = o.changed && j < shape.m && o.changed(i, j) ? orange : stripes;
+    for (const style of Number.isNaN(value) ? [css(colour), over] : [css(colour)]) {
       pen.fillStyle = style;
       pen.fillRect(x(j), y(i), wide - line, tall - line);
     }
@@ -434,6 +449,28 @@ function heatmap(ui, options) {
     if (pen.measureText(text).width <= wide - 4) pen.fillText(text, x(j) + wide / 2, y(i) + tall / 2);
   }
 
+  /** The vectors beside the rows. */
+  function beside(pen, i0, i1, down) {
+    const { names, tall } = shape;
+    const wide = o.left.size / o.left.count;
+    for (let i = i0; i < i1; i++)
+      for (let c = 0; c < o.left.count; c++) {
+        pen.fillStyle = css(shade(ui, o.left.value(i, c) / o.left.high));
+        pen.fillRect(names + c * wide, y(i) - down, Math.ceil(wide), Math.max(1, tall - (tall > 8 ? 1 : 0)));
+      }
+  }
+
+  /** The vectors above the columns, their first number at the bottom, beside the cells. */
+  function above(pen, j0, j1, right) {
+    const { top, cell } = shape;
+    const high = o.top.size / o.top.count;
+    for (let j = j0; j < j1; j++)
+      for (let c = 0; c < o.top.count; c++) {
+        pen.fillStyle = css(shade(ui, o.top.value(j, c) / o.top.high));
+        pen.fillRect(x(j) - right, top - 4 - (c + 1) * high, Math.max(1, cell - (cell > 8 ? 1 : 0)), Math.ceil(high));
+      }
+  }
+
   /** The whole matrix as a small picture: each pixel the largest of its cells. */
   function paint() {
     const { n, m } = shape;
@@ -442,7 +479,7 @@ function heatmap(ui, options) {
     for (let i = 0; i < n; i++) {
       for (const [j, value] of row(i)) {
         const place = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
-        if (value > most[place]) most[place] = value;
+        if (Math.abs(value) > (most[place] === -Infinity ? -1 : Math.abs(most[place]))) most[place] = value;
       }
     }
     return raster(ui, most, wide, tall, share);
@@ -570,15 +607,16 @@ function heatmap(ui, options) {
   return { node, set, draw, point };
 }
 
-/** Numbers as the pixels of a canvas; what is -Infinity stays clear. */
+/** Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear. */
 function raster(ui, values, wide, tall, share) {
   const canvas = el("canvas", { width: wide, height: tall, "aria-hidden": "true" });
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(wide, tall);
-  const table = Array.from({ length: 256 }, (_, i) => shade(ui, i / 255));
+  const [table, below] = [1, -1].map((sign) => Array.from({ length: 256 }, (_, i) => shade(ui, (sign * i) / 255)));
   for (let k = 0; k < values.length; k++) {
     if (values[k] === -Infinity) continue;
-    const colour = table[Math.max(0, Math.min(255, Math.round(255 * share(values[k]))))] || table[0];
+    const step = Math.max(-255, Math.min(255, Math.round(255 * share(values[k])))) || 0;
+    const colour = step < 0 ? below[-step] : table[step];
     image.data.set(colour, 4 * k);
     image.data[4 * k + 3] = 255;
   }

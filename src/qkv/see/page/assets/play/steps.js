@@ -1,37 +1,41 @@
-// What one head computed for the chosen token, in numbers: scores, mask, softmax.
+// How one row of a head's weights arises, in numbers: the table behind the lines.
 
-/** @returns {Part} */
-function stepsPart(ui) {
+/**
+ * How the weights of the chosen query arise, key by key: score, scale, mask, softmax.
+ */
+function stepsPart() {
   const title = el("h3", {});
-  const note = el("p", { class: "note" });
-  const body = el("tbody");
-  const head = el("tr", {}, ["token", "q · k / √d", "sees it", "weight"].map((name) => el("th", { scope: "col" }, name)));
-  const table = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps of one row" }, el("table", {}, el("thead", {}, head), body));
-  const node = el("div", { "data-part": "steps" }, title, note, table);
+  const lead = el("p", { class: "note" });
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps" });
+  const node = el("div", { class: "steps", "data-part": "steps" }, title, lead, box);
 
   /** @param {Now} now */
-  function update({ state, run }) {
-    if (!run || !state.inside || state.query === null) return;
-    const { layer, head: h, query } = state;
-    const size = run.tokens.length;
-    const at = (flat) => flat.subarray(query * size, (query + 1) * size);
-    const [scores, weights] = [at(run.blocks[layer].attn_scores[h]), at(run.pattern[layer][h])];
-    const d = run.resid[0].length / size / run.pattern[layer].length;
-    fill(title, "What ", word(run.tokens[query]), ` looks at in head ${layer}.${h}, in numbers`);
-    fill(note, `Each key's score is its vector's product with the query's, over √${d}. A weight is the power of e to the score, over the sum of all of them.`);
-    fill(body, run.tokens.map((token, key) => row(token, scores[key], weights[key], key === query)));
-  }
-
-  function row(token, score, weight, own) {
-    const seen = score !== -Infinity;
-    return el(
-      "tr",
-      { class: own ? "own" : "" },
-      el("th", { scope: "row" }, word(token)),
-      el("td", {}, seen ? number(score) : "–"),
-      el("td", {}, seen ? "yes" : "hidden"),
-      el("td", {}, number(weight, 3)),
-    );
+  function update(now) {
+    const { state, run } = now;
+    const vectors = run && vectorsOf(run, state.layer, state.head);
+    node.hidden = !vectors;
+    if (!vectors || !state.inside) return;
+    const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
+    const { layer, head, edits } = state;
+    const usual = 1 / Math.sqrt(vectors.d);
+    const scale = scaleOf(edits, usual);
+    const hidden = hiddenBy(edits, layer, head, T);
+    const given = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
+    const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
+    const name = word(run.tokens[query]);
+    fill(title, "From ", name, ` to its weights, in head ${layer}.${head}`);
+    fill(lead, given ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query; what the mask leaves goes through softmax, and the weights sum to 1.");
+    const rows = Array.from({ length: T }, (_, key) => {
+      let score = 0;
+      for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
+      const away = hidden[query * T + key];
+      return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(score * scale)),
+        el("td", { class: away ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
+        el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
+    });
+    const by = scale === usual ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`;
+    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && scale !== usual ? "changed" : "" }, text));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, title.textContent), el("thead", {}, el("tr", {}, heads, el("td", {}))), el("tbody", {}, rows)));
   }
   return { node, update };
 }

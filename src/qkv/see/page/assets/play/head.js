@@ -1,0 +1,277 @@
+// One head: its weights as lines and as a heat map on one axis of tokens, with what they are made of around them (the
+// keys K above, the queries Q on the left, the values V on the right), and the mask, which a reader can paint.
+// Behind it the steps of one row of weights, in numbers.
+
+const STRIP = 64; // how long a vector is drawn, in pixels
+const SCOPES = [
+  ["head", "in this head"],
+  ["layer", "in all heads of this layer"],
+  ["all", "in every head"],
+];
+
+/**
+ * The queries, keys, values and results of one head; null where the run has none of its layer.
+ * @param {Run} run
+ * @param {number} layer
+ * @param {number} head
+ */
+function vectorsOf(run, layer, head) {
+  const block = run.blocks?.[layer];
+  if (!block?.q) return null;
+  const [T, heads] = [run.tokens.length, run.pattern[layer].length];
+  const d = block.q.length / T / heads;
+  const of = (array) => {
+    const own = array.length / T / d; // of keys and values there may be fewer heads
+    const h = Math.floor((head * own) / heads);
+    const at = (t, c) => array[(t * own + h) * d + c];
+    let high = 1e-9;
+    for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
+    return { at, high };
+  };
+  return { d, q: of(block.q), k: of(block.k), v: of(block.v), z: of(block.z) };
+}
+
+// ---- the mask
+
+/** The masks among the edits that hide a key from a query in a head. */
+function masksOf(edits, query, key, layer, head) {
+  return edits.filter((edit) => edit.op === "mask" && edit.query === query && edit.key === key && isFor(edit, layer, head));
+}
+
+/** A mask of one link, in one head, in a layer or everywhere. */
+function maskFor(scope, query, key, layer, head) {
+  const where = { head: { layer, head }, layer: { layer }, all: {} };
+  return { op: "mask", query, key, ...where[scope] };
+}
+
+// ---- one head
+
+/**
+ * One head of the text.
+ * @param {any} ui
+ * @param {any} store
+ */
+function headPart(ui, store) {
+  const title = el("h3", {});
+  const said = el("p", { class: "head-words" });
+  const list = lines(ui, { onhover: preview, onpick: (r) => choose(r), onfree: () => preview(null) });
+  const map = heatmap(ui, {
+    describe: (r, c) => cellNumbers(shown.head, shown.at, r, c),
+    changed: (r, c) => shown.head.hidden(r, c),
+    onpoint: (r) => preview(r),
+    onpick: touch,
+    onlayout: align,
+  });
+  const values = el("canvas", { "aria-hidden": "true" });
+  const result = el("canvas", { "aria-hidden": "true" });
+  const operand = el("div", { class: "operand", role: "img" }, el("b", { class: "operand-name" }, "V"), values,
+    el("span", { class: "operand-name" }, "weights × V"), result);
+  const around = el("p", { class: "note" });
+  const paint = paintBar(ui, { step, flip });
+  const table = weightTable(ui);
+  const linesBox = el("div", { class: "lines-box" }, said, el("div", { class: "lines-row" }, list.node, operand));
+  const mapBox = el("div", { class: "map-box" }, map.node);
+  const body = el("div", { class: "head-body" }, mapBox, linesBox);
+  const node = el("div", { class: "one-head", "data-part": "head" }, title, body, paint.node, around, table.node);
+  let now = null;
+  let shown = null; // {run, head, at, vectors}: the head as it is to be seen
+  let [hover, key, aligned, as] = [null, 0, false, ""];
+  ui.redraw(() => now && lay());
+
+  const query = () => Math.min(now.state.query ?? now.state.place ?? 0, Math.max(0, now.run.tokens.length - 1));
+
+  function choose(r) {
+    hover = null;
+    store.set({ query: r });
+    if (now.state.query === r) refresh();
+  }
+
+  function preview(r) {
+    if (!shown || hover === r) return;
+    hover = r;
+    refresh();
+  }
+
+  /** A cell was clicked on: its link is hidden or shown where the mask is painted, else its query is chosen. */
+  function touch(r, c) {
+    key = c;
+    if (paint.on()) flip(r, c);
+    else choose(r);
+  }
+
+  /** Hides a link, or shows it again. */
+  function flip(r = query(), c = key) {
+    const { edits, layer, head } = now.state;
+    const own = masksOf(edits, r, c, layer, head);
+    const name = `${visible(now.run.tokens[r])} → ${visible(now.run.tokens[c])}`;
+    if (!own.length && shown.head.hidden(r, c)) return paint.say(`${name} is hidden by another change: take that one back.`);
+    paint.say("");
+    ui.say(`${name} is ${own.length ? "open" : "hidden"}`);
+    store.set({ edits: own.length ? edits.filter((edit) => !own.includes(edit)) : [...edits, maskFor(paint.scope(), r, c, layer, head)] });
+  }
+
+  function step(which, by) {
+    const last = now.run.tokens.length - 1;
+    const to = (x) => Math.max(0, Math.min(last, x + by));
+    if (which === "query") store.set({ query: to(query()) });
+    else {
+      key = to(key);
+      refresh();
+    }
+  }
+
+  /** Lines and heat map side by side, rows level with rows, where there is room for it. */
+  function lay() {
+    const { state, run } = now;
+    const [room, T] = [node.clientWidth, run.tokens.length];
+    const around_ = shown.vectors ? STRIP + 8 : 0;
+    const cell = Math.min(40, Math.floor((room - 2 * around_ - 300) / Math.max(1, T)));
+    aligned = state.inside && T <= LISTED && cell >= 14;
+    body.classList.toggle("aligned", aligned);
+    body.style.gridTemplateColumns = aligned ? `${around_ + T * cell + 6}px minmax(0, 1fr)` : "";
+    mapBox.hidden = !state.inside;
+    operand.hidden = !shown.vectors || !state.inside;
+    said.style.height = "";
+    map.set({ named: !aligned, cell: aligned ? { min: 12, max: cell, height: ROW } : { min: 12, max: 44 } });
+    drawValues();
+  }
+
+  /** The lines begin where the rows of the heat map do; tests read where cells are. */
+  function align({ left, top, cell, tall }) {
+    mapBox.dataset.cells = `${left} ${top} ${cell} ${tall}`;
+    const header = list.node.querySelector(".from").offsetHeight;
+    said.style.height = aligned ? `${Math.max(0, top - header)}px` : "";
+  }
+
+  function drawValues() {
+    if (operand.hidden) return;
+    const { vectors } = shown;
+    const places = list.listed().map(({ c }) => c);
+    strip(values, places.length, (k, c) => (places[k] === undefined ? 0 : vectors.v.at(places[k], c) / vectors.v.high));
+    strip(result, 1, (_, c) => vectors.z.at(hover ?? query(), c) / vectors.z.high);
+    operand.style.setProperty("--header", `${list.node.querySelector(".from").offsetHeight}px`);
+    operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, what the weights make of them`);
+  }
+
+  /** Vectors as rows of colours, as high as the tokens beside them. */
+  function strip(canvas, count_, value) {
+    const pen = canvas2d(canvas, STRIP, count_ * ROW);
+    const wide = STRIP / shown.vectors.d;
+    for (let k = 0; k < count_; k++)
+      for (let c = 0; c < shown.vectors.d; c++) {
+        pen.fillStyle = css(shade(ui, value(k, c)));
+        pen.fillRect(c * wide, k * ROW, Math.ceil(wide), ROW - 1);
+      }
+  }
+
+  function refresh(fresh = false) {
+    const { head, at } = shown;
+    const [own, best] = [query(), hover ?? query()];
+    fill(said, head.rows.length ? lookWords(head, best, `layer ${at.l}, head ${at.h}`, false) : "There are no tokens.");
+    list.set({ head, active: head.rows.length ? [best] : [], held: hover === null, high: 1 }, fresh);
+    key = Math.min(key, Math.max(0, head.columns.length - 1));
+    map.set({ marked: head.rows.length ? [best] : [], picked: head.rows.length ? [own, key] : null });
+    paint.set({ head, at, own, key, edits: now.state.edits });
+    drawValues();
+  }
+
+  function stripOf(name, vector) {
+    return { name, count: shown.vectors.d, value: vector.at, high: vector.high, size: STRIP };
+  }
+
+  /** @param {Now} next */
+  function update(next) {
+    now = next.run ? next : null;
+    if (!now) return;
+    const { state, run, original } = now;
+    const seen = seenIn(run, state.edits);
+    const at = { l: state.layer, h: state.head, merge: false, mode: "weight" };
+    const vectors = state.inside ? vectorsOf(run, at.l, at.h) : null;
+    const was = as;
+    const texts = JSON.stringify([run.tokens, at.l, at.h]);
+    shown = { run, head: arrange(seen, at), at, vectors };
+    hover = null;
+    as = texts;
+    const { head } = shown;
+    const name = `${at.l}.${at.h}`;
+    const role = store.data?.roles?.[name];
+    fill(title, `Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""));
+    if (was !== texts) key = head.known(query())?.[0]?.[0] ?? 0;
+    const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
+    const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
+    list.set({ head, active: head.rows.length ? [query()] : [], held: true, high: 1 }, was !== texts);
+    map.set({
+      label: `weights of layer ${at.l}, head ${at.h}`,
+      rows: head.rows.map((row) => row.name),
+      columns: head.columns.map((column) => column.name),
+      value: far ? difference : (r, c) => head.at(r, c),
+      low: far ? -1 : 0,
+      high: 1,
+      bar: far ? "weight now minus weight in the original" : "weight",
+      left: vectors ? stripOf("Q", vectors.q) : null,
+      top: vectors ? stripOf("K", vectors.k) : null,
+    });
+    lay();
+    refresh(was !== texts);
+    around.hidden = !vectors;
+    if (vectors)
+      fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
+    paint.node.hidden = table.node.hidden = !state.inside;
+    table.set(head, at);
+  }
+  return { node, update };
+}
+
+/** What paints the mask: a switch for the heat map, and a link to go to in steps, to hide or to show. */
+function paintBar(ui, { step, flip }) {
+  const on = toggle(ui, "paint: a click on a cell hides it", false, () => {});
+  let where = "head";
+  const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));
+  const button = el("button", { type: "button", class: "hide-link", onclick: () => flip() });
+  const note = el("span", { class: "note", role: "status" });
+  const stepper = (name, label) => {
+    const word_ = el("span", { class: "step-word" });
+    const arrow = (by, sign) => el("button", { type: "button", "aria-label": `${by < 0 ? "previous" : "next"} ${name}`, onclick: () => step(name, by) }, sign);
+    return { word: word_, node: el("span", { class: "stepper", role: "group", "aria-label": label }, el("span", { class: "dim" }, label), arrow(-1, "‹"), word_, arrow(1, "›")) };
+  };
+  const [query, key] = [stepper("query", "Query"), stepper("key", "Key")];
+  const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
+  return {
+    node,
+    on: () => on.input.checked,
+    scope: () => where,
+    say(text) {
+      fill(note, text);
+    },
+    set({ head, at, own, key: to, edits }) {
+      if (!head.rows.length) return;
+      fill(query.word, word(head.rows[own].name));
+      fill(key.word, word(head.columns[to].name));
+      const masks = masksOf(edits, own, to, at.l, at.h);
+      fill(button, masks.length ? "Show this link" : "Hide this link");
+      button.classList.toggle("changed", masks.length > 0);
+    },
+  };
+}
+
+/** All weights of a head as a table, made when it is opened. */
+function weightTable(ui) {
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of weights" });
+  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, "The same as a table"), box);
+  let [head, at] = [null, null];
+  function draw() {
+    if (!node.open) return fill(box);
+    const names = head.columns.map(({ name }) => el("th", { scope: "col" }, visible(name)));
+    const rows = head.rows.map(({ name }, r) =>
+      el("tr", {}, el("th", { scope: "row" }, visible(name)), head.columns.map((_, c) => el("td", { class: head.hidden(r, c) ? "changed" : "" }, head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3)))));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, `weights of layer ${at.l}, head ${at.h}: queries down, keys across`),
+      el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", {}, rows)));
+  }
+  return {
+    node,
+    set(next, where) {
+      [head, at] = [next, where];
+      draw();
+    },
+  };
+}
