@@ -65,7 +65,7 @@ def visit(chromium: Browser, tmp_path: Path) -> Iterator[Visit]:
             " requestAnimationFrame(() => { window.painted = performance.now(); })));"
         )
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)  # 14 MB of a model are read, on a busy machine
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))

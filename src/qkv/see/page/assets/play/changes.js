@@ -136,7 +136,8 @@ function temperature(ui, store) {
     const scale = state.edits.findLast(({ op }) => op === "scale");
     const now = scale ? temperatureOf(scale.value, run) : 1;
     slider.value = String(Math.log2(now));
-    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * one.tokens.length, (state.query + 1) * one.tokens.length);
+    const T = run.tokens.length;
+    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * T, (state.query + 1) * T);
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
     fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
   };

@@ -9,6 +9,7 @@ const ON_TAB = {
   steps: ["steps"],
   result: ["outcome"],
 };
+const ABOVE = ["sentence", "changes"]; // the headline
 const REGIONS = {
   sentence: "The sentence",
   changes: "What you changed",
@@ -29,8 +30,9 @@ function play(box, data, ui) {
   const parts = partsOf(ui, store);
   const badge = el("p", { class: "badge" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
-  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome?.headline);
+  const headline = el("div", { class: "headline" }, parts.outcome?.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
+  const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(ui, store, regions);
   const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
@@ -38,9 +40,9 @@ function play(box, data, ui) {
 
   box.classList.add("play");
   box.append(
-    el("header", { class: "top" }, el("h2", { class: "title" }, el("bdi", {}, visible(data.title))), badge),
+    el("header", { class: "top" }, el("h2", { class: "title" }, "Write a sentence, change something, see what follows"), badge),
     tabs.node,
-    el("div", { class: "regions" }, regions.map(({ node }) => node), headline, el("div", { class: "unfold" }, inside)),
+    el("div", { class: "regions" }, above, el("div", { class: "saying" }, headline, inside), below),
     trouble,
     ...notes,
   );

@@ -12,8 +12,7 @@ function sentencePart(ui, store) {
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer" });
   const chosen = chosenWord(ui, store);
-  const examples = exampleMenu(ui, store);
-  const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
+    const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address) }, "Share");
@@ -36,7 +35,7 @@ function sentencePart(ui, store) {
   const node = el(
     "div",
     { "data-part": "sentence" },
-    el("div", { class: "write" }, field, examples.node),
+    el("div", { class: "write" }, field, exampleMenu(store)),
     chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, share, python)),
     cutNote,
@@ -53,7 +52,6 @@ function sentencePart(ui, store) {
     beside.disabled = !state.edits.length;
     beside.setAttribute("aria-pressed", String(state.beside && state.edits.length > 0));
     python.disabled = share.disabled = offer.disabled = !run;
-    examples.update(now);
     if (!run) return;
     pending = offerOf(store.data, now);
     fill(offer, pending ? pending.label : "Hide a word");
@@ -228,7 +226,8 @@ function offerOf(data, now) {
   const story = storyOf(data, state.text);
   const removed = story?.ablate?.[0];
   if (removed) return offerToRemove(state, story, removed);
-  const tokens = state.text === data.start.text && data.start.hide?.length ? data.start.hide : story?.hide?.length ? namedTokens(words, story.hide) : mostSeen(now);
+  const told = state.text === data.start.text ? data.start.hide : story?.hide;
+  const tokens = told?.length ? told : mostSeen(now);
   if (!tokens?.length) return null;
   const on = tokens.every((token) => hiddenTokens(state.edits).has(token));
   const names = words.filter(([first]) => tokens.includes(first)).map(([, , name]) => name);
@@ -246,10 +245,6 @@ function storyOf(data, text) {
   return data.stories?.find((story) => story.text === text) ?? null;
 }
 
-function namedTokens(words, names) {
-  return words.filter(([, , name]) => names.includes(name.toLowerCase()) || names.includes(name)).flatMap(([first, last]) => range(first, last));
-}
-
 /** The chosen word; where its own guesses are shown, the word that the chosen head looks at most from there. */
 function mostSeen({ state, run, words }) {
   const of = (place) => words.find(([first, last]) => place >= first && place < last);
@@ -261,26 +256,22 @@ function mostSeen({ state, run, words }) {
 }
 
 /** The stories of the model's card, each with what to try. */
-function exampleMenu(ui, store) {
+function exampleMenu(store) {
   const { stories = [] } = store.data;
-  const tried = ({ hide, ablate }) => (ablate?.length ? `remove head ${ablate[0].join(".")}` : `hide ${hide.join(", ")}`);
   const select = el(
     "select",
     { "aria-label": "Examples" },
     el("option", { value: "" }, "Examples"),
-    stories.map((story, i) => el("option", { value: i }, `${visible(story.text.replace("[MASK]", "?"))} – ${tried(story)}`)),
+    stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(text.replace("[MASK]", "?"))} – ${change}`)),
   );
   select.addEventListener("change", () => {
     const story = stories[select.value];
+    select.value = "";
     if (!story) return;
     const [layer, head] = story.ablate?.[0] ?? [store.data.start.layer, store.data.start.head];
     store.set({ text: story.text, edits: [], place: null, query: null, layer, head });
   });
-  const update = ({ state }) => {
-    const at = stories.findIndex(({ text }) => text === state.text);
-    select.value = at < 0 ? "" : String(at);
-  };
-  return { node: stories.length ? select : null, update };
+  return stories.length ? select : null;
 }
 
 // ---- what can be taken away

@@ -158,7 +158,7 @@ function playStore(data, heard) {
     write();
     requestAnimationFrame(() => {
       self.painted += 1;
-      document.documentElement.dataset.qkv = "ready";
+      Object.assign(document.documentElement.dataset, { qkv: "ready", painted: self.painted });
     });
   }
 

@@ -1,0 +1,66 @@
+"""The live page in tests: how it is opened in a state, and what a reader does there."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+from playwright.sync_api import Locator, Page
+
+# Keeps what the model was asked and what it answered; `runs` has those that were not given up.
+KEPT = """<script>
+  window.runs = [];
+  addEventListener("qkv", () => {
+    const { run } = qkv;
+    qkv.run = async (text, edits = [], options = {}) => {
+      const found = await run(text, edits, options);
+      runs.push({ text, edits, at: options.at, found });
+      return found;
+    };
+  });
+</script>"""
+
+
+def address(**state: Any) -> str:
+    """What stands behind the # for a state."""
+    return "#" + urlencode(
+        {name: value if name == "text" else json.dumps(value) for name, value in state.items()}
+    )
+
+
+def opened_at(html: str, hash_: str) -> str:
+    """A page as if it were opened at such an address, which also keeps the runs."""
+    script = f"<script>history.replaceState(null, '', {json.dumps(hash_)})</script>"
+    return html.replace("<head>", f"<head>{script if hash_ else ''}{KEPT}", 1)
+
+
+def ready(page: Page) -> Page:
+    page.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
+    return page
+
+
+def after(page: Page, act: Callable[[], object]) -> None:
+    """Does something, and waits until what follows is painted and stands in the address."""
+    before = page.locator("html").get_attribute("data-painted")
+    act()
+    page.locator(f"html:not([data-painted='{before}'])").wait_for(timeout=30_000)
+    page.wait_for_timeout(400)
+
+
+def part(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-part={name}]")
+
+
+def chip(page: Page, name: str) -> Locator:
+    return page.get_by_role("listbox", name="words of the sentence").get_by_role(
+        "option", name=name
+    )
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def shown(page: Page) -> str:
+    """All that the page says."""
+    return page.locator(".view").inner_text()

@@ -1,0 +1,237 @@
+"""The live page as a reader has it: one click, undo, the address, typing, keys, widths."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+
+from .conftest import Visit
+from .play import address, after, button, chip, opened_at, part, ready, shown
+from .support import tight
+from .test_page import problems
+
+TEXT = "She wore a crown on her [MASK]."
+HIDDEN = [{"op": "hide", "token": 4}]
+SEVERAL: list[dict[str, Any]] = [
+    *HIDDEN,
+    {"op": "ablate", "layer": 3, "head": 2},
+    {"op": "mask", "query": 1, "key": 2},
+    {"op": "mask", "query": 1, "key": 3, "layer": 2, "head": 1},
+    {"op": "scale", "value": 0.1},
+    {"op": "swap", "token": 1, "with": "he"},
+    {"op": "row", "layer": 1, "head": 0, "query": 7, "weights": [0.1] * 10},
+    {"op": "causal"},
+]
+DAMAGED = [
+    "#",
+    "#nonsense",
+    "#text=%ff%fe&edits=[",
+    "#edits=%5B%7B%22op%22%3A%22hide%22%2C%22token%22%3A99%7D%5D",
+    "#edits=%5B%7B%22op%22%3A%22__proto__%22%7D%5D",
+    "#edits=%5Bnull%5D",
+    "#edits=%7B%22op%22%3A%22hide%22%7D",
+    "#edits=%5B%7B%22op%22%3A%22masks%22%2C%22rows%22%3A%5B%5B0%2C0%2C1e9%5D%5D%7D%5D",
+    "#layer=17",
+    "#head=-1",
+    "#place=1.5",
+    "#tab=%22%3Cscript%3Ealert(1)%3C%2Fscript%3E%22",
+    "#inside=1",
+    f"#text={'a' * 5000}",
+]
+# Pairs of texts of a page that lie on each other, and texts that lie beyond the window.
+OVERLAPS = """() => {
+  const found = [];
+  const root = document.querySelector(".qkv-view").shadowRoot;
+  const walk = document.createTreeWalker(root.querySelector(".view"), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    const own = node.parentElement;
+    if (!node.data.trim() || own.closest(".sr, option, textarea, [hidden]")) continue;
+    if (!own.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    let clip = own;
+    while (clip && getComputedStyle(clip).overflow === "visible") clip = clip.parentElement;
+    const none = { left: -1e9, right: 1e9, top: -1e9, bottom: 1e9 };
+    const edge = clip ? clip.getBoundingClientRect() : none;
+    for (const box of range.getClientRects()) {
+      const [left, right] = [Math.max(box.left, edge.left), Math.min(box.right, edge.right)];
+      const [top, bottom] = [Math.max(box.top, edge.top), Math.min(box.bottom, edge.bottom)];
+      if (right - left <= 1 || bottom - top <= 1) continue;
+      found.push({ text: node.data.trim(), left, right, top, bottom });
+    }
+  }
+  const wide = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
+  const tall = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+  const pairs = found.flatMap((a, i) => found.slice(i + 1)
+    .filter((b) => wide(a, b) > 1 && tall(a, b) > 4)
+    .map((b) => `${a.text} | ${b.text}`));
+  return [...pairs, ...found.filter(({ right }) => right > innerWidth + 1).map(({ text }) => text)];
+}"""
+# Whether the runs with one edit, of which there are several, gave the same bits.
+ALIKE = """() => {
+  const bytes = (x) => [...new Uint8Array(x.buffer)].join();
+  const own = runs.filter(({ edits }) => edits.length === 1).map(({ found }) =>
+    [...found.pattern.flat(), ...found.resid, found.logits].map(bytes));
+  const same = own.every((one) => one.every((x, i) => x === own[0][i]));
+  return [own.length, own[0].length, same];
+}"""
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("play") / "play.html"
+    qkv.play(TEXT).to_html(path)
+    return path.read_text("utf-8")
+
+
+def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit, html: str) -> None:
+    page = ready(visit(html, width=1280, height=800))
+    words = part(page, "outcome").get_by_role("rowheader")
+    first = words.first.inner_text()
+    said = part(page, "headline").inner_text()
+    assert first in said
+    for name in ("sentence", "head", "outcome"):  # all of it stands above the fold
+        box = part(page, name).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 800, name
+    after(page, button(page, "Hide crown").click)
+    assert words.first.inner_text() != first
+    assert part(page, "headline").inner_text() != said
+    assert words.first.inner_text() in part(page, "headline").inner_text()
+    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    after(page, button(page, "Show crown again").click)
+    assert part(page, "headline").inner_text() == said
+
+
+def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    plain = shown(page)
+    after(page, button(page, "Hide crown").click)
+    once = shown(page)
+    after(page, chip(page, "wore").click)
+    after(page, part(page, "sentence").get_by_role("button", name="replace the word").click)
+    after(page, button(page, "Undo").click)
+    alike = page.evaluate(ALIKE)
+    assert alike[0] > 1
+    assert alike[1:] == [4 * 6 + 5 + 1, True]
+    after(page, chip(page, "unknown word").click)
+    assert shown(page) == once
+    after(page, lambda: page.keyboard.press("Control+z"))
+    assert shown(page).replace("Undo", "") == plain.replace("Undo", "")
+    assert button(page, "Undo").is_disabled()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside: bool) -> None:
+    edits = HIDDEN if not inside else SEVERAL
+    state = {"text": TEXT, "edits": edits, "layer": 2, "head": 1, "query": 1, "inside": inside}
+    page = ready(visit(opened_at(html, address(**state))))
+    page.wait_for_timeout(3000)  # heads are removed in turn, in the background
+    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    button(page, "Share").click()
+    shared = page.get_by_label("The address of what you see").input_value()
+    button(page, "Close").click()
+    again = ready(visit(opened_at(html, "#" + shared.partition("#")[2])))
+    again.wait_for_timeout(3000)
+    assert shown(again) == shown(page)
+
+
+def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None:
+    plain = shown(ready(visit(html)))
+    page = ready(visit(opened_at(html, DAMAGED[3])))
+    page.wait_for_timeout(500)
+    assert shown(page) == plain
+    for hash_ in DAMAGED:
+        page.evaluate("hash => { location.hash = hash; }", hash_)
+        page.wait_for_timeout(600)
+        assert shown(page) == plain, hash_
+
+
+def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    count = page.evaluate("runs.length")
+    field = page.get_by_label("Your sentence")
+    typed = ["A dog is a kind", "A dog is a kind of", "A dog is a kind of [MASK]."]
+    write = """(field, typed) => { for (const text of typed) {
+      field.value = text;
+      field.dispatchEvent(new Event("input")); } }"""
+    after(page, lambda: field.evaluate(write, typed))
+    assert set(page.evaluate("runs.slice(-2).map(({ text }) => text)")) == {typed[-1]}
+    assert page.evaluate("runs.length") <= count + 4  # none of them was run to its end
+    assert chip(page, "kind").is_visible()
+    assert field.input_value() == typed[-1]
+
+
+def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
+    after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
+    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert "head 3.2 removed" in part(page, "changes").inner_text()
+    after(page, lambda: page.get_by_label("Your sentence").fill("She wore a hat on her [MASK]."))
+    assert "hidden" not in part(page, "changes").inner_text()
+    assert "head 3.2 removed" in part(page, "changes").inner_text()
+
+
+def test_words_are_hidden_masked_swapped_and_put_back(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    after(page, chip(page, "wore").click)
+    chosen = page.get_by_role("group", name="the chosen word")
+    after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
+    assert chip(page, "wore").get_attribute("aria-label") == "wore, hidden"
+    after(page, chosen.get_by_role("button", name="Show", exact=True).click)
+    after(page, chosen.get_by_role("button", name="replace the word").click)
+    assert page.evaluate("runs.at(-1).edits") == [{"op": "swap", "token": 2, "with": "[MASK]"}]
+    after(page, chosen.get_by_role("button", name="put the word back").click)
+    swap = chosen.get_by_role("textbox")
+    swap.fill("lost")
+    after(page, lambda: swap.press("Enter"))
+    assert page.evaluate("runs.at(-1).edits") == [{"op": "swap", "token": 2, "with": "lost"}]
+    after(page, part(page, "changes").get_by_role("button").first.click)
+    swap.fill("found again")  # more than one entry of the vocabulary: a new text
+    after(page, lambda: swap.press("Enter"))
+    expected = "She found again a crown on her [MASK]."
+    assert page.get_by_label("Your sentence").input_value() == expected
+
+
+def test_the_page_is_used_with_the_keys_alone(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    page.get_by_label("Your sentence").focus()
+    page.keyboard.press("Enter")
+    after(page, lambda: page.keyboard.press("Home"))
+    assert chip(page, "[CLS]").get_attribute("aria-selected") == "true"
+    for _ in range(4):
+        after(page, lambda: page.keyboard.press("ArrowRight"))
+    assert chip(page, "crown").get_attribute("aria-selected") == "true"
+    page.keyboard.press("Tab")
+    after(page, lambda: page.keyboard.press("Enter"))
+    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    after(page, lambda: page.keyboard.press("Control+z"))
+    assert chip(page, "crown").get_attribute("aria-label") == "crown"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_it_fits_the_window_and_passes_axe(
+    visit: Visit, html: str, width: int, scheme: str
+) -> None:
+    hash_ = address(text=TEXT, edits=SEVERAL)
+    page = ready(visit(opened_at(html, hash_), width=width, height=800, scheme=scheme))
+    check_layout(page)
+    if width == 390:
+        for tab in ("Heads", "Steps", "Result"):
+            after(page, page.get_by_role("tab", name=tab).click)
+            check_layout(page)
+        return
+    after(page, button(page, "Look inside").click)
+    page.wait_for_timeout(1000)
+    check_layout(page)
+
+
+def check_layout(page: Page) -> None:
+    assert tight(page)
+    assert page.evaluate(OVERLAPS) == []
+    assert problems(page) == []
