@@ -107,7 +107,7 @@ class PlayView(OneText):
         return title, f"{body}\n{engine_part(engine_payload(self.model))}"
 
     def _document(self) -> str:
-        return document(*self._html(), self.theme, WITH_WORKER)
+        return document(*self._html(), self.theme, WITH_WORKER, wide=True)
 
     def _repr_html_(self) -> str:
         """A frame of the page, which is written to a file beside the notebook unless `embed`."""

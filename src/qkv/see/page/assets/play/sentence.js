@@ -155,7 +155,7 @@ function chosenWord(ui, store) {
   const guess = button("Guess here", () => store.set({ place: span.token }));
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
-  const node = el("span", { class: "chosen", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
+  const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
   let [now, span, known] = [null, null, null];
 
   form.addEventListener("submit", (event) => {
