@@ -41,6 +41,7 @@ CLAIMS = (
     "inside",
     "serve",
     "scale",
+    "play",
     "growth",
 )
 PEERS = (

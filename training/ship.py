@@ -17,7 +17,17 @@ import numpy as np
 import qkv
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
-from training import command, copying, decoder, decoder_card, everyday, roles, told, writing
+from training import (
+    command,
+    copying,
+    decoder,
+    decoder_card,
+    everyday,
+    role_file,
+    roles,
+    told,
+    writing,
+)
 from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
@@ -136,6 +146,8 @@ def ship(
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
+    if not model.generates:
+        role_file.keep(place)
     return place, found
 
 

@@ -78,6 +78,14 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
 
 
+def test_the_roles_of_its_heads_are_those_of_its_card() -> None:
+    kept = json.loads((PLACE / "roles.json").read_text(encoding="utf-8"))
+    (count,) = re.findall(r"By the rule of `training/roles.py` (\d+) of 24 heads have a role", CARD)
+    assert len(kept) == int(count)
+    for head, (name, figure) in kept.items():
+        assert f"| {head} | {name} {figure:.2f}" in CARD
+
+
 def test_its_card_and_the_licence_of_its_source_are_beside_it() -> None:
     assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", CARD)
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")

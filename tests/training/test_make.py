@@ -55,6 +55,7 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     words = found["masked"]
     assert f"with all their pieces, {in_words(0, words['words'])}" in text or words["top1"]
     assert "heads have a role" in text
+    assert isinstance(json.loads((place / "roles.json").read_text()), dict)
     assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
 
 

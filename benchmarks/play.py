@@ -1,0 +1,169 @@
+"""The page to play with, in headless Chromium: a key to what is painted, all heads removed in turn.
+
+A key is an input event that leaves another text in the field; its time ends when the words that
+follow from it are painted. Of a sweep it is that of all heads, one by one, without what the map
+draws meanwhile. The first word is another each time, so that nothing is known from before, and what
+the page says is held against `predict` and `trace`. The page and its worker share the machine with
+the browser; tasks of the main thread are those that it reports itself, from 50 ms on.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Goal, Row, Way, at_most
+
+ONCE = True  # a browser has threads of its own
+LENGTHS = {16: (0.1, 2.0), 64: (0.3, 4.0)}  # tokens: seconds for a key, and for a sweep
+TASK = 0.05  # seconds of the main thread
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+SEEN = 0.00051  # what a chance of three digits may be off by
+
+KEY = """([field, text]) => new Promise((resolve, reject) => {
+  setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
+  const root = document.documentElement;
+  const watcher = new MutationObserver(() => {
+    watcher.disconnect();
+    const after = new MessageChannel(); // heard once the frame is painted
+    after.port1.onmessage = () => resolve(null);
+    after.port2.postMessage(null);
+  });
+  watcher.observe(root, { attributeFilter: ["data-painted"] });
+  field.value = text;
+  field.dispatchEvent(new InputEvent("input", { bubbles: true, composed: true }));
+})"""
+WORDS = """(rows) => rows.map((row) =>
+  [row.querySelector("th").textContent, Number(row.querySelector(".outcome-now").textContent)])"""
+SWEEP = """async ([text, place]) => {
+  const found = [];
+  await qkv.sweep(text, [], ({ layer, head, logits }) => {
+    found.push([layer, head, logits.reduce((one, other) => Math.max(one, other))]);
+  }, { at: [place] });
+  return found;
+}"""
+TASKS = """() => {
+  globalThis.tasks = [];
+  new PerformanceObserver((list) => tasks.push(...list.getEntries().map((one) => one.duration)))
+    .observe({ type: "longtask" });
+}"""
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """A key and a sweep at each length; without a browser nothing is measured."""
+    model = qkv.load("wordnet")
+    with ExitStack() as stack:
+        page = opened(stack, model)
+        words = first_words(model)
+        for tokens, (key, sweep) in LENGTHS.items():
+            texts = Texts(model, max(8, tokens // shrink), words)
+            yield typed(page, texts, f"key to painted, {tokens} tokens", key)
+            yield swept(page, texts, f"every head removed in turn, {tokens} tokens", sweep)
+
+
+@dataclass
+class Texts:
+    """Texts of so many tokens, each with another first word and a missing last one."""
+
+    model: qkv.Model
+    tokens: int
+    words: Iterator[str]
+
+    def next(self) -> str:
+        """The next one."""
+        middle = " ".join(["of", "the"] * self.tokens).split()[: self.tokens - 5]
+        return f"{next(self.words)} {' '.join(middle)} [MASK]."
+
+    @property
+    def place(self) -> int:
+        """Where the missing word is."""
+        return self.tokens - 3
+
+
+def first_words(model: qkv.Model) -> Iterator[str]:
+    """Words of the vocabulary, each once."""
+    assert model.tokenizer is not None
+    known = model.tokenizer.vocabulary
+    return iter([word for word in known if word.isascii() and word.isalpha()][1000:])
+
+
+def opened(stack: ExitStack, model: qkv.Model) -> Any:
+    """The page in a browser, once it is ready; None where there is no browser."""
+    found = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
+    if found is None or find_spec("playwright") is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "play.html")
+    qkv.play(model=model).to_html(file)
+    playwright = stack.enter_context(sync_playwright())
+    browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+    stack.callback(browser.close)
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-qkv=ready]")
+    page.evaluate(TASKS)
+    return page
+
+
+def longest(page: Any) -> Goal:
+    """The longest task of the main thread, in seconds; 0 where none was long enough to be told."""
+    return Goal(
+        "longest task of the page",
+        lambda _: page.evaluate("Math.max(0, ...tasks)") / 1000,
+        "s",
+        most=TASK,
+    )
+
+
+def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
+    """From a key to what is painted."""
+    if page is None:
+        return Row(name, {"qkv": None}, (at_most(most),))
+    area = page.locator("[data-part=sentence] textarea.text").element_handle()
+    asked = [""]
+
+    def call() -> None:
+        asked[0] = texts.next()
+        page.evaluate(KEY, [area, asked[0]])
+
+    def error(_: None) -> float:
+        shown = page.locator("[data-part=outcome] tbody tr").evaluate_all(WORDS)
+        (expected,) = texts.model.predict(asked[0], len(shown))
+        assert len(texts.model.tokenize(asked[0])) == texts.tokens
+        known = dict(expected)
+        return max(abs(known.get(word, 0.0) - chance) for word, chance in shown)
+
+    return Row(name, {"qkv": Way(call, error, SEEN)}, (at_most(most), longest(page)))
+
+
+def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
+    """Every head removed in turn."""
+    if page is None:
+        return Row(name, {"qkv": None}, (at_most(most),))
+    asked = [""]
+
+    def call() -> list[list[Any]]:
+        asked[0] = texts.next()
+        return page.evaluate(SWEEP, [asked[0], texts.place])
+
+    def error(found: list[list[Any]]) -> float:
+        model = texts.model
+        assert {(layer, head) for layer, head, *_ in found} == {
+            (layer, head) for layer in range(model.num_layers) for head in range(model.num_heads)
+        }
+        off = []
+        for layer, head, largest in found:
+            trace = model.trace(asked[0], names=["pattern"], logits=True, ablate=[(layer, head)])
+            off.append(abs(trace["logits"][0, texts.place].max() - largest))
+        return float(np.max(off))
+
+    return Row(name, {"qkv": Way(call, error)}, (at_most(most), longest(page)))

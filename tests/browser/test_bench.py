@@ -1,0 +1,41 @@
+"""The benchmark of the page: that it sees what is wrong; no time is judged."""
+
+import pytest
+
+from benchmarks import play
+from benchmarks.common import Row
+
+
+def test_every_row_gives_the_truth() -> None:
+    names = []
+    for row in play.rows(8):
+        names.append(row.name)
+        way = row.ways["qkv"]
+        assert way is not None
+        assert way.error(way.call()) <= way.allowed, row.name
+        for goal in row.goals:
+            judged = goal.judged({"ways": {"qkv": {"seconds": 2.0}}})
+            assert judged["value"] == 2.0 or 0 <= judged["value"] < 2.0
+            assert judged["most"] is not None
+    assert len(names) == len(set(names)) == 4
+
+
+def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that shows the words of another text, and a sweep with other numbers."""
+    wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
+    monkeypatch.setattr(play, "KEY", wrong)
+    monkeypatch.setattr(
+        play, "SWEEP", play.SWEEP.replace("qkv.sweep(text", "qkv.sweep(`a ${text}`")
+    )
+    for row in play.rows(8):
+        way = row.ways["qkv"]
+        assert way is not None
+        assert way.error(way.call()) > way.allowed, row.name
+
+
+def test_without_a_browser_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QKV_CHROMIUM", raising=False)
+    monkeypatch.setattr(play.shutil, "which", lambda _: None)
+    found: list[Row] = list(play.rows())
+    assert [row.ways for row in found] == [{"qkv": None}] * 4
+    assert all(goal.judged({"ways": {}})["value"] is None for row in found for goal in row.goals)

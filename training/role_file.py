@@ -1,0 +1,54 @@
+"""The roles of a model's heads as data beside it: `python -m training.role_file FOLDER`.
+
+The page of `qkv.play` shows them in its map. They are those of the card (`training.roles` measures
+them, `training.ship` writes the card and then this file), of each head the largest:
+
+    {"1.0": ["next", 0.87], "3.2": ["hidden adjective to noun", 0.42]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from qkv.files import replacing
+from qkv.see.page.play import ROLES
+from training import command
+
+PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+_ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILINE)
+
+
+def roles_in(card: str) -> dict[str, tuple[str, float]]:
+    """Of each head in a card's table of roles the first, which is the largest.
+
+    >>> roles_in('''| head | roles |
+    ... | --- | --- |
+    ... | 1.0 | next 0.87 |
+    ... | 2.3 | hidden article to noun 0.86, article to noun 0.68 |''')
+    {'1.0': ('next', 0.87), '2.3': ('hidden article to noun', 0.86)}
+    """
+    return {head: (name, float(figure)) for head, name, figure in _ROW.findall(card)}
+
+
+def keep(folder: Path) -> None:
+    """Write the file from the card in the same folder."""
+    found = roles_in((folder / "README.md").read_text(encoding="utf-8"))
+    rows = ",\n".join(f" {json.dumps(head)}: {json.dumps(own)}" for head, own in found.items())
+    with replacing(folder / ROLES) as file:
+        file.write(f"{{\n{rows}\n}}\n".encode())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the file of one model."""
+    parser = argparse.ArgumentParser(prog="python -m training.role_file", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", nargs="?", type=Path, default=PLACE, help="the shipped one")
+    keep(parser.parse_args(arguments).folder)
+
+
+if __name__ == "__main__":
+    command(main)
