@@ -173,6 +173,9 @@ function toggle(ui, label, checked, onchange) {
 /**
  * One tab stop for many items: arrows, Home, End and the page keys move, Enter and Space pick, Esc
  * frees. Items carry data-i; `onmove(i)` runs before the focus goes there, so that it may draw them.
+ * @param {any} box
+ * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
+ *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options
  */
 function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, onfree }) {
   const item = (i) => box.querySelector(`[data-i="${i}"]`);
@@ -644,6 +647,7 @@ function fewAtATime() {
 /** Fills each place on the page that waits for this view; what it holds already shows without scripts. */
 function start(hash, data, styles) {
   const script = document.currentScript;
+  /** @type {any} */
   const root = script ? script.getRootNode() : document;
   const found = [...root.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];
   const hosts = found.length ? found : [...document.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];

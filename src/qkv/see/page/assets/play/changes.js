@@ -47,6 +47,7 @@ function inWords({ state: { edits }, original, words }) {
     return own ? [own[0], own[2]] : [token, original.tokens[token]];
   };
   const named = (token) => word(nameOf(token)[1] === "[MASK]" ? "?" : nameOf(token)[1]);
+  /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
@@ -55,7 +56,7 @@ function inWords({ state: { edits }, original, words }) {
     else if (op === "swap") put(`swap ${token}`, edit, () => [named(token), " → ", word(edit.with === "[MASK]" ? "?" : edit.with)]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
-    else if (op === "scale") put("scale", edit, () => ["temperature ", number(temperatureOf(value, original, layer))]);
+    else if (op === "scale") put("scale", edit, () => ["temperature ", number(temperatureOf(value, original))]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);

@@ -53,6 +53,7 @@ function outcomeOf(before, after, words) {
   const lost = first.filter((id) => !head.includes(id));
   const ids = [...new Set([...head, ...lost, ...now])].slice(0, ROWS);
   ids.sort((one, other) => after[other] - after[one] || one - other);
+  /** @type {(id: number) => WordRow["mark"]} */
   const mark = (id) => (lost.includes(id) ? "lost" : head.includes(id) && !first.includes(id) ? "new" : "");
   const rows = ids.map((id) => ({ id, word: words[id], before: before[id], after: after[id], mark: mark(id) }));
   let most = 0;
@@ -144,7 +145,10 @@ function headlineOf(now, { rows, moved, shows }) {
     { word: was.word }, ` (${chance(was.before)} before).`]);
 }
 
-/** What the model does at the place, and where that is: [verb, words that a sentence may begin with]. */
+/**
+ * What the model does at the place, and where that is: [verb, words that a sentence may begin with].
+ * @returns {[string, any[]]}
+ */
 function wayOfSaying(now) {
   const there = { word: nameAt(now, now.state.place) };
   if (now.model.next) return ["go on with", ["after ", there, ","]];

@@ -83,7 +83,7 @@ function partsOf(ui, store) {
   if (typeof changesPart === "function") made.changes = changesPart(ui, store);
   if (typeof mapPart === "function") made.map = mapPart(ui, store);
   if (typeof headPart === "function") [made.head, made.before] = [headPart(ui, store), originalHead(ui, store)];
-  if (typeof stepsPart === "function") made.steps = stepsPart(ui, store);
+  if (typeof stepsPart === "function") made.steps = stepsPart();
   if (typeof outcomePart === "function") made.outcome = outcomePart(ui, store);
   return made;
 }

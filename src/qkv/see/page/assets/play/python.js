@@ -17,11 +17,13 @@ function pythonOf(data, { state, model, original }) {
   ];
   const ablate = of("ablate").map((edit) => `(${edit.layer}, ${edit.head ?? "None"})`);
   const [written, changes] = pythonChanges(of("scale").at(-1), of("row"), model);
-  const options = [
+  /** @type {[string, string[], string, string][]} */
+  const every = [
     ["hide", hide, "[", "]"],
     ["ablate", ablate, "[", "]"],
     ["edit", changes, "{", "}"],
-  ].filter(([, all]) => all.length);
+  ];
+  const options = every.filter(([, all]) => all.length);
   return [
     "import numpy as np",
     "import qkv",
