@@ -107,13 +107,23 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     assert part(page, "headline").inner_text() == said
 
 
+def test_three_clicks_remove_a_head(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    button(page, "Look inside").click()
+    page.get_by_role("button", name="layer 3, head 2").click()
+    after(page, page.get_by_role("switch", name="head 3.2 takes part").click)
+    assert page.evaluate("runs.at(-1).edits") == [{"op": "ablate", "layer": 3, "head": 2}]
+    assert "head 3.2 removed" in part(page, "changes").inner_text()
+    assert "3.2" in part(page, "headline").inner_text()
+
+
 def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     plain = shown(page)
     after(page, button(page, "Hide crown").click)
     once = shown(page)
     after(page, chip(page, "wore").click)
-    after(page, part(page, "sentence").get_by_role("button", name="replace the word").click)
+    after(page, button(page, "Replace by ?").click)
     after(page, button(page, "Undo").click)
     alike = page.evaluate(ALIKE)
     assert alike[0] > 1
@@ -166,6 +176,23 @@ def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> Non
     assert field.input_value() == typed[-1]
 
 
+def test_any_text_can_be_typed(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, address(inside=True))))
+    for text, tokens in (
+        ("", 2),
+        ("...", 5),
+        ("\u65e5\u672c \U0001f600", 5),
+        ("word " * 90, 64),
+        ("a", 3),
+    ):
+        after(page, lambda to=text: page.get_by_label("Your sentence").fill(to))
+        assert page.evaluate("runs.at(-1).found.tokens.length") == tokens
+        assert part(page, "sentence").get_by_text("too long").is_visible() == (tokens == 64)
+        said = part(page, "headline").inner_text()
+        assert ("no word here" in said) == (text in ("", "...")), said
+        assert tight(page)
+
+
 def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
     after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
@@ -183,9 +210,9 @@ def test_words_are_hidden_masked_swapped_and_put_back(visit: Visit, html: str) -
     after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
     assert chip(page, "wore").get_attribute("aria-label") == "wore, hidden"
     after(page, chosen.get_by_role("button", name="Show", exact=True).click)
-    after(page, chosen.get_by_role("button", name="replace the word").click)
+    after(page, button(page, "Replace by ?").click)
     assert page.evaluate("runs.at(-1).edits") == [{"op": "swap", "token": 2, "with": "[MASK]"}]
-    after(page, chosen.get_by_role("button", name="put the word back").click)
+    after(page, button(page, "Put back").click)
     swap = chosen.get_by_role("textbox")
     swap.fill("lost")
     after(page, lambda: swap.press("Enter"))

@@ -126,11 +126,13 @@ function temperature(ui, store) {
   const id = ui.id("temperature");
   const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });
   const said = el("output", { for: id });
-  let size = 1;
+  let [size, slid] = [1, -Infinity];
   slider.addEventListener("input", () => {
     const others = store.state.edits.filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
-    store.set({ edits: power ? [...others, { op: "scale", value: 1 / (2 ** power * Math.sqrt(size)) }] : others });
+    const edits = power ? [...others, { op: "scale", value: 1 / (2 ** power * Math.sqrt(size)) }] : others;
+    store.set({ edits }, { undo: performance.now() - slid > 1000 }); // what is drawn in one go is one change
+    slid = performance.now();
   });
   const update = ({ state, run, original }) => {
     size = sizeOfHead(run);

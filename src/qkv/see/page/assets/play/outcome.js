@@ -281,6 +281,12 @@ function outcomePart(ui, store) {
     const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);
     node.setAttribute("aria-busy", String(Boolean(now.busy || !known)));
     headline.toggleAttribute("data-old", !known);
+    if (run && state.place === null) {
+      headline.removeAttribute("data-old");
+      fill(headline, "There is no word here to look at: write a sentence.");
+      for (const part of [bars, more]) fill(part);
+      drawn = "";
+    }
     if (!known) return;
     const made = JSON.stringify([numberOf(run), numberOf(original), state.place]);
     if (made !== drawn) draw(now);

@@ -30,7 +30,7 @@ function play(box, data, ui) {
   const parts = partsOf(ui, store);
   const badge = el("p", { class: "badge" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
-  const headline = el("div", { class: "headline" }, parts.outcome?.headline);
+  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome?.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(ui, store, regions);
@@ -40,7 +40,7 @@ function play(box, data, ui) {
 
   box.classList.add("play");
   box.append(
-    el("header", { class: "top" }, el("h2", { class: "title" }, "Write a sentence, change something, see what follows"), badge),
+    el("header", { class: "top" }, el("h2", { class: "title" }, "Write a sentence, change something, see what follows. [MASK] is a word for the model to guess."), badge),
     tabs.node,
     el("div", { class: "regions" }, above, el("div", { class: "saying" }, headline, inside), below),
     trouble,
@@ -70,7 +70,13 @@ function play(box, data, ui) {
     if (model) fill(badge, badgeOf(store, model));
     tabs.update(now);
     const told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
-    for (const part of Object.values(parts)) part.update(told);
+    for (const part of Object.values(parts)) {
+      try {
+        part.update(told);
+      } catch (reason) {
+        reportError(reason); // the others go on
+      }
+    }
   }
 }
 

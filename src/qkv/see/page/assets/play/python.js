@@ -28,7 +28,7 @@ function pythonOf(data, { state, model, original }) {
     "import numpy as np",
     "import qkv",
     "",
-    `model = qkv.load(${data.load ? JSON.stringify(data.load) : ""})`,
+    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // stories are those of the default model
     `text = ${JSON.stringify(text)}`,
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     ...swaps.map((edit) => `ids[${edit.token}] = model.tokenizer.vocabulary[${JSON.stringify(edit.with)}]`),

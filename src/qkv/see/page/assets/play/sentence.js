@@ -19,7 +19,7 @@ function sentencePart(ui, store) {
   const python = el("button", { type: "button", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
   const why = el("p", { class: "note why" });
   const cutNote = el("p", { class: "note" });
-  let [last, typed, pending] = [null, 0, null];
+  let [last, typed, pending] = [null, -Infinity, null];
 
   field.addEventListener("input", () => {
     store.set({ text: field.value.toWellFormed() }, { undo: performance.now() - typed > 1000 });
@@ -47,7 +47,7 @@ function sentencePart(ui, store) {
   function update(now) {
     last = now;
     const { state, run } = now;
-    if (field.value !== store.state.text) field.value = store.state.text;
+    if (field.value !== store.state.text) [field.value, typed] = [store.state.text, -Infinity];
     undo.disabled = !store.canUndo;
     beside.disabled = !state.edits.length;
     beside.setAttribute("aria-pressed", String(state.beside && state.edits.length > 0));
@@ -151,7 +151,7 @@ function chosenWord(ui, store) {
   const name = el("span", { class: "which" });
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
   const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, range(...span.tokens)) }));
-  const mask = button("?", maskIt);
+  const mask = button("", maskIt);
   const guess = button("Guess here", () => store.set({ place: span.token }));
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
@@ -199,9 +199,8 @@ function chosenWord(ui, store) {
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
     hide.hidden = String(offer?.tokens) === String(range(...span.tokens));
-    mask.hidden = has("mask") && !has("swapped");
-    mask.textContent = has("swapped") ? "As it was" : "?";
-    mask.setAttribute("aria-label", has("swapped") ? "put the word back" : "replace the word by an unknown one");
+    mask.hidden = !has("swapped") && (has("mask") || !known.has("[MASK]"));
+    mask.textContent = has("swapped") ? "Put back" : "Replace by ?";
     guess.hidden = has("place");
     swap.setAttribute("aria-label", `a word in place of ${span.word}`);
   }

@@ -47,6 +47,7 @@ function playStore(data, heard) {
   let carry = null; // {text, run}: the text before, whose tokens the places in the state still are
   let unchanged = { key: "", run: null }; // the last run without edits
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
+  let given = state !== start; // by an address, and not yet known to be possible
 
   const self = {
     data,
@@ -143,9 +144,10 @@ function playStore(data, heard) {
   /** What the state asks for cannot be: the last that could be stands again. */
   function failed(reason) {
     carry = null;
-    const plain = !shown && state !== start; // a damaged address
-    if (shown) [state, error] = [stateOf({ ...state, ...pick(shown.state, Object.keys(PLAIN)) }), String(reason?.message ?? reason)];
-    else if (plain) state = start;
+    const plain = given;
+    given = false;
+    if (plain) state = start;
+    else if (shown) [state, error] = [stateOf({ ...state, ...pick(shown.state, Object.keys(PLAIN)) }), String(reason?.message ?? reason)];
     else error = String(reason?.message ?? reason);
     if (plain) compute();
     else tell();
@@ -154,6 +156,7 @@ function playStore(data, heard) {
 
   function settle(found) {
     shown = { ...found, state };
+    given = false;
     tell();
     write();
     requestAnimationFrame(() => {
@@ -166,7 +169,7 @@ function playStore(data, heard) {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const [run, original] = shown ? [shown.run, shown.original] : [null, null];
     const said = stateOf({ ...state, ...computed });
-    heard({ state: said, model, run, original, busy: Boolean(going), error, words: run ? wordsOf(said.text, run) : [] });
+    heard({ state: said, model, run, original, busy: Boolean(going), error, words: run ? wordsOf(said.text, original) : [] });
   }
 
   /** Writes the address, when the reader pauses. */
@@ -184,6 +187,7 @@ function playStore(data, heard) {
     past.push(state);
     carry = null;
     state = fromHash(location.hash, start) ?? start;
+    given = state !== start;
     if (self.engine) follow(RUN_FOR);
   });
   whenOpen((qkv) => {
@@ -216,7 +220,7 @@ function pick(from, names) {
 /**
  * The words of a text as tokens: [first, last + 1, word]. What the tokenizer put in is left out.
  * @param {string} text
- * @param {Run} run  of this text
+ * @param {Run} run  of this text, without edits
  * @returns {[number, number, string][]}
  */
 function wordsOf(text, { tokens, offsets, special }) {
@@ -224,16 +228,17 @@ function wordsOf(text, { tokens, offsets, special }) {
   tokens.forEach((token, t) => {
     if (special[t]) return;
     const before = found.at(-1);
-    const joined = before && before[1] === t && !special[t - 1] && offsets[t][0] === offsets[t - 1][1];
+    const joined = before && before[1] === t && offsets[t][0] === offsets[t - 1][1];
     if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
     else found.push([t, t + 1, ""]);
   });
-  return found.map(([first, last]) => [first, last, text.slice(offsets[first][0], offsets[last - 1][1])]);
+  return found.map(([first, last]) => [first, last, text.slice(offsets[first][0], offsets[last - 1][1]).trim()]);
 }
 
-/** Whether a token goes on where another ended; a swapped one is told by the text. */
+/** Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters. */
 function isPiece(token, text, at) {
-  return token.startsWith("##") || (/[\p{L}\p{M}\p{N}]$/u.test(text.slice(0, at)) && /^[a-z\p{M}\p{N}]/u.test(text.slice(at)));
+  const letters = /[\p{Script=Latin}\p{Script=Cyrillic}\p{Script=Greek}\p{M}]/u;
+  return token.startsWith("##") || (letters.test(text.slice(0, at).slice(-1)) && letters.test(text.slice(at)[0] ?? ""));
 }
 
 /**
@@ -249,14 +254,15 @@ function placed(state, run, before, model) {
   const own = (place) => (place !== null && place < run.tokens.length ? place : null);
   const at = before ? carried(before, text, run) : own;
   const edits = before ? state.edits.map((edit) => moved(edit, at, before.run.tokens.length === run.tokens.length)) : state.edits;
-  const usual = usualPlace(text, run);
-  const stays = before && state.place === usualPlace(before.text, before.run) ? null : at(state.place);
+  const usual = usualPlace(text, run, model);
+  const stays = before && state.place === usualPlace(before.text, before.run, model) ? null : at(state.place);
   const place = stays ?? usual;
   return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
 }
 
-/** The first mask, else the last word that has letters, else none. */
-function usualPlace(text, run) {
+/** The first mask, else the last word that has letters, else none; the end for a model that goes on from there. */
+function usualPlace(text, run, model) {
+  if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
   const mask = run.tokens.findIndex((token, t) => token === "[MASK]" && !run.special[t]);
   if (mask >= 0) return mask;
   return wordsOf(text, run).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
