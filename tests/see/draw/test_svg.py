@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.models import Model, random_model
-from qkv.see import View, compare, head_view, plot_shift, show, walk
+from qkv.see import View, compare, head_view, play, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
 from qkv.see.draw import svg
 from qkv.see.draw.colours import AFTER, BEFORE, INK, THEMES, shade
@@ -68,6 +68,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
         lambda m: walk(CAT, model=m),
         lambda m: plot_shift([m.trace(CAT), m.trace(MONEY)]),
         lambda m: head_view(m.trace(CAT).attentions, CAT.split(), html_action="return"),
+        lambda m: play(),
     ],
 )
 def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:

@@ -4,7 +4,10 @@ import io
 import json
 import re
 from collections.abc import Callable
+from functools import cache
+from html import escape, unescape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -14,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
-from qkv.models import Model, random_model
+from models.support import mask_bert
+from qkv.models import Model, load, random_model
 from qkv.models.vision import patch_names
-from qkv.see import View, compare, head_view, image_view, plot_shift, replay, show, walk
+from qkv.see import View, compare, head_view, image_view, play, plot_shift, replay, show, walk
 from qkv.see.draw import figure
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -235,6 +239,25 @@ def of_replay(view: View, kind: str, given: Given) -> str:
     return "stays at"
 
 
+@cache
+def bert() -> Model:
+    """A small one with a head over words, for the page that computes with it."""
+    with TemporaryDirectory() as folder:
+        mask_bert(Path(folder, "small"))
+        model = load(Path(folder, "small"), dtype=np.float64)
+    return model
+
+
+def of_play(view: View, kind: str, given: Given) -> str:
+    found = view.to_dict()
+    assert found["tokens"] == ["[CLS]", *CAT.split(), "[SEP]"]
+    trace = bert().trace(CAT, logits=True)
+    logits = trace["logits"][0, 3].astype(float)
+    chances = np.exp(logits) / np.exp(logits).sum()
+    close(max(share for _, share in found["before"]), chances.max())
+    return f"At sat most likely: {found['before'][0][0]}, {chances.max():.2f}"
+
+
 VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given], str]]] = {
     "show": (lambda g, kind: show(g.a, **g.named()), of_weights),
     "head_view": (lambda g, kind: head_view(g.a, **g.named()), of_weights),
@@ -252,6 +275,7 @@ VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given]
     "plot_shift": (lambda g, kind: plot_shift(g.a), of_shift),
     "plot_shift of two": (lambda g, kind: plot_shift([g.a, g.b]), of_shift),
     "image_view": (lambda g, kind: image_view(g.a, IMAGE), of_image),
+    "play": (lambda g, kind: play(g.a, model=bert(), embed=True), of_play),
     "replay": (lambda g, kind: replay(g.a if kind == "text" else {0: g.a, 1: g.a}), of_replay),
 }
 
@@ -279,6 +303,8 @@ def refusals() -> dict[tuple[str, str], str]:
             found[view, kind] = "model.trace(text) has them, and qkv.show(trace) shows the weights"
         found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
         found[view, "infinite"] = "holds NaN or infinity: a plane needs finite numbers"
+    for kind in KINDS[1:]:
+        found["play", kind] = "not a string"
     found["replay", "text"] = "there is no folder the cat sat"
     found["replay", "arrays"] = "step 0 is a ndarray: give a model or a trace"
     found["replay", "infinite"] = "no snapshot has finite weights"
@@ -306,12 +332,15 @@ def numbers(view: View, path: Path) -> str:
 def page(view: View, path: Path) -> str:
     view.to_html(path)
     html = path.read_text(encoding="utf-8")
-    assert view._repr_html_() in html
+    in_a_notebook = view._repr_html_()
+    assert in_a_notebook in html or in_a_notebook.startswith(f'<iframe srcdoc="{escape(html)}"')
     return html
 
 
 def notebook(view: View, path: Path) -> str:
     html = view._repr_html_()
+    if html.startswith("<iframe"):
+        return unescape(html)
     if "data-qkv" in html:
         assert payload_in(html)["version"] == 1
     return html

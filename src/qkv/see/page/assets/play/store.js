@@ -178,7 +178,11 @@ function playStore(data, heard) {
     writing = setTimeout(() => {
       if (going) return;
       written = toHash(state, start);
-      history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
+      try {
+        history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
+      } catch {
+        written = location.hash; // a page inside another has no address of its own
+      }
     }, 250);
   }
 

@@ -1,0 +1,150 @@
+"""The page as a file that `qkv play` writes: opened from disk, offline, in a frame, shared."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser, Frame, Page
+
+import qkv
+from qkv.cli import main
+
+from .conftest import Visit
+
+READY = "() => document.documentElement.dataset.qkv === 'ready'"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("play") / "page.html"
+    result = CliRunner().invoke(main, ["play", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@contextmanager
+def offline(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str], list[str]]]:
+    """A page in a browser without a network, what it has requested, and what it complains of."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, offline=True)
+    requested: list[str] = []
+    complaints: list[str] = []
+    page = context.new_page()
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text))
+    page.goto(address)
+    until(page, READY)
+    yield page, requested, complaints
+    context.close()
+
+
+def until(page: Page | Frame, holds: str) -> None:
+    """Waits for it; the page's policy forbids what Playwright would wait with."""
+    end = time.monotonic() + 20
+    while not page.evaluate(holds):
+        assert time.monotonic() < end, holds
+        time.sleep(0.05)
+
+
+def painted(page: Page | Frame) -> int:
+    return int(page.evaluate("document.documentElement.dataset.painted"))
+
+
+def hide(page: Page | Frame) -> None:
+    """One click on the button that hides a word, until what follows is painted."""
+    before = painted(page)
+    page.locator(".offer").click()
+    until(page, f"() => document.documentElement.dataset.painted > {before}")
+
+
+def said(page: Page | Frame) -> str:
+    return page.locator(".headline").inner_text()
+
+
+def test_it_is_one_file_that_computes_offline_and_asks_for_nothing(
+    chromium: Browser, written: Path
+) -> None:
+    assert written.stat().st_size <= 16_000_000
+    opening = qkv.play().opening
+    with offline(chromium, written.as_uri()) as (page, requested, complaints):
+        assert opening.before[0][0] in said(page)
+        hide(page)
+        assert opening.after[0][0] in said(page)
+        page.locator("[data-part=sentence] textarea.text").fill("The sun rises in the [MASK].")
+        (guesses,) = qkv.load("wordnet").predict("The sun rises in the [MASK].", 1)
+        end = time.monotonic() + 20
+        while guesses[0][0] not in said(page):
+            assert time.monotonic() < end, said(page)
+        assert [url for url in requested if not url.startswith(("blob:", "data:"))] == [
+            written.as_uri()
+        ]
+        assert complaints == []
+
+
+def test_its_policy_forbids_the_network(chromium: Browser, written: Path) -> None:
+    with offline(chromium, written.as_uri()) as (page, _, _complaints):
+        refused = page.evaluate(
+            """async () => {
+              const heard = [];
+              addEventListener("securitypolicyviolation", (event) => heard.push(event));
+              const there = "https://example.org/";
+              const asked = [fetch(there), fetch("x.json"), import(`${there}a.js`)];
+              const found = await Promise.allSettled(asked);
+              const image = new Image();
+              image.src = `${there}a.png`;
+              await new Promise((resolve) => (image.onerror = resolve));
+              return [found.map(({ status }) => status), heard.length >= 4];
+            }"""
+        )
+        assert refused == [["rejected"] * 3, True]
+
+
+def test_its_address_shows_the_same_again(chromium: Browser, written: Path) -> None:
+    with offline(chromium, written.as_uri()) as (page, _, _):
+        hide(page)
+        until(page, "() => location.hash.includes('hide')")
+        address, shown = page.evaluate("location.href"), said(page)
+        page.reload()
+        until(page, READY)
+        assert (page.evaluate("location.href"), said(page)) == (address, shown)
+    with offline(chromium, address) as (page, _, complaints):
+        assert said(page) == shown
+        assert page.locator(".offer").get_attribute("aria-pressed") == "true"
+        assert complaints == []
+
+
+def test_a_notebook_frames_the_file(
+    chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = f"<!doctype html><title>a notebook</title>{qkv.play()._repr_html_()}"
+    (tmp_path / "notebook.html").write_text(notebook, encoding="utf-8")
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    page.goto((tmp_path / "notebook.html").as_uri())
+    _, frame = page.frames
+    until(frame, READY)
+    hide(frame)
+    assert qkv.play().opening.after[0][0] in said(frame)
+    context.close()
+
+
+def test_or_holds_it(visit: Visit) -> None:
+    page = visit(f"<!doctype html><title>a notebook</title>{qkv.play(embed=True)._repr_html_()}")
+    _, frame = page.frames
+    until(frame, READY)
+    hide(frame)
+    page.wait_for_timeout(600)  # the address is written when the reader pauses
+    assert qkv.play().opening.after[0][0] in said(frame)
+    assert "#" not in page.url
+
+
+def test_without_scripts_it_is_a_picture(visit: Visit) -> None:
+    view = qkv.play()
+    page = visit(view._document(), scripts=False)
+    picture = page.locator(".qkv-view svg")
+    assert picture.is_visible()
+    assert picture.get_attribute("aria-label") == view.sentence
