@@ -76,7 +76,7 @@ function headPart(ui, store) {
   let now = null;
   let shown = null; // {run, head, at, vectors}: the head as it is to be seen
   let [hover, key, aligned, as] = [null, 0, false, ""];
-  ui.redraw(() => now && lay());
+  ui.redraw(() => now && refresh(layout()));
 
   const query = () => Math.min(now.state.query ?? now.state.place ?? 0, Math.max(0, now.run.tokens.length - 1));
 
@@ -120,8 +120,8 @@ function headPart(ui, store) {
     }
   }
 
-  /** Lines and heat map side by side, rows level with rows, where there is room for it. */
-  function lay() {
+  /** Lines and heat map side by side, rows level with rows, where there is room for it: what the map is to know. */
+  function layout() {
     const { state, run } = now;
     const [room, T] = [node.clientWidth, run.tokens.length];
     const around_ = shown.vectors ? STRIP + 8 : 0;
@@ -132,8 +132,7 @@ function headPart(ui, store) {
     mapBox.hidden = !state.inside;
     operand.hidden = !shown.vectors || !state.inside;
     said.style.height = "";
-    map.set({ named: !aligned, cell: aligned ? { min: 12, max: cell, height: ROW } : { min: 12, max: 44 } });
-    drawValues();
+    return { named: !aligned, cell: aligned ? { min: 12, max: cell, height: ROW } : { min: 12, max: 44 } };
   }
 
   /** The lines begin where the rows of the heat map do; tests read where cells are. */
@@ -164,13 +163,15 @@ function headPart(ui, store) {
       }
   }
 
-  function refresh(fresh = false) {
+  /** Shows a row: the one that is looked at, else the query. What else the map is to know comes with it. */
+  function refresh(more = {}, fresh = false) {
     const { head, at } = shown;
     const [own, best] = [query(), hover ?? query()];
-    fill(said, head.rows.length ? lookWords(head, best, `layer ${at.l}, head ${at.h}`, false) : "There are no tokens.");
-    list.set({ head, active: head.rows.length ? [best] : [], held: hover === null, high: 1 }, fresh);
+    const some = head.rows.length > 0;
     key = Math.min(key, Math.max(0, head.columns.length - 1));
-    map.set({ marked: head.rows.length ? [best] : [], picked: head.rows.length ? [own, key] : null });
+    fill(said, some ? lookWords(head, best, `layer ${at.l}, head ${at.h}`, false) : "There are no tokens.");
+    list.set({ head, active: some ? [best] : [], held: hover === null, high: 1 }, fresh);
+    map.set({ ...more, marked: some ? [best] : [], picked: some ? [own, key] : null });
     paint.set({ head, at, own, key, edits: now.state.edits });
     drawValues();
   }
@@ -199,8 +200,7 @@ function headPart(ui, store) {
     if (was !== texts) key = head.known(query())?.[0]?.[0] ?? 0;
     const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
     const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
-    list.set({ head, active: head.rows.length ? [query()] : [], held: true, high: 1 }, was !== texts);
-    map.set({
+    const about = {
       label: `weights of layer ${at.l}, head ${at.h}`,
       rows: head.rows.map((row) => row.name),
       columns: head.columns.map((column) => column.name),
@@ -210,9 +210,8 @@ function headPart(ui, store) {
       bar: far ? "weight now minus weight in the original" : "weight",
       left: vectors ? stripOf("Q", vectors.q) : null,
       top: vectors ? stripOf("K", vectors.k) : null,
-    });
-    lay();
-    refresh(was !== texts);
+    };
+    refresh({ ...about, ...layout() }, was !== texts);
     around.hidden = !vectors;
     if (vectors)
       fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
