@@ -61,12 +61,12 @@ def sentence(page: Page) -> str:
     return page.locator(".sentence").first.inner_text()
 
 
-def token(page: Page, place: int) -> Locator:
+def token(page: Page | Locator, place: int) -> Locator:
     """A query in the list on the left."""
     return page.locator(f".queries [data-i='{place}']").first
 
 
-def keys(page: Page, text: int = 0) -> list[list[str]]:
+def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
     """The list on the right: what each entry is called and its numbers."""
     return (
         page.locator(".lines")
@@ -78,7 +78,7 @@ def keys(page: Page, text: int = 0) -> list[list[str]]:
     )
 
 
-def readout(page: Page) -> dict[str, str]:
+def readout(page: Page | Locator) -> dict[str, str]:
     """What stands below the heat map: the names of its numbers and the numbers; "" is the title."""
     said = page.locator(".readout").first
     fields = said.locator(".field").evaluate_all(

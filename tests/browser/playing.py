@@ -1,0 +1,130 @@
+"""The live page on the model that ships, and how tests read its heads."""
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+from playwright.sync_api import Locator, Page
+
+from qkv.models import Model
+from qkv.see.draw.colours import shade
+from qkv.see.page.engine import engine_part, engine_payload
+from qkv.see.page.html import WITH_WORKER, document, fragment
+from qkv.see.page.payload import payload_of
+
+from .conftest import Visit
+from .edited import Edit
+from .play import address, after, opened_at, ready
+from .support import STATIC
+
+TEXT = "She wore a crown on her [MASK]."  # 10 tokens
+PLACE, HEAD = 7, (3, 2)  # of the mask; the head that the page opens on
+START: dict[str, Any] = {"text": TEXT, "edits": [], "place": PLACE, "query": PLACE}
+START |= {"layer": HEAD[0], "head": HEAD[1]}
+STATE = START | {"inside": True}
+ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}
+
+
+def live_page(model: Model) -> str:
+    """A page that opens on a text and a head, with two roles."""
+    payload = payload_of(
+        "play", "a title", [], start=START | {"hide": [4]}, stories=[], roles=ROLES
+    )
+    engine = engine_part(engine_payload(model))
+    return document("a title", f"{fragment(payload, STATIC)}\n{engine}", "auto", WITH_WORKER)
+
+
+def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
+    """The unfolded page in a state."""
+    return ready(visit(opened_at(html, address(**STATE | state)), width=width))
+
+
+def go(page: Page, **state: Any) -> None:
+    """Takes the page to a state."""
+    hash_ = address(**STATE | state)
+    after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
+
+
+def held(page: Page) -> dict[str, Any]:
+    """The state in the address, which is written when the run is there, where it is not START."""
+    pairs = dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
+    return START | {
+        name: value if name == "text" else json.loads(value) for name, value in pairs.items()
+    }
+
+
+def masks(edits: list[Edit]) -> list[tuple[int, ...]]:
+    """The masks of an address as edges: query, key, and the layer and the head that they name."""
+    return [
+        tuple([query, key, *(edit[name] for name in ("layer", "head") if name in edit)])
+        for edit in edits
+        for query, first, last in edit["rows"]
+        for key in range(first, last + 1)
+    ]
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.1)
+
+
+def table(page: Page) -> np.ndarray:
+    """All weights of the head that is shown, as its table has them; hidden ones are NaN."""
+    details = page.locator("[data-part=head] details")
+    if details.get_attribute("open") is None:
+        details.locator("summary").click()
+    rows = details.locator("tbody tr").evaluate_all(
+        "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
+    )
+    return np.array([[np.nan if x == "hidden" else float(x) for x in row] for row in rows])
+
+
+def shows(page: Page, weights: np.ndarray) -> None:
+    """The table shows these weights at its three digits; where nothing can be seen, no number."""
+    until(lambda: table(page).shape == weights.shape)
+    found = table(page)
+    assert (weights[np.isnan(found)] == 0).all()
+    np.testing.assert_allclose(np.nan_to_num(found), weights, atol=0.00051, rtol=0)
+
+
+def cells(page: Page) -> tuple[float, float, float, float]:
+    """Where the cells of the heat map are: the left and upper edge, how wide and high each is."""
+    box = page.locator("[data-part=head] .map-box")
+    left, top, wide, tall = map(float, str(box.get_attribute("data-cells")).split())
+    return left, top, wide, tall
+
+
+def heat_map(page: Page) -> np.ndarray:
+    return picture(page.locator("[data-part=head] .map-box canvas"))
+
+
+def picture(canvas: Locator) -> np.ndarray:
+    """The colours of a canvas, (height, width, 3), a pixel for each of CSS."""
+    height, width, packed = canvas.evaluate(
+        "(canvas) => { const copy = canvas.cloneNode();"
+        " const pen = copy.getContext('2d', { willReadFrequently: true });"
+        " pen.drawImage(canvas, 0, 0);"
+        " const { data } = pen.getImageData(0, 0, copy.width, copy.height);"
+        " return [copy.height, copy.width, new Uint8Array(data).toBase64()]; }"
+    )
+    return np.frombuffer(base64.b64decode(packed), np.uint8).reshape(height, width, 4)[..., :3]
+
+
+def cell_colours(page: Page) -> np.ndarray:
+    """The colour of each cell of the heat map, where no frame is, (T, T, 3)."""
+    (left, top, wide, tall), found = cells(page), heat_map(page)
+    size = page.locator("[data-part=head] .queries [role=option]").count()
+    at = np.arange(size) + 0.3
+    return found[np.ix_((top + at * tall).astype(int), (left + at * wide).astype(int))].astype(int)
+
+
+def like(colours: np.ndarray, shares: np.ndarray, within: int = 2) -> None:
+    """Colours are those of shares from -1 to 1."""
+    expected = [list(bytes.fromhex(shade(float(share))[1:])) for share in shares.flat]
+    np.testing.assert_allclose(colours.reshape(-1, 3).astype(int), expected, atol=within, rtol=0)

@@ -1,0 +1,265 @@
+"""One head in the live page: lines, heat map, operands, steps and mask against the library."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+import qkv
+from qkv.models import Model
+from qkv.trace import Trace
+
+from .conftest import Visit
+from .edited import Edit
+from .engine import by_the_library
+from .playing import (
+    HEAD,
+    PLACE,
+    TEXT,
+    cell_colours,
+    cells,
+    go,
+    heat_map,
+    held,
+    like,
+    live_page,
+    masks,
+    opened,
+    picture,
+    shows,
+    until,
+)
+from .support import keys, press, read, readout, tight, token
+
+LAYER, NUMBER = HEAD
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return qkv.load()
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def trace(model: Model) -> Trace:
+    return model.trace(TEXT)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return opened(visit, html)
+
+
+def vectors(trace: Trace, name: str) -> np.ndarray:
+    """The queries, keys, values or results of the head that is shown, (T, d)."""
+    return np.asarray(trace[name, LAYER][0, :, NUMBER], np.float64)
+
+
+def own(page: Page) -> Locator:
+    """The head as it is now; the original may stand beside it."""
+    return page.locator("[data-part=head]")
+
+
+def map_of(page: Page) -> Locator:
+    return own(page).get_by_role("application")
+
+
+def click(page: Page, i: int, j: int) -> None:
+    """Clicks on a cell of the heat map."""
+    left, top, wide, tall = cells(page)
+    place = {"x": left + (j + 0.5) * wide, "y": top + (i + 0.5) * tall}
+    map_of(page).click(position=place)  # type: ignore[arg-type]
+
+
+def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER], np.float64)
+    assert [name for name, _ in keys(own(page))] == list(trace.tokens)
+    shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
+    np.testing.assert_allclose(shown, weights[PLACE], atol=0.00501)
+    best = weights[PLACE].argmax()
+    said = own(page).locator(".head-words").inner_text()
+    assert (
+        said
+        == f"[MASK] looks at {trace.tokens[best]}: {weights[PLACE, best]:.2f} (layer 3, head 2)."
+    )
+    scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
+    raw = vectors(trace, "q") @ vectors(trace, "k").T
+    map_of(page).focus()
+    press(page, "ArrowDown", "Control+Home", "Home")
+    for i, j in np.ndindex(weights.shape):
+        now = readout(own(page))
+        assert now[""] == f"{trace.tokens[i]} → {trace.tokens[j]}"
+        assert read(now["weight"]) == pytest.approx(weights[i, j], abs=0.0000052)
+        assert read(now["scaled score"]) == pytest.approx(scaled[i, j], abs=0.000505)
+        assert read(now["raw score"]) == pytest.approx(raw[i, j], abs=0.00052)
+        press(page, *(["ArrowRight"] if j < 9 else ["ArrowDown", "Home"]))
+    like(cell_colours(page), weights)
+    shows(page, weights)
+
+
+def test_a_query_is_chosen_by_click_and_by_keyboard(page: Page, trace: Trace) -> None:
+    token(own(page), 3).click()
+    until(lambda: held(page)["query"] == 3)
+    weights = trace["pattern", LAYER][0, NUMBER]
+    assert step_column(page, 4) == pytest.approx(list(weights[3]), abs=0.00051)
+    token(own(page), 3).press("ArrowUp")
+    press(page, "Enter")
+    until(lambda: held(page)["query"] == 2)
+    click(page, 5, 1)
+    until(lambda: held(page)["query"] == 5)
+    assert step_column(page, 4) == pytest.approx(list(weights[5]), abs=0.00051)
+
+
+def step_column(page: Page, column: int) -> list[float]:
+    """A column of the steps; what is no number is NaN."""
+    texts = page.locator(f"[data-part=steps] tbody tr > :nth-child({column + 1})").all_inner_texts()
+    return [math.nan if text in ("open", "hidden") else read(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [[], [{"op": "mask", "query": PLACE, "key": 4}, {"op": "scale", "value": 0.3}]],
+    ids=["as it is", "masked, at another temperature"],
+)
+def test_the_steps_are_the_trace(
+    visit: Visit, html: str, model: Model, trace: Trace, edits: list[Edit]
+) -> None:
+    page = opened(visit, html, edits=edits)
+    hidden = [bool(edits) and key == 4 for key in range(10)]
+    until(lambda: marks(page) == ["hidden" if away else "open" for away in hidden])
+    inside = layer_with(model, trace, edits)
+    raw = inside["q"][PLACE] @ inside["k"].T
+    scale = 0.3 if edits else 1 / math.sqrt(32)
+    weights = np.where(hidden, 0, np.exp(raw * scale))
+    weights /= weights.sum()
+    np.testing.assert_allclose(step_column(page, 1), raw, atol=0.0052)
+    np.testing.assert_allclose(step_column(page, 2), raw * scale, atol=0.0052)
+    np.testing.assert_allclose(step_column(page, 4), weights, atol=0.00051)
+    head = page.locator("[data-part=steps] thead th").all_inner_texts()
+    assert head == ["key", "raw score", f"{TIMES} 0.300" if edits else "÷ √32", "mask", "softmax"]
+
+
+def marks(page: Page) -> list[str]:
+    return page.locator("[data-part=steps] tbody tr > :nth-child(4)").all_inner_texts()
+
+
+def layer_with(model: Model, trace: Trace, edits: list[Edit]) -> dict[str, np.ndarray]:
+    """Queries and keys of the head once the edits hold in the layers below it."""
+    x = by_the_library(model, list(model.tokenize(TEXT).ids), edits).resid[LAYER].astype(np.float64)
+    found = {}
+    for name in "qk":
+        part = f"blocks.{LAYER}.attn.{name}_proj"
+        weight, bias = (np.float64(model.parameters[f"{part}.{end}"]) for end in ("weight", "bias"))
+        found[name] = (x @ weight + bias)[:, 32 * NUMBER : 32 * (NUMBER + 1)]
+    return found
+
+
+def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
+    values, result = map(picture, own(page).locator(".operand canvas").all())
+    q, k, v, z = (vectors(trace, name) for name in "qkvz")
+    at, along = np.arange(10), 2 * np.arange(32)
+    like(values[np.ix_(26 * at + 12, along)], v / np.abs(v).max())
+    like(result[np.ix_([12], along)], z[PLACE] / np.abs(z).max())
+    (left, top, wide, tall), found = cells(page), heat_map(page)
+    rows, columns = (top + (at + 0.5) * tall).astype(int), (left + (at + 0.5) * wide).astype(int)
+    like(found[np.ix_(rows, int(left) - 68 + along)], q / np.abs(q).max())
+    like(found[np.ix_(int(top) - 5 - along, columns)], k.T / np.abs(k).max())
+
+
+def test_painting_hides_a_link_in_this_head(page: Page, model: Model) -> None:
+    own(page).get_by_label("paint: a click on a cell hides it").check()
+    click(page, PLACE, 4)
+    until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *HEAD)])
+    ids = list(model.tokenize(TEXT).ids)
+    hidden = model.trace(ids, hide=[(PLACE, 4, *HEAD)])
+    shows(page, hidden["pattern", LAYER][0, NUMBER])
+    left, top, wide, tall = map(int, cells(page))
+    hatched = heat_map(page)[top + PLACE * tall :, left + 4 * wide :][3 : tall - 3, 3 : wide - 3]
+    colours = hatched.reshape(-1, 3).astype(int)
+    assert ((np.diff(colours) < -20).all(-1)).any()  # orange
+    click(page, 2, 1)
+    until(lambda: len(masks(held(page)["edits"])) == 2)
+    shows(
+        page, model.trace(ids, hide=[(PLACE, 4, *HEAD), (2, 1, *HEAD)])["pattern", LAYER][0, NUMBER]
+    )
+    click(page, PLACE, 4)
+    until(lambda: masks(held(page)["edits"]) == [(2, 1, *HEAD)])
+    shows(page, model.trace(ids, hide=[(2, 1, *HEAD)])["pattern", LAYER][0, NUMBER])
+
+
+@pytest.mark.parametrize(("scope", "where"), [("layer", (1,)), ("all", ())])
+def test_painting_elsewhere_reaches_the_layers_above(
+    page: Page, model: Model, scope: str, where: tuple[int, ...]
+) -> None:
+    go(page, layer=1, head=4)
+    own(page).get_by_label("paint: a click on a cell hides it").check()
+    own(page).get_by_label("Hide", exact=True).select_option(scope)
+    click(page, PLACE, 4)
+    until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *where)])
+    hidden = model.trace(list(model.tokenize(TEXT).ids), hide=[(PLACE, 4, *where)])
+    shows(page, hidden["pattern", 1][0, 4])
+    page.locator("[data-part=map] [data-head='3.1']").click()
+    until(lambda: held(page)["layer"] == 3)
+    shows(page, hidden["pattern", 3][0, 1])
+
+
+def test_painting_by_keyboard_and_by_steps(page: Page, model: Model, trace: Trace) -> None:
+    own(page).get_by_label("paint: a click on a cell hides it").check()
+    map_of(page).focus()
+    press(page, "ArrowDown", "Control+Home", "Home", "ArrowRight", "Enter")
+    until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
+    own(page).get_by_role("button", name="next query").click()
+    until(lambda: held(page)["query"] == PLACE + 1)
+    key = own(page).locator("[aria-label=Key] .step-word").inner_text()
+    own(page).get_by_role("button", name="next key").click()
+    after = own(page).locator("[aria-label=Key] .step-word").inner_text()
+    assert list(trace.tokens).index(after) == list(trace.tokens).index(key) + 1
+    own(page).get_by_role("button", name="Hide this link").click()
+    edges = [(0, 1, *HEAD), (PLACE + 1, list(trace.tokens).index(after), *HEAD)]
+    until(lambda: masks(held(page)["edits"]) == edges)
+    ids = list(model.tokenize(TEXT).ids)
+    shows(page, model.trace(ids, hide=edges)["pattern", LAYER][0, NUMBER])
+    own(page).get_by_role("button", name="Show this link").click()
+    until(lambda: masks(held(page)["edits"]) == edges[:1])
+
+
+def test_what_another_change_hides_stays_hidden(page: Page) -> None:
+    go(page, edits=[{"op": "hide", "token": 4}])
+    own(page).get_by_label("paint: a click on a cell hides it").check()
+    click(page, PLACE, 4)
+    assert "hidden by another change" in own(page).locator(".paint [role=status]").inner_text()
+    assert held(page)["edits"] == [{"op": "hide", "token": 4}]
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_what_is_touched_is_large_enough(visit: Visit, html: str, width: int) -> None:
+    page = opened(visit, html, width=width, tab="heads")
+    for control in own(page).locator("button, select, summary").all():
+        if not control.is_visible():
+            continue
+        box: Any = control.bounding_box()
+        assert min(box["width"], box["height"]) >= 44 - 0.5
+    assert tight(page)
+
+
+def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
+    visit: Visit, html: str
+) -> None:
+    page = opened(visit, html, width=1000)  # one head has the whole width
+    left, top, _, tall = cells(page)
+    map_top: Any = map_of(page).bounding_box()
+    for i in range(10):
+        row: Any = token(own(page), i).bounding_box()
+        assert row["y"] + row["height"] / 2 == pytest.approx(
+            map_top["y"] + top + (i + 0.5) * tall, abs=1.5
+        )
+    values: Any = own(page).locator(".operand canvas").first.bounding_box()
+    assert values["y"] == pytest.approx(map_top["y"] + top, abs=1.5)
+    assert left < 80  # rows have their names in the lines beside them

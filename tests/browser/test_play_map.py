@@ -1,0 +1,240 @@
+"""The map of the model in the live page: its pictures, figures and switches against the library."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+import qkv
+from qkv.models import Model
+from qkv.see.draw.colours import shade
+
+from .conftest import Visit
+from .edited import Edit
+from .engine import by_the_library, shares
+from .playing import (
+    HEAD,
+    PLACE,
+    TEXT,
+    cell_colours,
+    go,
+    held,
+    like,
+    live_page,
+    opened,
+    picture,
+    shows,
+    until,
+)
+from .support import press, tight
+
+HEADS = [(layer, head) for layer in range(4) for head in range(6)]
+HIDDEN: Edit = {"op": "hide", "token": 4}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return qkv.load()
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def ids(model: Model) -> list[int]:
+    return list(model.tokenize(TEXT).ids)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return opened(visit, html)
+
+
+def cell(page: Page, layer: int, head: int) -> Locator:
+    return page.locator(f"[data-part=map] [data-head='{layer}.{head}']")
+
+
+def power(page: Page, layer: int, head: int) -> Locator:
+    return page.get_by_role("switch", name=f"head {layer}.{head} takes part")
+
+
+def thumb(page: Page, layer: int, head: int) -> np.ndarray:
+    """The colours of a head's small picture: (T, T, 3)."""
+    canvas = cell(page, layer, head).locator("canvas")
+    canvas.wait_for()
+    return picture(canvas).astype(int)
+
+
+def colours(values: np.ndarray) -> np.ndarray:
+    """The colours of values, (T, T, 3)."""
+    return np.array([[list(bytes.fromhex(shade(float(x))[1:])) for x in row] for row in values])
+
+
+def near(found: np.ndarray, values: np.ndarray) -> None:
+    """A picture has the colours of these values, which it knows in 255 steps."""
+    least, most = colours(values - 0.004), colours(values + 0.004)
+    low, high = np.minimum(least, most), np.maximum(least, most)
+    assert ((found >= low - 2) & (found <= high + 2)).all()
+
+
+def figures(page: Page) -> dict[tuple[int, int], float]:
+    """The figures of all heads that have one; what is less than can be shown is 0."""
+    pairs = page.locator("[data-part=map] .cell-head").evaluate_all(
+        "all => all.map((one) => [one.dataset.head, one.querySelector('.figure').textContent])"
+    )
+    split = {tuple(map(int, name.split("."))): text for name, text in pairs}
+    return {head: 0.0 if "<" in text else float(text) for head, text in split.items() if text}
+
+
+@pytest.mark.parametrize("edits", [[], [HIDDEN]], ids=["as it is", "a word hidden"])
+def test_every_picture_is_the_pattern_of_its_head(
+    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+) -> None:
+    expected = by_the_library(model, ids, edits).pattern
+    page = opened(visit, html, edits=edits)
+    until(lambda: page.locator("[data-part=map] .cell canvas").count() == len(HEADS))
+    page.wait_for_timeout(1000)  # pictures come a few at a time
+    for layer, head in HEADS:
+        near(thumb(page, layer, head), expected[layer, head])
+
+
+def test_the_brightest_cell_of_a_picture_is_that_of_the_heat_map(page: Page) -> None:
+    for layer, head in ((0, 4), (1, 1), (2, 3), (3, 2)):
+        cell(page, layer, head).click()
+        until(lambda at=(layer, head): (held(page)["layer"], held(page)["head"]) == at)
+        small, main = thumb(page, layer, head), cell_colours(page)
+        brightest = small.sum(-1).argmin()  # white is 0
+        assert main.sum(-1).flat[brightest] <= main.sum(-1).min() + 6
+        np.testing.assert_allclose(main, small, atol=5)  # in 255 steps
+
+
+def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
+    names = page.locator("[data-part=map] .cell-name").all_inner_texts()
+    assert names == [f"{layer}.{head}" for layer in (3, 2, 1, 0) for head in range(6)]
+    heights = [cell(page, layer, 0).bounding_box()["y"] for layer in range(4)]  # type: ignore[index]
+    assert heights == sorted(heights, reverse=True)
+    said = {head: cell(page, *head).get_attribute("aria-label") for head in HEADS}
+    assert said[1, 1] == "layer 1, head 1, previous 0.97"
+    assert said[3, 2] == "layer 3, head 2, article to noun 0.40"
+    assert all(
+        text.endswith(", mixed") for head, text in said.items() if head not in ((1, 1), (3, 2))
+    )
+    assert cell(page, *HEAD).get_attribute("aria-pressed") == "true"
+
+
+def test_a_switch_removes_its_head_and_puts_it_back(
+    page: Page, model: Model, ids: list[int]
+) -> None:
+    shows(page, by_the_library(model, ids, []).pattern[HEAD])
+    power(page, 1, 0).click()
+    until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 1, "head": 0}])
+    ablated = model.trace(ids, ablate=[(1, 0)])
+    shows(page, ablated["pattern", 3][0, 2])
+    assert power(page, 1, 0).get_attribute("aria-checked") == "false"
+    assert "removed" in str(cell(page, 1, 0).get_attribute("aria-label"))
+    assert background(power(page, 1, 0)) == background(page.locator(".power").nth(0), "--changed")
+    power(page, 2, 5).click()
+    until(lambda: len(held(page)["edits"]) == 2)
+    shows(page, model.trace(ids, ablate=[(1, 0), (2, 5)])["pattern", 3][0, 2])
+    power(page, 1, 0).click()
+    until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 5}])
+    shows(page, model.trace(ids, ablate=[(2, 5)])["pattern", 3][0, 2])
+
+
+def background(node: Locator, of: str | None = None) -> str:
+    """The colour behind a node, or that of a property of its style."""
+    return node.evaluate(
+        "(node, of) => { if (of) { node = node.cloneNode(); node.style.background = `var(${of})`;"
+        " document.querySelector('.qkv-view').shadowRoot.querySelector('.view').append(node); }"
+        " return getComputedStyle(node).backgroundColor; }",
+        of,
+    )
+
+
+def test_one_head_of_a_removed_layer_is_put_back(
+    visit: Visit, html: str, model: Model, ids: list[int]
+) -> None:
+    page = opened(visit, html, edits=[{"op": "ablate", "layer": 2}])
+    power(page, 2, 4).click()
+    others = [(2, head) for head in range(6) if head != 4]
+    until(lambda: [(e["layer"], e["head"]) for e in held(page)["edits"] if "head" in e] == others)
+    shows(page, model.trace(ids, ablate=others)["pattern", 3][0, 2])
+
+
+@pytest.mark.parametrize("edits", [[], [HIDDEN, {"op": "ablate", "layer": 3, "head": 0}]])
+def test_what_removing_a_head_changes_is_what_the_library_finds(
+    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+) -> None:
+    page = opened(visit, html, edits=edits, colouring="effect")
+    removed = {(edit["layer"], edit["head"]) for edit in edits if edit["op"] == "ablate"}
+    until(lambda: figures(page).keys() == set(HEADS) - removed)
+    before = chances(model, ids, edits)
+    first = int(before.argmax())
+    found = figures(page)
+    for layer, head in found:
+        after = chances(model, ids, [*edits, {"op": "ablate", "layer": layer, "head": head}])
+        moved = np.abs(before - after).sum() / 2
+        assert found[layer, head] == pytest.approx(moved, abs=0.00051)
+        said = str(cell(page, layer, head).get_attribute("aria-label"))
+        shown = [float(number) for number in re.findall(r"\d\.\d{3}", said)[-2:]]
+        np.testing.assert_allclose(shown, [before[first], after[first]], atol=0.00051, rtol=0)
+    assert "total variation" in page.locator("[data-part=map] .note").first.inner_text()
+
+
+def chances(model: Model, ids: list[int], edits: list[Edit]) -> np.ndarray:
+    return shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
+
+
+def test_the_difference_from_the_original(page: Page, model: Model, ids: list[int]) -> None:
+    go(page, colouring="change")
+    assert set(figures(page).values()) == {0.0}
+    go(page, edits=[HIDDEN], colouring="change")
+    before = by_the_library(model, ids, []).pattern
+    after = by_the_library(model, ids, [HIDDEN]).pattern
+    far = np.abs(after - before).sum((-2, -1)) / 2 / len(ids)
+    until(lambda: max(figures(page).values()) > 0)
+    found = figures(page)
+    for at in HEADS:
+        assert found[at] == pytest.approx(far[at], abs=0.00051)
+    page.wait_for_timeout(1000)
+    for at in HEADS:
+        near(thumb(page, *at), after[at] - before[at])
+    changed = (after - before)[HEAD]
+    like(cell_colours(page), changed)
+
+
+def test_heads_by_keyboard(page: Page) -> None:
+    cell(page, *HEAD).focus()
+    press(page, "ArrowDown", "ArrowRight", "ArrowRight")
+    assert focused(page) == "2.4"
+    assert (held(page)["layer"], held(page)["head"]) == HEAD
+    press(page, "Enter")
+    until(lambda: (held(page)["layer"], held(page)["head"]) == (2, 4))
+    assert cell(page, 2, 4).get_attribute("aria-pressed") == "true"
+    press(page, "Tab", " ")
+    until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 4}])
+
+
+def focused(page: Page) -> Any:
+    return page.evaluate(
+        "document.querySelector('.qkv-view').shadowRoot.activeElement.dataset.head"
+    )
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280, 1920])
+def test_the_map_fills_its_band(visit: Visit, html: str, width: int) -> None:
+    page = opened(visit, html, width=width, tab="heads")
+    band = page.locator("[data-region=map]").bounding_box()
+    boxes = [power(page, *at).bounding_box() for at in HEADS]
+    boxes += [cell(page, *at).bounding_box() for at in HEADS]
+    assert band is not None
+    assert max(box["x"] + box["width"] for box in boxes if box) >= band["x"] + band["width"] - 10
+    assert min(box["x"] for box in boxes if box) <= band["x"] + 32  # beside it the layer's name
+    for box in boxes:
+        assert box is not None
+        assert min(box["width"], box["height"]) >= 44 - 0.5
+    assert tight(page)
