@@ -23,7 +23,7 @@ def main() -> None:
     model = qkv.load()
     traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
-        "play": (qkv.play(model=model), 800, None),
+        "play": (qkv.play(model=model), 680, None),
         "show": (qkv.show(BANK, model=model), 690, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
         "compare": (

@@ -9,10 +9,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import heads_of
+from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.opening import Opening, opening_of
-from qkv.see.analysis.selection import choose_head
+from qkv.see.analysis.selection import ChosenHead, choose_head, rank_heads
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
@@ -127,6 +127,16 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
     return f"{word}, {share:.2f}"
 
 
+def _looking(shown: Heads, opening: Opening) -> ChosenHead:
+    """The head in which the place looks most at the word to hide; ties go to the lowest layer."""
+    rows, columns = (shown.queries.rows_of(x) for x in ([opening.place], opening.hidden))
+    links = rank_heads(shown, None, rows, columns)
+    best = max(links, key=lambda link: (link.weight, -link.layer, -link.head))
+    query, key = shown.queries.names[best.query], shown.keys.names[best.key]
+    reason = f"of all heads it gives the most of the weight of {query} to {key}: {best.weight:.2f}"
+    return ChosenHead(best.layer, best.head, best, reason)
+
+
 def play(
     text: str | None = None,
     *,
@@ -142,7 +152,7 @@ def play(
     It opens on one place of the text, the first mask token or else the last content word; on the
     word that matters most there, of which a button says "Hide": the content word without which the
     probabilities at this place differ most, of those without which another word is the likeliest
-    if there are any; and on the head whose link between the two stands out most, as `show` has it.
+    if there are any; and on the head in which this place looks most at this word.
 
     Args:
         text: what the page begins with; a sentence with a missing word if left out.
@@ -168,13 +178,9 @@ def play(
     heads = heads_of(trace)
     shown = by_word(heads)
     opening = opening_of(used, trace)
-    asked: dict[str, Any] = {}
+    head, _ = choose_head(shown, call="play")
     if opening.hidden:
-        asked = {
-            "queries": shown.queries.rows_of([opening.place]),
-            "keys": shown.keys.rows_of(opening.hidden),
-        }
-    head, _ = choose_head(shown, **asked, call="play")
+        head = _looking(shown, opening)
     return PlayView(
         used,
         text,
