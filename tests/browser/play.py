@@ -47,6 +47,12 @@ def after(page: Page, act: Callable[[], object]) -> None:
     page.wait_for_timeout(400)
 
 
+def changed(page: Page) -> list[dict[str, Any]]:
+    """The edits that stand in the address."""
+    held = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('edits')")
+    return json.loads(held or "[]")
+
+
 def part(page: Page, name: str) -> Locator:
     return page.locator(f"[data-part={name}]")
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 import qkv
 
 from .conftest import Visit
-from .play import address, after, button, chip, opened_at, part, ready, shown
+from .play import address, after, button, changed, chip, opened_at, part, ready, shown
 from .support import tight
 from .test_page import problems
 
@@ -112,7 +112,7 @@ def test_three_clicks_remove_a_head(visit: Visit, html: str) -> None:
     button(page, "Look inside").click()
     page.get_by_role("button", name="layer 3, head 2").click()
     after(page, page.get_by_role("switch", name="head 3.2 takes part").click)
-    assert page.evaluate("runs.at(-1).edits") == [{"op": "ablate", "layer": 3, "head": 2}]
+    assert changed(page) == [{"op": "ablate", "layer": 3, "head": 2}]
     assert "head 3.2 removed" in part(page, "changes").inner_text()
     assert "3.2" in part(page, "headline").inner_text()
 
@@ -211,13 +211,14 @@ def test_words_are_hidden_masked_swapped_and_put_back(visit: Visit, html: str) -
     assert chip(page, "wore").get_attribute("aria-label") == "wore, hidden"
     after(page, chosen.get_by_role("button", name="Show", exact=True).click)
     after(page, button(page, "Replace by ?").click)
-    assert page.evaluate("runs.at(-1).edits") == [{"op": "swap", "token": 2, "with": "[MASK]"}]
+    assert changed(page) == [{"op": "swap", "token": 2, "with": "[MASK]"}]
     after(page, button(page, "Put back").click)
     swap = chosen.get_by_role("textbox")
     swap.fill("lost")
     after(page, lambda: swap.press("Enter"))
-    assert page.evaluate("runs.at(-1).edits") == [{"op": "swap", "token": 2, "with": "lost"}]
+    assert changed(page) == [{"op": "swap", "token": 2, "with": "lost"}]
     after(page, part(page, "changes").get_by_role("button").first.click)
+    assert changed(page) == []
     swap.fill("found again")  # more than one entry of the vocabulary: a new text
     after(page, lambda: swap.press("Enter"))
     expected = "She found again a crown on her [MASK]."

@@ -16,7 +16,7 @@ const REGIONS = {
   map: "The heads of the model",
   head: "One head",
   steps: "One head, step by step",
-  outcome: "What follows",
+  outcome: "Result",
 };
 
 /**
