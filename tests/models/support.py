@@ -115,11 +115,14 @@ class Folder:
 MASK_HEAD = "cls.predictions.transform"
 
 
-def mask_bert(folder):
-    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's."""
+def mask_bert(folder, **others):
+    """A folder with a BERT that names masked words; its arrays, those of the body as BERT's.
+
+    What its config has otherwise is given by name.
+    """
     from tokenizers import Tokenizer
 
-    made, config = Folder(folder), {**CONFIG, "architectures": ["BertForMaskedLM"]}
+    made, config = Folder(folder), {**CONFIG, "architectures": ["BertForMaskedLM"], **others}
     rng = np.random.default_rng(7)
     body = bert_tensors(config)
     head = {

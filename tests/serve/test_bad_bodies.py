@@ -64,6 +64,13 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "/v1/trace": [
         {"input": "the cat sat", "layers": [0], "heads": [0, 1]},
         {"input": "the cat sat", "top_k": 2},
+        {
+            "input": "the cat sat",
+            "edits": [{"op": "mask", "query": 1, "key": 0, "layer": 0}, {"op": "causal"}],
+            "include": ["text", "resid"],
+            "at": [1],
+            "inside": [0],
+        },
     ],
     "/v1/completions": [
         {"prompt": "t3 t4", "max_tokens": 2, "temperature": 0.5, "seed": 1, "top_p": 0.9},

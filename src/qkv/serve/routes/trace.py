@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -19,6 +20,7 @@ from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
+from qkv.serve.edits import TAKES, Changes, changes_of
 from qkv.serve.errors import Refused
 from qkv.text import Tokenized
 
@@ -41,7 +43,10 @@ class TraceBody(Body):
         "input": "a text, or ids of its tokens",
         "layers": "whole numbers, -1 for the last",
         "heads": "whole numbers, -1 for the last",
-        "edits": "a list",
+        "edits": "a list of objects with op",
+        "include": 'a list of "text" and "resid"',
+        "at": "a list of places of tokens",
+        "inside": "whole numbers, -1 for the last",
     }
 
     input: str | _Numbers = Field(
@@ -54,7 +59,23 @@ class TraceBody(Body):
     top_k: int | None = Field(
         None, ge=1, description="The largest weights of each query alone, with their keys."
     )
-    edits: list[Any] = Field([], description="Not here yet: empty.")
+    edits: list[Any] = Field(
+        [],
+        description="What the run does otherwise: objects with an op, one of "
+        f"{', '.join(TAKES)}, as the page at / has them.",
+        examples=[[{"op": "hide", "token": 2}]],
+    )
+    include: list[Literal["text", "resid"]] = Field(
+        [],
+        description='What else is wanted: "text" for ids, offsets and special, "resid" for the '
+        "vectors between the layers.",
+    )
+    at: list[int] | None = Field(
+        None, description="Places of tokens whose logits are wanted, where the model gives some."
+    )
+    inside: int | _Numbers | None = Field(
+        None, description="Layers whose q, k, v, attn_scores and z are wanted, by a trace's names."
+    )
     model: str = Field("", description="Any: one model is served.")
 
 
@@ -71,6 +92,43 @@ class TraceAnswer(BaseModel):
         None, description="Places of keys by layer, head and query, the largest weight first."
     )
     top_weights: list[list[list[list[float]]]] | None = Field(None, description="Their weights.")
+    ids: list[int] | None = Field(None, description="Of the tokens.")
+    offsets: list[list[int]] | None = Field(
+        None, description="The characters of the text that a token stands for."
+    )
+    special: list[bool] | None = Field(
+        None, description="Whether the tokenizer put the token in by itself."
+    )
+    resid: list[list[list[float]]] | None = Field(
+        None, description="Vectors by layer and token: the embeddings, then what each layer gives."
+    )
+    logits: list[list[float]] | None = Field(
+        None, description="By place and entry of the vocabulary."
+    )
+    inside: dict[str, Any] | None = Field(
+        None, description="By layer and name; in a safetensors file inside.LAYER.NAME."
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an answer holds, counted from 0.
+
+    Attributes:
+        layers: those whose weights are wanted.
+        heads: of each.
+        top_k: how many weights of each query alone; None for all.
+        resid: whether vectors are wanted.
+        at: places whose logits are wanted; None for no logits.
+        inside: layers of which more is wanted.
+    """
+
+    layers: list[int]
+    heads: list[int]
+    top_k: int | None = None
+    resid: bool = False
+    at: list[int] | None = None
+    inside: tuple[int, ...] = ()
 
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -91,9 +149,7 @@ async def trace(request: Request) -> Response:
     """
     state = request.app.state
     body = TraceBody.read(await read_json(request))
-    if body.edits:
-        raise body.refused("edits", "is not here yet: leave it out")
-    kind = wanted(request.headers.get("accept", ""))
+    kind = kind_of(request.headers.get("accept", ""))
     if isinstance(state.model, VisionModel):
         raise Refused(
             400,
@@ -103,23 +159,27 @@ async def trace(request: Request) -> Response:
             code="model_reads_no_text",
         )
     layers, heads = taken(state.model, body)
-    text = await asyncio.to_thread(tokens_of, state.model, body)
+    changes = await asyncio.to_thread(changed, state.model, body)
+    text = changes.text
+    wanted = wanted_of(state.model, body, layers, heads, len(text))
     limit = state.settings.answer
-    check_size(state.model, body, len(text), layers, heads, kind, limit)
+    check_size(state.model, wanted, len(text), kind, limit)
     found = await state.worker.call(
-        lambda: arrays_of(state.model, text, layers, heads, body.top_k), connection=request.client
+        lambda: arrays_of(state.model, changes, wanted), connection=request.client
     )
     about = {"tokens": text.tokens, "layers": layers, "heads": heads}
+    if "text" in body.include:
+        about |= {"ids": text.ids.tolist(), "offsets": text.offsets, "special": text.special}
     answer = await asyncio.to_thread(written, about, found, kind)
     if len(answer) > limit:
         raise _too_large(f"has {len(answer)} bytes", limit)
     return Response(answer, media_type=kind)
 
 
-def wanted(accept: str) -> str:
+def kind_of(accept: str) -> str:
     """The type that an Accept header asks for; JSON unless the first one known is another.
 
-    >>> wanted("application/octet-stream"), wanted("text/html, */*;q=0.8"), wanted("")
+    >>> kind_of("application/octet-stream"), kind_of("text/html, */*;q=0.8"), kind_of("")
     ('application/octet-stream', 'application/json', 'application/json')
     """
     for one in accept.lower().split(","):
@@ -176,22 +236,61 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     return given[1][0]
 
 
-def check_size(
-    model: Model,
-    body: TraceBody,
-    tokens: int,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    kind: str,
-    limit: int,
-) -> None:
+def changed(model: Model, body: TraceBody) -> Changes:
+    """The tokens of what is given, and how `trace` runs them as the edits say.
+
+    Raises:
+        Refused: 400, if this model reads no such text, or an edit does not fit it.
+    """
+    text = tokens_of(model, body)
+    try:
+        return changes_of(model, text, body.edits)
+    except ValueError as error:
+        raise Refused(400, f"trace: {error}", param="edits") from error
+
+
+def wanted_of(
+    model: Model, body: TraceBody, layers: list[int], heads: list[int], tokens: int
+) -> Wanted:
+    """What an answer holds.
+
+    Raises:
+        Refused: 400, if this model, or a text of so many tokens, does not have it.
+    """
+    inside = () if body.inside is None else _chosen("inside", body.inside, model.num_layers)
+    found = Wanted(layers, heads, body.top_k, "resid" in body.include, body.at, tuple(inside))
+    for place in body.at or ():
+        if not 0 <= place < tokens:
+            said = f"has {place} and there are {tokens} tokens: give 0 to {tokens - 1}"
+            raise body.refused("at", said)
+    if body.at is not None and (model._body.head is None or not model.continues):
+        raise body.refused("at", f"is for logits, and {model.name} gives none: leave it out")
+    if body.top_k is not None:
+        if found.resid or found.inside or found.at is not None:
+            said = "is for weights alone: leave it out, or include, at and inside"
+            raise body.refused("top_k", said)
+        if any(edit["op"] == "row" for edit in body.edits):
+            said = "is of what attention computes itself, and an edit sets a row: leave one out"
+            raise body.refused("top_k", said)
+    return found
+
+
+def check_size(model: Model, wanted: Wanted, tokens: int, kind: str, limit: int) -> None:
     """Refuse what would be answered with too many bytes, or need far more to be computed.
 
     Raises:
         Refused: 413.
     """
-    numbers = tokens * (tokens if body.top_k is None else 2 * body.top_k)
-    size = numbers * len(layers) * len(heads) * (DIGITS if kind == JSON else 4)
+    layers, heads, top_k = wanted.layers, wanted.heads, wanted.top_k
+    numbers = tokens * (tokens if top_k is None else 2 * top_k)
+    vectors = tokens * model.dim
+    more = (model.num_layers + 1) * vectors * wanted.resid
+    if wanted.at:
+        more += len(wanted.at) * len(model.embedding.table)
+    for layer in wanted.inside:
+        attn = model.layers[layer].attn
+        more += attn.num_heads * tokens * (tokens + 4 * (attn.d_query + attn.d_value))
+    size = (numbers * len(layers) * len(heads) + more) * (DIGITS if kind == JSON else 4)
     if size > limit:
         raise _too_large(f"of {tokens} tokens would have about {size} bytes", limit)
     every = sum(model.layers[layer].attn.num_heads for layer in layers)
@@ -209,31 +308,87 @@ def _too_large(said: str, limit: int) -> Refused:
     )
 
 
-def arrays_of(
-    model: Model, text: Tokenized, layers: Sequence[int], heads: Sequence[int], top_k: int | None
-) -> dict[str, Array]:
-    """The arrays of an answer, (layers, heads, T, T or top_k)."""
-    names = ["pattern"] if top_k is None else ["top_indices", "top_weights"]
-    kept = {"names": names} if top_k is None else {"top_k": top_k}
-    found = model.trace([text.ids.tolist()], layers=layers, **kept)
-    return {
-        name: np.stack([found[name, layer][0, list(heads)] for layer in layers]) for name in names
-    }
+def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array]:
+    """The arrays of an answer: weights (layers, heads, T, T or top_k), and what else is wanted."""
+    layers, heads = wanted.layers, wanted.heads
+    if wanted.top_k is None:
+        names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
+        kept: dict[str, Any] = {"names": [*names, *_more(model, wanted)]}
+    else:
+        kept = {"layers": layers, "top_k": wanted.top_k}
+    trace = model.trace(
+        [changes.text.ids.tolist()],
+        ablate=changes.ablate,
+        hide=changes.hide,
+        edit=changes.edit,
+        **kept,
+    )
+    weights = ["pattern"] if wanted.top_k is None else ["top_indices", "top_weights"]
+    found = {name: np.stack([trace[name, layer][0, heads] for layer in layers]) for name in weights}
+    stream = _stream(model)
+    if wanted.resid:
+        found["resid"] = np.stack([trace[name][0] for name in stream])
+    if wanted.at is not None:
+        found["logits"] = model.unembed(trace[stream[-1]][0, wanted.at])
+    for layer in wanted.inside:
+        for name in _inside(model, layer):
+            found[f"inside.{layer}.{name}"] = trace[f"blocks.{layer}.attn.hook_{name}"][0]
+    return found
+
+
+def _more(model: Model, wanted: Wanted) -> list[str]:
+    """The names of what is wanted beside weights, as a trace has them in full."""
+    stream = _stream(model)
+    inside = [
+        f"blocks.{layer}.attn.hook_{name}"
+        for layer in wanted.inside
+        for name in _inside(model, layer)
+    ]
+    return [*(stream if wanted.resid else stream[-1:] if wanted.at is not None else []), *inside]
+
+
+def _inside(model: Model, layer: int) -> list[str]:
+    """What an answer has of the inside of a layer, those that it has."""
+    known = set(model._body.hook_names)
+    names = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "z")
+    return [name for name in names if f"blocks.{layer}.attn.hook_{name}" in known]
+
+
+def _stream(model: Model) -> list[str]:
+    """The vectors between the layers: the embeddings, then what each block hands to the next."""
+    known = set(model._body.hook_names)
+
+    def first(*names: str) -> str:
+        return next(name for name in names if name in known)
+
+    blocks = [f"blocks.{layer}.hook_" for layer in range(model.num_layers)]
+    return [
+        first("hook_full_embed", "hook_embed"),
+        *(first(f"{block}normalized_resid_post", f"{block}resid_post") for block in blocks),
+    ]
 
 
 def written(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes:
     """An answer's bytes."""
-    if kind == JSON:
-        return orjson.dumps(about | {name: _nested(array) for name, array in arrays.items()})
-    from safetensors.numpy import save
+    if kind != JSON:
+        from safetensors.numpy import save
 
-    return save(arrays, {name: json.dumps(value) for name, value in about.items()})
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return save(whole, {name: json.dumps(value) for name, value in about.items()})
+    answer = dict(about)
+    for name, array in arrays.items():
+        what, *rest = name.split(".")
+        if rest:
+            layer, part = rest
+            answer.setdefault(what, {}).setdefault(layer, {})[part] = _nested(array)
+        else:
+            answer[name] = _nested(array)
+    return orjson.dumps(answer)
 
 
-def _nested(array: Array) -> list[list[orjson.Fragment]]:
+def _nested(array: Array) -> Any:
     """The matrix of each head written apart: others have their turn between two of them."""
+    if array.ndim > 2:
+        return [_nested(part) for part in array]
     numpy = orjson.OPT_SERIALIZE_NUMPY
-    return [
-        [orjson.Fragment(orjson.dumps(np.ascontiguousarray(head), option=numpy)) for head in layer]
-        for layer in array
-    ]
+    return orjson.Fragment(orjson.dumps(np.ascontiguousarray(array), option=numpy))

@@ -1,0 +1,274 @@
+"""`POST /v1/trace` with edits: each op as the page has it, on an encoder and on decoders."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load
+from starlette.testclient import TestClient
+
+import qkv
+from browser.edited import Edit, Result, run
+from models.decoders import gpt2
+from models.small_models import CONFIGS, write_small
+from models.support import mask_bert
+from qkv.models import Model
+from qkv.serve.app import create_app
+from qkv.serve.settings import Settings
+
+TEXT = "the cat sat on the [MASK]"  # 8 tokens
+OCTETS = {"Accept": "application/octet-stream"}
+
+
+def edits_of(size: int, word: str) -> dict[str, Edit]:
+    """Each op once, for a text of so many tokens and a model with this word."""
+    row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
+    return {
+        "hide": {"op": "hide", "token": 2},
+        "mask": {"op": "mask", "query": 4, "key": 1},
+        "causal": {"op": "causal"},
+        "ablate": {"op": "ablate", "layer": 1, "head": 2},
+        "scale": {"op": "scale", "value": 0.4},
+        "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
+        "swap": {"op": "swap", "token": 2, "with": word},
+    }
+
+
+def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
+    """Each alone, three at a time, and what else is to be told apart."""
+    size = len(edits["row"]["weights"])
+    return [
+        *([edit] for edit in edits.values()),
+        *map(list, itertools.combinations(edits.values(), 3)),
+        [{"op": "mask", "query": 4, "key": 1, "layer": 1}],
+        [{"op": "mask", "query": 4, "key": 1, "layer": 0, "head": 2}],
+        [{"op": "ablate", "layer": 1}],
+        [{"op": "ablate", "layer": 0, "head": None}],
+        [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0}],
+        [edits["row"], edits["row"] | {"weights": [0.1] * size}],
+        [{"op": "mask", "query": 3, "key": key} for key in range(size)],
+    ]
+
+
+def post(client: TestClient, **body: Any) -> Any:
+    return client.post("/v1/trace", json=body)
+
+
+def whole(client: TestClient, text: str, edits: list[Edit], at: list[int]) -> Any:
+    """Everything that the page asks for."""
+    asked = {"input": text, "edits": edits, "include": ["text", "resid"], "at": at, "inside": [1]}
+    response = client.post("/v1/trace", json=asked, headers=OCTETS)
+    assert response.status_code == 200, response.text
+    return load(response.content)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Twelve layers, in float64."""
+    folder = tmp_path_factory.mktemp("twelve")
+    mask_bert(folder, num_hidden_layers=12)
+    return qkv.load(folder, dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def client(encoder: Model) -> Iterator[TestClient]:
+    with TestClient(create_app(encoder), base_url="http://127.0.0.1") as found:
+        yield found
+
+
+def test_an_encoder_of_twelve_layers(client: TestClient, encoder: Model) -> None:
+    ids = encoder.tokenize(TEXT).ids.tolist()
+    plain = run(encoder, ids, [])
+    for edits in [[], *lists_of(edits_of(len(ids), "dog"))]:
+        found = whole(client, TEXT, edits, [6, 1])
+        expected = run(encoder, ids, edits)
+        assert found["pattern"].shape == (12, 3, len(ids), len(ids))
+        agree(found, expected, [6, 1])
+        inside = {name: expected.inside[1][name] for name in ("q", "k", "v", "z")}
+        for name, array in inside.items():
+            mine = found[f"inside.1.{name}"].reshape(len(ids), -1)
+            if name != "q" or all(edit["op"] != "scale" for edit in edits):
+                np.testing.assert_allclose(mine, array.reshape(mine.shape), atol=1e-9)
+        assert edits == [] or np.abs(found["resid"] - plain.resid).max() > 1e-4, edits
+
+
+def agree(found: Any, expected: Result, at: list[int]) -> None:
+    np.testing.assert_allclose(found["pattern"], expected.pattern, atol=1e-10)
+    np.testing.assert_allclose(found["resid"], expected.resid, atol=1e-8)
+    np.testing.assert_allclose(found["logits"], expected.logits[at], atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_decoders(tmp_path: Path, kind: str) -> None:
+    if kind == "gpt2":
+        model, text, word = gpt2(tmp_path / kind, seed=2), "the cat", "Ġthe"
+    else:
+        model = qkv.load(write_small(tmp_path / kind, CONFIGS[kind]), dtype=np.float64)
+        text, word = "the cat sat on the cat", "dog"
+    ids = model.tokenize(text).ids.tolist()
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for edits in lists_of(edits_of(len(ids), word)):
+            found = whole(client, text, edits, [4])
+            trace = by_the_library(model, ids, edits)
+            layers = range(model.num_layers)
+            resid = [trace["full_embed" if kind == "gpt2" else "embed"][0]]
+            resid += [trace["resid_post", layer][0] for layer in layers]
+            pattern = [trace["pattern", layer][0] for layer in layers]
+            np.testing.assert_allclose(found["pattern"], pattern, atol=1e-10)
+            np.testing.assert_allclose(found["resid"], resid, atol=1e-8)
+            np.testing.assert_allclose(found["logits"], trace["logits"][0, [4]], atol=1e-8)
+
+
+def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
+    """The same by hand; scores are scaled where they stand, and not through the queries."""
+    ids, layers = list(ids), range(model.num_layers)
+    hide: list[Any] = []
+    ablate: list[Any] = []
+    change: dict[Any, Any] = {}
+    for edit in edits:
+        if edit["op"] == "hide":
+            hide.append(edit["token"])
+        elif edit["op"] == "mask":
+            edge = (edit["query"], edit["key"], edit.get("layer"), edit.get("head"))
+            hide.append(tuple(one for one in edge if one is not None))
+        elif edit["op"] == "ablate":
+            ablate.append((edit["layer"], edit.get("head")))
+        elif edit["op"] == "swap":
+            ids[edit["token"]] = model.tokenizer.vocabulary[edit["with"]]
+        elif edit["op"] == "scale":
+            for layer in layers:
+                change["attn_scores", layer] = partial(scaled, model, layer, edit["value"])
+        elif edit["op"] == "row":
+            rows = [one for one in edits if one["op"] == "row"]
+            change["pattern", edit["layer"]] = partial(with_rows, rows)
+    return model.trace(ids, hide=hide, ablate=ablate, edit=change, logits=True)
+
+
+def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.ndarray:
+    """Scores times `value`, and not times what they were; what caps them is taken off first."""
+    config = model.config
+    usual = config.get("query_pre_attn_scalar", model.layers[layer].attn.d_query) ** -0.5
+    cap = config.get("attn_logit_softcapping")
+    seen = ~np.isneginf(scores)
+    found = scores.copy()
+    raw = scores[seen] if cap is None else cap * np.arctanh(scores[seen] / cap)
+    found[seen] = raw / usual * value
+    if cap is not None:
+        found[seen] = cap * np.tanh(found[seen] / cap)
+    return found
+
+
+def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
+    for row in rows:
+        pattern[:, row["head"], row["query"]] = row["weights"]
+    return pattern
+
+
+def test_json_says_the_same(client: TestClient, encoder: Model) -> None:
+    edits = [edits_of(8, "dog")["swap"]]
+    asked = {"input": TEXT, "edits": edits, "include": ["text", "resid"], "at": [], "inside": -1}
+    answer = post(client, **asked).json()
+    tokens = encoder.tokenize(TEXT)
+    assert answer["tokens"][2] == "dog"
+    assert [*answer["tokens"][:2], "cat", *answer["tokens"][3:]] == tokens.tokens
+    assert answer["offsets"] == list(map(list, tokens.offsets))
+    assert answer["special"] == tokens.special
+    assert answer["ids"][2] == encoder.tokenizer.vocabulary["dog"]
+    binary = client.post("/v1/trace", json=asked, headers=OCTETS).content
+    for name, array in load(binary).items():
+        what, *rest = name.split(".")
+        shown = answer[what][rest[0]][rest[1]] if rest else answer[name]
+        assert np.array(shown).shape == array.shape or array.size == 0
+        np.testing.assert_allclose(np.array(shown).ravel(), array.ravel())
+    assert answer["logits"] == []
+    assert list(answer["inside"]) == ["11"]
+
+
+def test_the_metadata_has_the_text(client: TestClient, tmp_path: Path, encoder: Model) -> None:
+    path = tmp_path / "trace.safetensors"
+    asked = {"input": TEXT, "include": ["text"], "layers": [0]}
+    path.write_bytes(client.post("/v1/trace", json=asked, headers=OCTETS).content)
+    with safe_open(path, framework="numpy") as file:
+        about = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert about["ids"] == encoder.tokenize(TEXT).ids.tolist()
+    assert set(about) == {"tokens", "layers", "heads", "ids", "offsets", "special"}
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"edits": "causal"}, "edits", 'is "causal": give a list of objects with op'),
+    ({"edits": [{"op": "hyde"}]}, "edits", 'edits[0] has op "hyde": it must be one of hide, mask'),
+    ({"edits": [None]}, "edits", "edits[0] has null: it must be one of"),
+    ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op a list"),
+    ({"edits": [{"op": "causal"}, {"op": "hide"}]}, "edits", "edits[1] (hide) has token null"),
+    ({"edits": [{"op": "hide", "token": 8}]}, "edits", "has token 8: give 0 to 7, as the text"),
+    ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
+    ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token true"),
+    ({"edits": [{"op": "hide", "token": 1.0}]}, "edits", "has token 1.0"),
+    (
+        {"edits": [{"op": "mask", "query": 1, "key": 2**70}]},
+        "edits",
+        "has key 1.1805916207174113e+21",
+    ),
+    ({"edits": [{"op": "mask", "query": 1, "key": 1, "head": 2}]}, "edits", "has head 2 and no"),
+    ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has layer null: give 0 to 11"),
+    ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
+    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", 'has value "1": give a finite number'),
+    ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
+    ({"edits": [edits_of(7, "dog")["row"]]}, "edits", "has weights a list: give 8 finite numbers"),
+    ({"edits": [edits_of(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
+    ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
+    ({"at": [-1]}, "at", "has -1"),
+    ({"at": 3}, "at", "is 3: give a list of places"),
+    ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
+    ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
+    ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
+    ({"top_k": 2, "edits": [edits_of(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param", "complaint"), WRONG, ids=lambda value: str(value)[:60])
+def test_what_does_not_fit_is_said(
+    client: TestClient, asked: dict[str, Any], param: str, complaint: str
+) -> None:
+    response = post(client, input=TEXT, **asked)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert complaint in error["message"]
+    assert "\n" not in error["message"]
+    assert error["param"] == param
+    assert error["message"].startswith("trace: ")
+
+
+@pytest.mark.parametrize("kind", ["minilm", "t5"])
+def test_a_model_that_gives_no_logits(tmp_path: Path, kind: str) -> None:
+    folder = write_small(tmp_path / kind, CONFIGS[kind]) if kind in CONFIGS else kind
+    model = qkv.load(folder)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        error = post(client, input="the cat", at=[1]).json()["error"]
+        assert (error["param"], "gives none: leave it out" in error["message"]) == ("at", True)
+        hidden = post(client, input="the cat", edits=[{"op": "hide", "token": 1}]).json()
+    assert not np.array(hidden["pattern"])[..., 1].any()
+
+
+def test_what_else_is_wanted_counts_as_bytes(encoder: Model) -> None:
+    size = 8 * 8 * 12 * 3 * 4 + 13 * 8 * 12 * 4
+    for answer, status in ((4 * size, 200), (size - 1, 413)):
+        with TestClient(
+            create_app(encoder, Settings(answer=answer)), base_url="http://127.0.0.1"
+        ) as client:
+            asked = {"input": TEXT, "include": ["resid"]}
+            assert client.post("/v1/trace", json=asked, headers=OCTETS).status_code == status
+
+
+def test_scores_are_scaled_from_the_usual(encoder: Model, client: TestClient) -> None:
+    usual = 1 / math.sqrt(encoder.dim / encoder.num_heads)
+    found = whole(client, TEXT, [{"op": "scale", "value": usual}], [6])
+    expected = whole(client, TEXT, [], [6])
+    np.testing.assert_allclose(found["resid"], expected["resid"], atol=1e-9)
