@@ -159,17 +159,33 @@ def _swapped(
 
 
 def _scaled(model: Model, value: float) -> dict[Any, Callable[[Array], Array]]:
-    """Queries so long that scores are their products with keys times `value`.
+    """Scores that are products times `value`, and not times the usual.
 
-    What is added to scores later, and what caps them, stays as it is.
+    Where something is added to products, or caps them, the queries are scaled in their place.
     """
-    names = set(model._body.hook_names)
     found: dict[Any, Callable[[Array], Array]] = {}
     for number, layer in enumerate(model.layers):
-        usual = model._body.options[number].get("scale") or 1 / math.sqrt(layer.attn.d_query)
-        rotated = f"blocks.{number}.attn.hook_rot_q" in names
-        found["rot_q" if rotated else "q", number] = partial(np.multiply, value / usual)
+        options = model._body.options[number]
+        factor = value / (options.get("scale") or 1 / math.sqrt(layer.attn.d_query))
+        if is_plain(model, number):
+            found["attn_scores", number] = partial(_times, factor)
+        else:
+            rotated = layer.attn.rotary or layer.attn.q_norm or layer.attn.k_norm
+            found["rot_q" if rotated else "q", number] = partial(np.multiply, factor)
     return found
+
+
+def is_plain(model: Model, layer: int) -> bool:
+    """Whether scores of a layer are products of its queries and keys, scaled, and nothing else."""
+    attn, options = model.layers[layer].attn, model._body.options[layer]
+    others = attn.rotary or attn.q_norm or attn.k_norm or model._body.bias
+    return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()
+
+
+def _times(factor: float, scores: Array) -> Array:
+    """Scores times a factor; what is hidden stays so."""
+    hidden = np.isneginf(scores)
+    return np.where(hidden, scores, np.where(hidden, 0, scores) * factor)
 
 
 def _with_rows(rows: Sequence[Mapping[str, Any]], pattern: Array) -> Array:
