@@ -1,7 +1,8 @@
-"""`GET /`: what is served, and a command to try each route with."""
+"""`GET /`: the page in which a reader changes what the model does, and a command for each route."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from html import escape
 from typing import Any
@@ -9,47 +10,57 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
+from qkv.models.vision import VisionModel
+from qkv.see.page.html import document
+from qkv.see.page.served import SERVED, served_page
+from qkv.serve.edits import is_plain
+
 router = APIRouter()
 
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"{SERVED}; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 _STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1d2129; --soft: #5b6472; --line: #d9dde4;
-  --box: #f4f6f9; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171c; --ink: #e6e9ee; --soft: #9aa4b2;
-  --line: #333a45; --box: #1d2229; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--ground);
-  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1rem; margin: 2rem 0 .4rem; }
-h2 code { font-size: 1rem; }
-p { margin: .3rem 0; color: var(--soft); }
-a { color: inherit; }
-pre { background: var(--box); border: 1px solid var(--line); border-radius: 6px; margin: .5rem 0 0;
-  padding: .8rem 1rem; overflow-x: auto; font: .85rem/1.5 ui-monospace, monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
+:root { color-scheme: light dark; }
+body { background: light-dark(#fff, #12161c); color: light-dark(#14181f, #eef1f5); }
+.routes { margin: 1rem auto; max-width: 62rem; padding: 0 1rem; font-size: 1rem; line-height: 1.5; }
+.routes summary { min-height: 44px; line-height: 44px; cursor: pointer; }
+.routes h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; overflow-wrap: anywhere; }
+.routes a { color: inherit; }
+.routes pre { border: 1px solid #8a94a3; border-radius: 6px; padding: .8rem 1rem; overflow-x: auto;
+  font: .85rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 _TEXT = "I sat on the bank of the river."
 
 
-@router.get("/", summary="What is served, and how to ask for it", response_class=HTMLResponse)
+@router.get(
+    "/", summary="A page that asks the model, and how to ask it", response_class=HTMLResponse
+)
 async def home(request: Request) -> HTMLResponse:
     """A page for people."""
     state = request.app.state
     address = f"{request.url.scheme}://{request.headers['host']}"
-    return HTMLResponse(
-        page(state.model, address, key=state.settings.key is not None), headers=_HEADERS
+    routes = routes_of(state.model, address, key=state.settings.key is not None)
+    if getattr(state, "page", None) is None:
+        state.page = await asyncio.to_thread(page_of, state.model)
+    return HTMLResponse(state.page.replace("</main>", f"{routes}</main>", 1), headers=_HEADERS)
+
+
+def page_of(model: Any) -> str:
+    """The page of a model that reads texts; of another only its name."""
+    if isinstance(model, VisionModel) or model.tokenizer is None:
+        return document(model.name, "", "auto")
+    plain = all(
+        is_plain(model, layer) and not {"is_causal", "window"} & model._body.options[layer].keys()
+        for layer in range(model.num_layers)
     )
+    return served_page(model, plain=plain)
 
 
-def page(model: Any, address: str, *, key: bool) -> str:
-    """The page of a model that is served at an address, which asks for a key or not."""
-    name = escape(model.name)
+def routes_of(model: Any, address: str, *, key: bool) -> str:
+    """What stands under the page: each route of a server at an address, with a key or none."""
     parts = [
         f"<h2><code>{escape(route)}</code></h2><p>{escape(words)}</p><pre>{escape(command)}</pre>"
         for route, words, command in commands(model, address, key=key)
@@ -57,12 +68,10 @@ def page(model: Any, address: str, *, key: bool) -> str:
     asks = "<p>Requests need the key: the commands read it from QKV_KEY.</p>" if key else ""
     kind = escape(str(model.config.get("model_type", "model")))
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{name} on qkv</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{name}</h1><p>{kind}, {model.num_layers} layers of {model.num_heads} heads, "
+        f'<style>{_STYLE}</style><details class="routes"><summary>Ask {escape(model.name)} from a '
+        f"program</summary><p>{kind}, {model.num_layers} layers of {model.num_heads} heads, "
         f"vectors of {model.dim} numbers, served by qkv. Every route with what it takes and gives: "
-        f'<a href="docs">docs</a></p>{asks}{"".join(parts)}</body></html>'
+        f'<a href="docs">docs</a></p>{asks}{"".join(parts)}</details>'
     )
 
 

@@ -263,7 +263,7 @@ def wanted_of(
         if not 0 <= place < tokens:
             said = f"has {place} and there are {tokens} tokens: give 0 to {tokens - 1}"
             raise body.refused("at", said)
-    if body.at is not None and (model._body.head is None or not model.continues):
+    if body.at is not None and (not (model._body.predicts and model.continues)):
         raise body.refused("at", f"is for logits, and {model.name} gives none: leave it out")
     if body.top_k is not None:
         if found.resid or found.inside or found.at is not None:

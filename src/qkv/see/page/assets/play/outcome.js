@@ -55,12 +55,17 @@ function outcomeOf(before, after, words) {
   ids.sort((one, other) => after[other] - after[one] || one - other);
   /** @type {(id: number) => WordRow["mark"]} */
   const mark = (id) => (lost.includes(id) ? "lost" : head.includes(id) && !first.includes(id) ? "new" : "");
-  const rows = ids.map((id) => ({ id, word: words[id], before: before[id], after: after[id], mark: mark(id) }));
+  const rows = ids.map((id) => ({ id, word: plainName(words[id]), before: before[id], after: after[id], mark: mark(id) }));
   let most = 0;
   for (let id = 0; id < after.length; id++) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
   const by = Math.abs(after[most] - before[most]);
   const shows = by >= 0.5 * 10 ** -SEEN || rows.some((row) => chance(row.before) !== chance(row.after));
-  return { rows, moved: { word: words[most], by }, shows };
+  return { rows, moved: { word: plainName(words[most]), by }, shows };
+}
+
+/** A word of a vocabulary without the mark of the blank before it. */
+function plainName(name) {
+  return name.replace(/^[Ġ▁](?=.)/, "");
 }
 
 /** A chance in digits. */
@@ -143,6 +148,14 @@ function headlineOf(now, { rows, moved, shows }) {
     return sentenceOf([...say, `still ${what} `, { word: best.word }, ` (${chance(best.after)}, ${chance(best.before)} before).`]);
   return sentenceOf([...say, `${what} `, { word: best.word }, ` (${chance(best.after)}), no longer `,
     { word: was.word }, ` (${chance(was.before)} before).`]);
+}
+
+/** The sentence of a model that gives no logits: how alike the last vector of the word stays to itself. */
+function wordlessHeadline(now) {
+  const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
+  if (!edits.length) return ["This model gives vectors and no words: change something, and see how alike ", there, " stays to itself."];
+  const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), place, now.run.tokens.length);
+  return sentenceOf([...causeOf(now), ", the last vector of ", there, ` has the cosine ${fixed(alike, SEEN)} with what it was.`]);
 }
 
 /**
@@ -268,6 +281,12 @@ function outcomePart(ui, store) {
   };
 
   function draw(now) {
+    if (!now.run.logits.length) {
+      const said = wordlessHeadline(now);
+      fill(headline, spelled(said));
+      fill(bars);
+      return ui.say(plainOf(said));
+    }
     const [before, after] = [now.original, now.run].map(({ logits }) => chancesOf(logits));
     const outcome = outcomeOf(before, after, now.model.words);
     const said = headlineOf(now, outcome);

@@ -1,0 +1,155 @@
+// The door to a model that a server has: globalThis.qkv as door.js gives it, where POST /v1/trace computes.
+
+const BINARY = "application/vnd.safetensors";
+
+/**
+ * What a page is told of a model on a server.
+ * @typedef {object} Served
+ * @property {string} name
+ * @property {number} layers
+ * @property {number} heads
+ * @property {number} dim
+ * @property {number} vocabulary  0 where the model gives no logits
+ * @property {number | null} most  tokens of a text
+ * @property {string[]} words  the vocabulary
+ * @property {boolean} next  whether logits are for what follows a place, and not for the place
+ * @property {string | null} mask  what stands where a word is missing
+ * @property {boolean} plain  whether scores are products of queries and keys and nothing else
+ */
+
+/**
+ * Opens the door.
+ * @param {Served} model
+ * @param {HTMLFormElement} form  asks for the key, where the server wants one
+ */
+function openServer(model, form) {
+  const going = new Set(); // runs, which a sweep lets go first
+  let [key, asking] = ["", null]; // the key is kept here alone
+
+  /** What the server answers: {about, arrays}. */
+  async function post(body, signal) {
+    for (;;) {
+      const headers = { "Content-Type": "application/json", Accept: BINARY };
+      if (key) headers.Authorization = `Bearer ${key}`;
+      const response = await fetch("v1/trace", { method: "POST", headers, body: JSON.stringify(body), signal });
+      if (response.ok) return tensorsOf(await response.arrayBuffer());
+      const { error } = await response.json().catch(() => ({ error: { message: `the server answers ${response.status}` } }));
+      if (response.status !== 401) throw new Error(error.message);
+      asking ??= keyFrom(form, error.message);
+      key = await asking;
+      asking = null;
+    }
+  }
+
+  /** One run: all that the answer has, as a Run of door.js. */
+  async function ask(text, edits, { at, layers = [], signal }, more = {}) {
+    if (!model.vocabulary) at = undefined;
+    else if (!at) {
+      const { about } = await post({ input: text, layers: [0], heads: [0] }, signal);
+      at = about.tokens.map((_, place) => place);
+    }
+    const inside = model.plain && layers.length ? layers : undefined;
+    const { about, arrays } = await post({ input: text, edits, include: ["text", "resid"], at, inside, ...more }, signal);
+    return runOf(text, about, arrays, model);
+  }
+
+  /** @type {any} */ (globalThis).qkv = {
+    where: "on the server",
+    model: Promise.resolve(model),
+
+    /** As in door.js; `blocks` are there where the page can show them. */
+    async run(text, edits = [], options = {}) {
+      const one = ask(text, edits, options);
+      going.add(one);
+      try {
+        return await one;
+      } finally {
+        going.delete(one);
+      }
+    },
+
+    /** As in door.js. */
+    async sweep(text, edits, onpart, { at, signal } = {}) {
+      for (let layer = model.layers - 1; layer >= 0; layer--)
+        for (let head = 0; head < model.heads; head++) {
+          while (going.size) await Promise.allSettled(going);
+          signal?.throwIfAborted();
+          const removed = [...edits, { op: "ablate", layer, head }];
+          const run = await ask(text, removed, { at, signal }, { layers: [0], heads: [0] });
+          signal?.throwIfAborted();
+          onpart({ layer, head, resid: run.resid.at(-1), logits: run.logits });
+        }
+    },
+  };
+  window.dispatchEvent(new Event("qkv"));
+}
+
+/** The key that a reader writes into the form. */
+function keyFrom(form, message) {
+  const [input, said] = [form.querySelector("input"), form.querySelector("[role=status]")];
+  said.textContent = message;
+  form.hidden = false;
+  input.focus();
+  return new Promise((resolve) => {
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      form.hidden = true;
+      resolve(input.value.trim());
+      input.value = "";
+    }, { once: true });
+  });
+}
+
+/**
+ * A safetensors file: eight bytes say how long its JSON is, which says where each array stands behind it.
+ * @param {ArrayBuffer} file
+ */
+function tensorsOf(file) {
+  const size = Number(new DataView(file).getBigUint64(0, true));
+  const { __metadata__: written, ...places } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
+  const arrays = {};
+  for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(places)) {
+    const bytes = file.slice(8 + size + first, 8 + size + end);
+    const numbers = dtype === "F64" ? Float32Array.from(new Float64Array(bytes)) : new Float32Array(bytes);
+    arrays[name] = { shape, numbers };
+  }
+  const about = Object.fromEntries(Object.entries(written).map(([name, value]) => [name, JSON.parse(value)]));
+  return { about, arrays };
+}
+
+/** An array cut into as many as its first axis is long. */
+function cutUp({ shape: [count, ...rest], numbers }) {
+  const size = rest.reduce((all, one) => all * one, 1);
+  return Array.from({ length: count }, (_, i) => ({ shape: rest, numbers: numbers.subarray(i * size, (i + 1) * size) }));
+}
+
+/** An answer as a Run of door.js. */
+function runOf(text, about, arrays, model) {
+  const { pattern, resid, logits, ...others } = arrays;
+  const offsets = inUnits(text, about.offsets);
+  const end = Math.max(0, ...offsets.map(([, last]) => last));
+  const blocks = {};
+  for (const [name, array] of Object.entries(others)) {
+    const [, layer, part] = name.split(".");
+    blocks[layer] ??= {};
+    blocks[layer][part] = part === "attn_scores" ? cutUp(array).map(({ numbers }) => numbers) : array.numbers;
+  }
+  return {
+    tokens: about.tokens,
+    pattern: cutUp(pattern).map((heads) => cutUp(heads).map(({ numbers }) => numbers)),
+    resid: cutUp(resid).map(({ numbers }) => numbers),
+    logits: logits ? logits.numbers : new Float32Array(0),
+    ids: about.ids,
+    offsets,
+    special: about.special,
+    cut: about.tokens.length === model.most && end < text.trimEnd().length,
+    blocks,
+  };
+}
+
+/** Places among the characters of a text, as a page counts them: some characters count twice. */
+function inUnits(text, offsets) {
+  const places = [0];
+  for (const mark of text) places.push(places.at(-1) + mark.length);
+  return offsets.map((span) => span.map((place) => places[Math.min(place, places.length - 1)]));
+}

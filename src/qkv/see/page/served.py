@@ -1,0 +1,83 @@
+"""The page of `play` for a model that a server computes with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qkv.see.page.html import POLICY, asset, document, fragment, script_json
+from qkv.see.page.payload import payload_of
+from qkv.see.page.play import known_of
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
+TEXT, HIDDEN = "She wore a crown on her {}.", "crown"
+_FORM = (
+    '<form id="qkv-key" hidden><p role="status"></p><label>Key '
+    '<input type="password" autocomplete="off" required></label> <button>Use it</button></form>'
+)
+
+
+def served_page(model: Model, *, plain: bool = False) -> str:
+    """The page, as a whole document.
+
+    Args:
+        model: what the server computes with.
+        plain: whether scores are products of queries and keys, and nothing else, in every layer.
+    """
+    about = about_of(model, plain)
+    start = _start(model, about["mask"])
+    payload = payload_of("play", model.name, [], model=model.name, start=start, **known_of(model))
+    body = (
+        f"{_FORM}\n{fragment(payload, '')}\n"
+        f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
+        f'<script>(() => {{ "use strict";\n{asset("play/server.js")}\n'
+        'const about = JSON.parse(document.getElementById("qkv-served").textContent);\n'
+        'openServer(about, document.getElementById("qkv-key"));\n})();</script>\n'
+    )
+    return document(model.name, body, "auto", SERVED, wide=True)
+
+
+def about_of(model: Model, plain: bool) -> dict[str, Any]:
+    """What a page is told of a model: `Served` of assets/play/server.js."""
+    gives = model._body.predicts and model.continues
+    tokenizer = model.tokenizer
+    names: list[str] = []
+    if gives:
+        known = {} if tokenizer is None else {id: name for name, id in tokenizer.vocabulary.items()}
+        names = [known.get(id, str(id)) for id in range(len(model.embedding.table))]
+    return {
+        "name": model.name,
+        "layers": model.num_layers,
+        "heads": min(layer.attn.num_heads for layer in model.layers),
+        "dim": model.dim,
+        "vocabulary": len(names),
+        "most": model.max_seq_length,
+        "words": names,
+        "next": model.generates,
+        "mask": None if tokenizer is None or model.generates else tokenizer.mask,
+        "plain": plain,
+    }
+
+
+def _start(model: Model, mask: str | None) -> dict[str, Any]:
+    """What the page begins with: a text, a place in it, and the word that the button hides."""
+    text = TEXT.format(mask or "head")
+    tokens = model.tokenize(text)
+    first = model.prepared(text).find(HIDDEN)
+    hide = [
+        place
+        for place, (begin, end) in enumerate(tokens.offsets)
+        if begin < first + len(HIDDEN) and end > first and not tokens.special[place]
+    ]
+    place = tokens.tokens.index(mask) if mask in tokens.tokens else None
+    return {
+        "text": text,
+        "edits": [],
+        "place": place,
+        "layer": model.num_layers - 1,
+        "head": 0,
+        "query": place,
+        "hide": hide,
+    }

@@ -1,0 +1,174 @@
+"""The page that a server shows: its model answers, and the numbers are the library's."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+import qkv
+from models.decoders import gpt2
+from models.support import mask_bert
+from qkv.models import Model
+
+from .edited import Edit, Result, run
+from .engine import agree, ask, by_the_library
+from .test_engine import offsets
+
+TEXT = "the cat sat on the [MASK]"
+ROW = [0.5, 0.25, *[0.0] * 5, 0.25]
+EDITS: list[Edit] = [
+    {"op": "hide", "token": 2},
+    {"op": "mask", "query": 5, "key": 1},
+    {"op": "causal"},
+    {"op": "ablate", "layer": 1, "head": 2},
+    {"op": "scale", "value": 0.4},
+    {"op": "row", "layer": 1, "head": 0, "query": 4, "weights": ROW},
+    {"op": "swap", "token": 2, "with": "dog"},
+]
+Open = Callable[..., Page]
+
+
+@contextmanager
+def serving(*arguments: str | Path) -> Iterator[str]:
+    """The address of `qkv serve` with these arguments, once it takes requests."""
+    program = [sys.executable, "-c", "from qkv.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen(
+        [*program, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"at (http://\S+) ", line)
+            assert found, line
+            yield found[1]
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def open_served(chromium: Browser) -> Iterator[Open]:
+    """Opens the page of a server; at the end nobody else may have been asked."""
+    complaints: list[str] = []
+    with ExitStack() as stack:
+
+        def visit(*arguments: str | Path, width: int = 1280) -> Page:
+            address = stack.enter_context(serving(*arguments))
+            context = chromium.new_context(viewport={"width": width, "height": 900})
+            stack.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(60_000)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on(
+                "request",
+                lambda asked: (
+                    asked.url.startswith((address, "data:")) or complaints.append(asked.url)
+                ),
+            )
+            page.goto(f"{address}/")
+            page.evaluate("qkv.model")
+            return page
+
+        yield visit
+        assert complaints == []
+
+
+def painted(page: Page) -> str:
+    """The headline, once the first run is painted."""
+    page.wait_for_selector("html[data-qkv=ready]", state="attached")
+    return page.locator("[data-part=headline]").inner_text()
+
+
+def test_an_encoder_of_twelve_layers(open_served: Open, tmp_path: Path) -> None:
+    mask_bert(tmp_path, num_hidden_layers=12)
+    model = qkv.load(tmp_path, dtype=np.float64)
+    page = open_served("--model", tmp_path)
+    assert "the model would" in painted(page)
+    assert "12 layers" in page.locator(".badge").inner_text()
+    assert "on the server" in page.locator(".badge").inner_text()
+    ids = model.tokenize(TEXT).ids.tolist()
+    for edits in [[], *([edit] for edit in EDITS), EDITS[:3], EDITS[3:6], EDITS[4:]]:
+        found, result = ask(page, TEXT, edits, at=[6, 1], layers=[1])
+        expected = run(model, ids, edits)
+        agree(result, expected._replace(logits=expected.logits[[6, 1]]), 1e-4, 1e-3)
+        assert found["special"] == model.tokenize(TEXT).special
+        assert set(result.inside[0]) == {"q", "k", "v", "attn_scores", "z"}
+    text = "the \N{CAT FACE} sat"
+    found, result = ask(page, text)
+    assert offsets(text, found) == model.tokenize(text).offsets
+    assert len(result.logits) == len(found["tokens"])
+    heads = page.evaluate(
+        """async ([text, edits]) => {
+          const heads = [];
+          const heard = ({ layer, head, logits }) => heads.push([layer, head, logits.length]);
+          await qkv.sweep(text, edits, heard, { at: [1] });
+          return heads;
+        }""",
+        [TEXT, EDITS[:1]],
+    )
+    V = len(model.embedding.table)
+    assert heads == [[i, j, V] for i in reversed(range(12)) for j in range(3)]
+    with pytest.raises(Exception, match=r"trace: edits\[0\] \(hide\) has token 99: give 0 to 7"):
+        ask(page, TEXT, [{"op": "hide", "token": 99}])
+
+
+def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
+    model = gpt2(tmp_path, seed=2)
+    page = open_served("--model", tmp_path)
+    assert painted(page).startswith("After ")
+    text = "the cat"
+    ids = model.tokenize(text).ids.tolist()
+    row = {**EDITS[5], "weights": [0.2] * len(ids), "query": 3}
+    own = [EDITS[0], {**EDITS[1], "query": 4}, *EDITS[2:5], row, {**EDITS[6], "with": "Ġthe"}]
+    for edits in [[], *([edit] for edit in own), own[2:5], own[4:]]:
+        _, result = ask(page, text, edits, at=[4])
+        trace = traced(model, ids, edits)
+        agree(result, trace, 1e-4, 1e-3)
+
+
+def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
+    """What the library gives of a decoder, whose blocks hand on `resid_post`."""
+    found: dict[str, Any] = {}
+
+    class Kept:
+        dim, num_heads, num_layers = model.dim, model.num_heads, model.num_layers
+        tokenizer = model.tokenizer
+
+        def trace(self, *given: Any, **options: Any) -> Any:
+            found["trace"] = model.trace(*given, **options)
+            return Renamed()
+
+    class Renamed:
+        def __getitem__(self, name: Any) -> np.ndarray:
+            if isinstance(name, tuple) and name[0] == "normalized_resid_post":
+                name = ("resid_post", name[1])
+            return found["trace"][name]
+
+    result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
+    return result._replace(logits=result.logits[[4]])
+
+
+def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("open-sesame\n")
+    page = open_served("--model", "minilm", "--api-key-file", tmp_path / "key")
+    form = page.locator("#qkv-key")
+    form.wait_for(state="visible")
+    assert "the key is missing" in form.inner_text()
+    form.locator("input").fill("sesame")
+    form.locator("button").click()
+    page.wait_for_function("document.querySelector('#qkv-key').innerText.includes('not the one')")
+    form.locator("input").fill("open-sesame")
+    form.locator("button").click()
+    assert "This model gives vectors and no words" in painted(page)
+    assert not form.is_visible()
+    assert page.evaluate("Object.keys(localStorage).length") == 0
