@@ -166,7 +166,7 @@ def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> N
     assert "the key is missing" in form.inner_text()
     form.locator("input").fill("sesame")
     form.locator("button").click()
-    page.wait_for_function("document.querySelector('#qkv-key').innerText.includes('not the one')")
+    page.locator("#qkv-key", has_text="not the one").wait_for()
     form.locator("input").fill("open-sesame")
     form.locator("button").click()
     assert "This model gives vectors and no words" in painted(page)

@@ -83,7 +83,12 @@ def test_the_page_and_the_docs_ask_nobody_else(served) -> None:
         page = client.get("/")
         assert "wordnet" in page.text
         assert f"curl {served.url}/v1/embeddings" in page.text
-        assert "http" not in page.text.replace(served.url, "").replace("http-equiv", "")
+        others = page.text.replace(served.url, "").replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in others
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "connect-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
         docs = client.get("/docs").text
         assert "//" not in docs.replace("// ", "")
         for path in ("swagger-ui-bundle.js", "swagger-ui.css"):

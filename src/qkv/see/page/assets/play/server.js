@@ -53,7 +53,7 @@ function openServer(model, form) {
     return runOf(text, about, arrays, model);
   }
 
-  /** @type {any} */ (globalThis).qkv = {
+  globalThis.qkv = {
     where: "on the server",
     model: Promise.resolve(model),
 
