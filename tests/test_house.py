@@ -106,7 +106,7 @@ STEPS = {
     "serve": [
         {"settings", "errors", "numbers"},
         {"waiting", "guard", "bodies", "protocol"},
-        {"streams", "batches", "completing"},
+        {"streams", "batches", "completing", "edits"},
         {"work"},
         {"routes"},
         {"app"},
