@@ -86,7 +86,7 @@ def open_served(chromium: Browser) -> Iterator[Open]:
 def painted(page: Page) -> str:
     """The headline, once the first run is painted."""
     page.wait_for_selector("html[data-qkv=ready]", state="attached")
-    return page.locator("[data-part=headline]").inner_text()
+    return page.locator(".outcome-headline").inner_text()
 
 
 def test_an_encoder_of_twelve_layers(open_served: Open, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ interface Array<T> {
 }
 
 interface Door {
+  where?: string;
   model: Promise<Sizes & { name: string; words: string[] }>;
   run(text: string, edits?: Edit[], options?: { at?: number[]; layers?: number[]; signal?: AbortSignal }): Promise<Run>;
   sweep(

@@ -41,7 +41,14 @@ function openServer(model, form) {
     }
   }
 
-  /** One run: all that the answer has, as a Run of door.js. */
+  /**
+   * One run: all that the answer has, as a Run of door.js.
+   * @param {string} text
+   * @param {Edit[]} edits
+   * @param {{at?: number[], layers?: number[], signal?: AbortSignal}} options
+   * @param {object} more  of the request
+   * @returns {Promise<Run>}
+   */
   async function ask(text, edits, { at, layers = [], signal }, more = {}) {
     if (!model.vocabulary) at = undefined;
     else if (!at) {
@@ -55,7 +62,7 @@ function openServer(model, form) {
 
   globalThis.qkv = {
     where: "on the server",
-    model: Promise.resolve(model),
+    model: Promise.resolve(/** @type {any} */ (model)),
 
     /** As in door.js; `blocks` are there where the page can show them. */
     async run(text, edits = [], options = {}) {
