@@ -68,7 +68,7 @@ function headPart(ui, store) {
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
   const paint = paintBar(ui, { step, flip });
-  const table = weightTable(ui);
+  const table = weightTable();
   const linesBox = el("div", { class: "lines-box" }, said, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
@@ -254,7 +254,7 @@ function paintBar(ui, { step, flip }) {
 }
 
 /** All weights of a head as a table, made when it is opened. */
-function weightTable(ui) {
+function weightTable() {
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of weights" });
   const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, "The same as a table"), box);
   let [head, at] = [null, null];

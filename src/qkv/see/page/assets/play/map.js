@@ -19,7 +19,7 @@ const IN_SIGHT = new WeakMap(); // run -> what is in sight of it
  */
 function sourceOf(run, edits) {
   const { tokens, special, pattern, blocks } = run;
-  const [T, layers, heads] = [tokens.length, pattern.length, pattern[0]?.length ?? 0];
+  const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
   const masks = new Map(); // by head, where edits say
   const maskOf = (l, h) => {
     const key = l * heads + h;

@@ -33,7 +33,7 @@ function play(box, data, ui) {
   const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome?.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
-  const tabs = tabsOf(ui, store, regions);
+  const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   let last = null;
@@ -117,7 +117,7 @@ function regionOf(ui, name, label, parts) {
 }
 
 /** The tabs of a narrow window. */
-function tabsOf(ui, store, regions) {
+function tabsOf(store, regions) {
   const names = Object.keys(TABS);
   const idOf = (tab) => ON_TAB[tab].map((name) => regions.find((region) => region.name === name).node.id).join(" ");
   const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });

@@ -11,7 +11,7 @@ function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer" });
-  const chosen = chosenWord(ui, store);
+  const chosen = chosenWord(store);
     const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
   const paper = toTakeAway(ui);
@@ -147,7 +147,7 @@ function swapping(edits, token, put) {
 
 // ---- what can be done with the chosen word
 
-function chosenWord(ui, store) {
+function chosenWord(store) {
   const name = el("span", { class: "which" });
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
   const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, range(...span.tokens)) }));
