@@ -124,7 +124,10 @@ function tensorsOf(file) {
   return { about, arrays };
 }
 
-/** An array cut into as many as its first axis is long. */
+/**
+ * An array cut into as many as its first axis is long.
+ * @param {{shape: number[], numbers: Float32Array}} array
+ */
 function cutUp({ shape: [count, ...rest], numbers }) {
   const size = rest.reduce((all, one) => all * one, 1);
   return Array.from({ length: count }, (_, i) => ({ shape: rest, numbers: numbers.subarray(i * size, (i + 1) * size) }));
@@ -135,6 +138,7 @@ function runOf(text, about, arrays, model) {
   const { pattern, resid, logits, ...others } = arrays;
   const offsets = inUnits(text, about.offsets);
   const end = Math.max(0, ...offsets.map(([, last]) => last));
+  /** @type {Record<number, any>} */
   const blocks = {};
   for (const [name, array] of Object.entries(others)) {
     const [, layer, part] = name.split(".");
