@@ -9,7 +9,8 @@ function changesPart(ui, store) {
   const masks = maskMenu(ui, store);
   const heat = temperature(ui, store);
   const controls = el("div", { class: "bar" }, masks.node, heat.node);
-  const node = el("div", { "data-part": "changes" }, list, controls);
+  const why = el("p", { class: "why" });
+  const node = el("div", { "data-part": "changes" }, el("div", { class: "row" }, list, why), controls);
 
   /** @param {Now} now */
   function update(now) {
@@ -23,6 +24,8 @@ function changesPart(ui, store) {
       all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "take back" }, "×")))),
       all.length > 1 ? el("li", {}, el("button", { type: "button", class: "all", onclick: () => store.set({ edits: [] }) }, "Take all back")) : null,
     );
+    const offer = run && offerOf(store.data, now);
+    fill(why, offer?.on ? offer.why : all.length ? null : "Nothing is changed yet: what you change will stand here, to be taken back.");
     if (!run) return;
     masks.update(now);
     heat.update(now);

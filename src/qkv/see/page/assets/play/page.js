@@ -138,10 +138,10 @@ function tabsOf(store, regions) {
 /** Where the numbers come from, and of which model. */
 function badgeOf(store, model) {
   const { name, where } = store.engine;
-  const offline = where === "in this page" ? " No network: nothing that you type leaves it." : "";
+  const offline = where === "in this page" ? ", offline" : "";
   return [
     el("b", {}, el("bdi", {}, visible(name || model.name))),
     ` · ${model.layers} layers × ${model.heads} heads · `,
-    `computes ${where}.${offline}`,
+    `computes ${where}${offline}`,
   ];
 }

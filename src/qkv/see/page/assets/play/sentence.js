@@ -17,7 +17,6 @@ function sentencePart(ui, store) {
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address) }, "Share");
   const python = el("button", { type: "button", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
-  const why = el("p", { class: "note why" });
   const cutNote = el("p", { class: "note" });
   let [last, typed, pending] = [null, -Infinity, null];
 
@@ -39,7 +38,6 @@ function sentencePart(ui, store) {
     chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, share, python)),
     cutNote,
-    why,
     paper.node,
   );
 
@@ -59,8 +57,6 @@ function sentencePart(ui, store) {
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
     chips.update(now);
     chosen.update(now, pending);
-    fill(why, pending?.on ? pending.why : null);
-    why.hidden = !(pending?.on && pending.why);
     cutNote.hidden = !run.cut;
     fill(cutNote, run.cut ? `The text is too long: the model reads its first ${run.tokens.length} tokens.` : null);
   }
