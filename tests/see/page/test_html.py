@@ -156,8 +156,11 @@ def test_the_script_of_a_page_is_smaller_than_60_kb(kind: str) -> None:
     assert 10_000 < len(code.encode()) < 60_000
 
 
+ASSETS = Path(str(files("qkv.see").joinpath("page", "assets")))
+
+
 @pytest.mark.parametrize(
-    "name", [file.name for file in files("qkv.see").joinpath("page", "assets").iterdir()]
+    "name", sorted(str(path.relative_to(ASSETS)) for path in ASSETS.rglob("*.*s"))
 )
 def test_an_asset_can_stand_in_a_page(name: str) -> None:
     text = html.asset(name)
