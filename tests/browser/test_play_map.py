@@ -163,6 +163,10 @@ def test_one_head_of_a_removed_layer_is_put_back(
     others = [(2, head) for head in range(6) if head != 4]
     until(lambda: [(e["layer"], e["head"]) for e in held(page)["edits"] if "head" in e] == others)
     shows(page, model.trace(ids, ablate=others)["pattern", 3][0, 2])
+    title = page.locator("[data-part=head] h3")
+    assert "removed" not in title.inner_text()
+    cell(page, 2, 5).click()
+    until(lambda: title.inner_text() == "Head 2.5 · removed: it adds nothing")
 
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN, {"op": "ablate", "layer": 3, "head": 0}]])

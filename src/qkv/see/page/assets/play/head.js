@@ -196,7 +196,8 @@ function headPart(ui, store) {
     const { head } = shown;
     const name = `${at.l}.${at.h}`;
     const role = store.data?.roles?.[name];
-    fill(title, `Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""));
+    const removed = isRemoved(state.edits, at.l, at.h) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
+    fill(title, `Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""), removed);
     if (was !== texts) key = head.known(query())?.[0]?.[0] ?? 0;
     const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
     const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
