@@ -159,6 +159,9 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         assert story["why"] == kept["reason"]
     assert data["stories"][0]["change"] == "crown hidden"
     assert data["stories"][1]["change"] == "without layer 3, head 2"
+    roles = json.loads((shipped()["wordnet"] / "roles.json").read_text("utf-8"))
+    assert data["roles"] == roles
+    assert len(roles) > 5
     assert inside["name"] == "wordnet"
 
 
