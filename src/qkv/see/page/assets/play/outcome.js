@@ -390,8 +390,19 @@ function alikeChart(room, alike) {
     svg("polyline", { points: alike.map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
     alike.map((value, i) => [
       svg("circle", { cx: x(i), cy: y(value), r: 4 }),
-      named(i) ? [text(x(i), y(value) - 9, fixed(value, SEEN)), text(x(i), tall - 8, i ? `layer ${i - 1}` : "emb.", "dim")] : [],
+      named(i) ? [text(...besideLine(alike, i, x(i), y(value)), fixed(value, SEEN)), text(x(i), tall - 8, i ? `layer ${i - 1}` : "emb.", "dim")] : [],
     ]));
+}
+
+/**
+ * Where a point's number stands so that the line does not cross it.
+ * @returns {[number, number]}
+ */
+function besideLine(values, i, x, y) {
+  const [before, after] = [values[i - 1] ?? values[i], values[i + 1] ?? values[i]].map((other) => Math.sign(other - values[i]));
+  if (before > 0 && after < 0) return [x + 20, y - 8];
+  if (before < 0 && after > 0) return [x - 20, y - 8];
+  return [x, before + after > 0 ? y + 18 : y - 9];
 }
 
 /** The same for those who listen. */
