@@ -126,6 +126,8 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
     model = gpt2(tmp_path, seed=2)
     page = open_served("--model", tmp_path)
     assert painted(page).startswith("After ")
+    assert "[MASK]" not in page.locator(".view").inner_text()
+    assert page.get_by_text("sees all that the model lets it").count() == 1
     text = "the cat"
     ids = model.tokenize(text).ids.tolist()
     row = {**EDITS[5], "weights": [0.2] * len(ids), "query": 3}

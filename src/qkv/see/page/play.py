@@ -6,7 +6,9 @@
 #             "layer": number, "head": number, "query": place of a token | null,
 #             "hide": [places of the word that the first button hides]},
 #   "stories": [STORY, ...],     those of the model's card
-#   "roles": {"layer.head": [role, the measure that it has it by]} }
+#   "roles": {"layer.head": [role, the measure that it has it by]},
+#   of a page that a server shows also "next": whether logits are for the next token,
+#   "guesses": whether they are for masked words }
 #
 # STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],
 #          "change": what is hidden or left out, in words,

@@ -28,7 +28,9 @@ def served_page(model: Model, *, plain: bool = False) -> str:
     """
     about = about_of(model, plain)
     start = _start(model, about["mask"])
-    payload = payload_of("play", model.name, [], model=model.name, start=start, **known_of(model))
+    guesses = about["mask"] is not None and bool(about["words"])
+    known = {"next": about["next"], "guesses": guesses} | known_of(model)
+    payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
     body = (
         f"{_FORM}\n{fragment(payload, '')}\n"
         f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'

@@ -89,7 +89,7 @@ function maskMenu(ui, store) {
   const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
   let size = 0;
   const sees = (reach) => (reach === 1 ? "sees 1 token to each side" : `sees ${reach} tokens to each side`);
-  const options = [["none", "sees all"], ["causal", "sees what came before"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
+  const options = [["none", store.data.next ? "sees all that the model lets it" : "sees all"], ["causal", "sees what came before"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
   const menu = choice(ui, "Each token", options, "none", (value) => {
     const others = store.state.edits.filter((edit) => !everywhere(edit));
     const put = { none: [], causal: [{ op: "causal" }] }[value] ?? windowMasks(size, Number(value));
