@@ -373,10 +373,10 @@ function wordBars(now, { rows }) {
 /** How alike a word stays, as a line; the axis goes from the lowest to 1. */
 function alikeChart(room, alike) {
   const low = Math.min(...alike);
-  const [wide, tall, left] = [Math.max(240, room.clientWidth || 0), 150, 44];
+  const [wide, tall, left] = [Math.max(240, room.clientWidth || 0), 160, 44];
   const span = 1 - low;
   const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, alike.length - 1);
-  const y = (value) => (span > 1e-9 ? tall - 36 - ((value - low) / span) * (tall - 66) : 30);
+  const y = (value) => (span > 1e-9 ? tall - 46 - ((value - low) / span) * (tall - 76) : 30);
   const every = Math.ceil((alike.length * 44) / (wide - left));
   const lowest = alike.indexOf(low);
   const named = (i) => i === lowest || i === 0 || (i % every === 0 && Math.abs(i - lowest) >= every);
