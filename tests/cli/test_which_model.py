@@ -21,7 +21,8 @@ READERS = {
     "guess": ("guess", "the cat [MASK]"),
     "encode": ("encode", "in.txt", "-o", "out.npy"),
 }
-VERBS = READERS | {"generate": ("generate", TEXT, "--max-new-tokens", "3")}
+PLAY = {"play": ("play", "the cat [MASK]", "-o", "page.html")}
+VERBS = READERS | PLAY | {"generate": ("generate", TEXT, "--max-new-tokens", "3")}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,15 @@ def test_without_a_name_the_decoder_that_ships_writes(
             ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
             for name in ("vit", "bert", "random", "wordnet")
         ),
+        *(
+            ("play", name, f"play: {name} {why}")
+            for name, why in (
+                ("vit", "is of the family vit"),
+                ("t5", "is of the family t5"),
+                ("llama", "is of the family llama"),
+                ("bert", "has no head over words"),
+            )
+        ),
         *((verb, "nowhere", "path (QKV_MODEL names it)") for verb in VERBS),
     ],
 )
@@ -105,3 +115,4 @@ def test_what_cannot_do_it_is_refused(
     monkeypatch.setenv("QKV_MODEL", str(folders.get(name, name)))
     assert said in refused(run(*VERBS[verb]), verb)
     assert not Path("out.npy").exists()
+    assert not Path("page.html").exists()
