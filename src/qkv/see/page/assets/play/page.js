@@ -30,7 +30,7 @@ function play(box, data, ui) {
   const parts = partsOf(ui, store);
   const badge = el("p", { class: "badge" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
-  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome?.headline);
+  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(store, regions);
@@ -84,14 +84,15 @@ VIEWS.play = play;
 
 /** The parts, by name; `before` is the head once more, of the text without edits. */
 function partsOf(ui, store) {
-  const made = {};
-  if (typeof sentencePart === "function") made.sentence = sentencePart(ui, store);
-  if (typeof changesPart === "function") made.changes = changesPart(ui, store);
-  if (typeof mapPart === "function") made.map = mapPart(ui, store);
-  if (typeof headPart === "function") [made.head, made.before] = [headPart(ui, store), originalHead(ui, store)];
-  if (typeof stepsPart === "function") made.steps = stepsPart();
-  if (typeof outcomePart === "function") made.outcome = outcomePart(ui, store);
-  return made;
+  return {
+    sentence: sentencePart(ui, store),
+    changes: changesPart(ui, store),
+    map: mapPart(ui, store),
+    head: headPart(ui, store),
+    before: originalHead(ui, store),
+    steps: stepsPart(),
+    outcome: outcomePart(ui, store),
+  };
 }
 
 /** The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at. */
@@ -108,10 +109,10 @@ function originalHead(ui, store) {
   return { node: part.node, update };
 }
 
-/** A place on the page: it has the part of its name, or nothing yet. */
+/** A place on the page, with the part of its name. */
 function regionOf(ui, name, label, parts) {
-  const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name]?.node);
-  if (name === "head" && parts.before)
+  const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
+  if (name === "head")
     fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
   return { name, node };
 }

@@ -12,7 +12,7 @@ function sentencePart(ui, store) {
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer" });
   const chosen = chosenWord(store);
-    const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
+  const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address) }, "Share");
