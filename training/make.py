@@ -2,6 +2,11 @@
 
 DIR is then a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume` goes
 on with one that was stopped; `python -m training.ship DIR` makes the folder of the package from it.
+
+Whether to hide a word's inflected forms with it was tried for 2,000 steps each, before senses are
+learned, and makes no difference that shows: on the examples that choices are made on 15.5% of
+masked tokens named with them (`alike` "base") and 15.8% without ("word"), 17.9% and 17.8% of masked
+words, another content word of the sentence in 0.4% and 0.2%, right in 1.6% and 2.1%.
 """
 
 from __future__ import annotations

@@ -252,7 +252,8 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 _TOGETHER = {
     "token": "a word may be seen elsewhere in its text",
-    "word": "all its occurrences in its text are hidden or left together",
+    "word": "all its occurrences in its text are hidden or left together\n"
+    "(inflected forms too made no difference in a trial, see `training/make.py`)",
     "base": "all its occurrences and inflected forms in its text are hidden or left together",
 }
 _CHOICES = {
