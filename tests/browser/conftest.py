@@ -5,8 +5,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+
+import qkv
+from qkv.models import Model
 
 FLAGS = [
     "--no-sandbox",
@@ -29,6 +33,18 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def model() -> Model:
+    """The model that ships, which a page computes with."""
+    return qkv.load()
+
+
+@pytest.fixture(scope="session")
+def exact() -> Model:
+    """The same in float64, which judges it."""
+    return qkv.load(dtype=np.float64)
 
 
 @pytest.fixture

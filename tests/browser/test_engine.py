@@ -61,16 +61,6 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return qkv.load()
-
-
-@pytest.fixture(scope="module")
-def exact() -> Model:
-    return qkv.load(dtype=np.float64)
-
-
-@pytest.fixture(scope="module")
 def html(model: Model) -> str:
     return page_of(model)
 

@@ -2,10 +2,8 @@
 
 import unicodedata
 
-import pytest
 from playwright.sync_api import Page
 
-import qkv
 from qkv.models import Model
 from qkv.see.page.engine import engine_payload
 from qkv.see.page.html import asset
@@ -13,11 +11,6 @@ from qkv.see.page.html import asset
 from .conftest import Visit
 from .edited import Edit
 from .test_engine import EDITS, TEXT
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return qkv.load()
 
 
 def bare(visit: Visit) -> Page:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page
 
-import qkv
 from qkv.models import Model
 from qkv.trace import Trace
 
@@ -35,11 +34,6 @@ from .support import keys, press, read, readout, tight, token
 
 LAYER, NUMBER = HEAD
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return qkv.load()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page
 
-import qkv
 from qkv.models import Model
 from qkv.see.draw.colours import shade
 
@@ -32,11 +31,6 @@ from .support import press, tight
 
 HEADS = [(layer, head) for layer in range(4) for head in range(6)]
 HIDDEN: Edit = {"op": "hide", "token": 4}
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return qkv.load()
 
 
 @pytest.fixture(scope="module")

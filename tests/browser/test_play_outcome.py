@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-import qkv
 from qkv.models import Model
 
 from .conftest import Visit
@@ -29,16 +28,6 @@ CAUSES = {
     "row": "With the weights of ? in head 2.0 set by hand",
     "swap": "With money in place of river",
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return qkv.load()
-
-
-@pytest.fixture(scope="module")
-def exact() -> Model:
-    return qkv.load(dtype=np.float64)
 
 
 @pytest.fixture(scope="module")
