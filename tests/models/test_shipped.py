@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +15,8 @@ import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
 from training import copying, everyday, told
+
+from .offline import lines_offline
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = shipped()["wordnet"]
@@ -105,29 +105,9 @@ def test_the_licence_of_each_model_goes_with_the_package() -> None:
 
 
 def test_it_loads_with_nothing_but_what_is_installed(tmp_path: Path) -> None:
-    program = """
-import socket, sys
-
-def refuse(*_):
-    raise AssertionError("asks the network")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-import qkv
-
-print(qkv.load().trace("I sat on the bank.").tokens)
-print(sorted({"huggingface_hub", "torch", "matplotlib"} & set(sys.modules)))
-"""
-    environment = {"HF_HOME": str(tmp_path), "PATH": "/nonexistent", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment | {"PYTHONPATH": str(Path(qkv.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    tokens, imported = done.stdout.splitlines()
+    program = 'import qkv\n\nprint(qkv.load().trace("I sat on the bank.").tokens)'
+    [tokens] = lines_offline(program, tmp_path)
     assert tokens == "['[CLS]', 'i', 'sat', 'on', 'the', 'bank', '.', '[SEP]']"
-    assert imported == "[]"
 
 
 def alike(model: qkv.Model, layer: int) -> np.ndarray:

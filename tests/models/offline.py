@@ -1,0 +1,40 @@
+"""Runs a program where there is no network, no home and nothing on the path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import qkv
+
+_REFUSED = """
+import socket, sys
+
+def refuse(*_):
+    raise AssertionError("asks the network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+"""
+_IMPORTED = """
+print(sorted({"huggingface_hub", "torch", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def lines_offline(program: str, home: Path) -> list[str]:
+    """The lines that a program writes; none of the large packages may have been imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED + program + _IMPORTED],
+        env={
+            "HF_HOME": str(home),
+            "PATH": "/nonexistent",
+            "HOME": str(home),
+            "PYTHONPATH": str(Path(qkv.__file__).parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *written, imported = done.stdout.splitlines()
+    assert (imported, done.stderr) == ("[]", "")
+    return written
