@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, Position
 
 from qkv.models import Model
 from qkv.trace import Trace
@@ -68,8 +68,8 @@ def map_of(page: Page) -> Locator:
 def click(page: Page, i: int, j: int) -> None:
     """Clicks on a cell of the heat map."""
     left, top, wide, tall = cells(page)
-    place = {"x": left + (j + 0.5) * wide, "y": top + (i + 0.5) * tall}
-    map_of(page).click(position=place)  # type: ignore[arg-type]
+    place = Position(x=left + (j + 0.5) * wide, y=top + (i + 0.5) * tall)
+    map_of(page).click(position=place)
 
 
 def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:

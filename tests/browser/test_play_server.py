@@ -156,6 +156,7 @@ def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
                 name = ("resid_post", name[1])
             return found["trace"][name]
 
+    # what it uses of a model, Kept has
     result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
     return result._replace(logits=result.logits[[4]])
 

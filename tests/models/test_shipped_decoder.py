@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import qkv
 from qkv.circuits import head_scores
@@ -53,8 +53,7 @@ def texts(model: qkv.Model) -> list:
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
-    with safe_open(PLACE / "model.safetensors", "numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return load_file(PLACE / "model.safetensors")
 
 
 def test_it_is_small_and_of_float16(tensors: dict[str, np.ndarray]) -> None:

@@ -222,7 +222,7 @@ def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model)
     with pytest.raises(ValueError, match=r"^play: theme is 'blue'"):
         play(SMALL, model=small, theme="blue")
     with pytest.raises(TypeError, match=r"^play: the text is Trace, not a string$"):
-        play(small.trace(SMALL), model=small)  # type: ignore[arg-type]
+        play(small.trace(SMALL), model=small)  # type: ignore[arg-type]  # what is refused
 
 
 def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

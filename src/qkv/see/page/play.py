@@ -24,13 +24,14 @@ import numpy as np
 
 from qkv.models.files.find import shipped
 from qkv.see.analysis.inputs import places_in
+from qkv.see.analysis.stories import FILE as STORIES
 from qkv.see.analysis.words import run_name
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.models import Model
 
-STORIES, ROLES = "stories.json", "roles.json"  # beside a model that comes with qkv
+ROLES = "roles.json"  # beside a model that comes with qkv
 
 
 def known_of(model: Model) -> dict[str, Any]:

@@ -306,12 +306,3 @@ function mapPart(ui, store) {
   }
   return { node, update };
 }
-
-const NUMBERS = new WeakMap(); // runs in their order
-let runs = 0;
-
-/** Which run it is. */
-function numberOf(run) {
-  if (!NUMBERS.has(run)) NUMBERS.set(run, (runs += 1));
-  return NUMBERS.get(run);
-}

@@ -274,11 +274,6 @@ function outcomePart(ui, store) {
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
   let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
-  const names = new WeakMap(); // a run -> its number
-  const numberOf = (run) => {
-    if (!names.has(run)) names.set(run, (lastId += 1));
-    return names.get(run);
-  };
 
   function draw(now) {
     if (!now.run.logits.length) {

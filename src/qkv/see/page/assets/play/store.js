@@ -219,6 +219,15 @@ function pick(from, names) {
   return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
 }
 
+const NUMBERS = new WeakMap(); // runs in their order
+let runs = 0;
+
+/** Which run it is, for what is drawn once for each. */
+function numberOf(run) {
+  if (!NUMBERS.has(run)) NUMBERS.set(run, (runs += 1));
+  return NUMBERS.get(run);
+}
+
 // ---- places in a text
 
 /**
