@@ -13,10 +13,10 @@ from qkv.see.page.html import asset
 
 ASSETS = Path(qkv.see.__file__).parent / "page" / "assets"
 SCRIPTS = sorted(str(path.relative_to(ASSETS)) for path in ASSETS.rglob("*.js"))
-ENGINE = ["wordpiece.js", "edits.js", "engine.js", "worker.js", "door.js"]  # a script of their own
-SERVER = "play/server.js"  # of a page that a server shows, which it asks
+_OWN = ("wordpiece", "edits", "engine", "worker", "door")
+ENGINE = [f"engine/{name}.js" for name in _OWN]  # a script of their own
+SERVER = "engine/server.js"  # of a page that a server shows, which it asks
 KINDS = {kind: [f"{name}.js" for name in names] for kind, names in OF_KIND.items()}
-KINDS |= {name: [f"{name}.js"] for name in ("walk", "shift", "replay")}
 FORBIDDEN = [
     *(r"\binnerHTML\b", r"\bouterHTML\b", r"insertAdjacentHTML", r"document\.write", r"\beval\b"),
     *(r"new Function", r"\bfetch\(", r"XMLHttpRequest", r"WebSocket", r"sendBeacon"),

@@ -15,7 +15,7 @@ from .test_engine import EDITS, TEXT
 
 def bare(visit: Visit) -> Page:
     """A page with the scripts of the worker and no worker."""
-    scripts = "\n".join(asset(f"{name}.js") for name in ("wordpiece", "edits", "engine"))
+    scripts = "\n".join(asset(f"engine/{name}.js") for name in ("wordpiece", "edits", "engine"))
     return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
 
 

@@ -302,7 +302,7 @@ def test_without_scripts_the_strip_shows(visit: Visit, html: str, view: ReplayVi
 
 
 def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
-    assert len(asset("replay.js").encode()) < 15_000
+    assert len(asset("pages/replay.js").encode()) < 15_000
     assert "VIEWS.replay = " in html
     assert "VIEWS.replay = " not in page_of(qkv.show("the cat sat", model="random"))
 

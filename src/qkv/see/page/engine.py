@@ -1,12 +1,12 @@
 """A model inside a page: what its script computes with, and the door that others ask at."""
-# What assets/engine.js reads, as JSON in a script of its own that is never run:
+# What assets/engine/engine.js reads, as JSON in a script of its own that is never run:
 #
 #   "name": str, "exact": whether float16 holds all parameters as they are,
 #   "sizes": {"layers", "heads", "dim", "vocabulary", "most": tokens, "eps": of the norms},
 #   "parameters": {our name: packed float16, of linear layers (out, in)},
 #   "tokenizer": the tokenizer.json
 #
-# assets/door.js says what a page may ask: globalThis.qkv.
+# assets/engine/door.js says what a page may ask: globalThis.qkv.
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def engine_payload(model: Model) -> dict[str, Any]:
 
 def engine_part(payload: Mapping[str, Any]) -> str:
     """The model and its script as a part of a page, whose policy is `WITH_WORKER` of html.py."""
-    compute = "\n".join(asset(f"{name}.js") for name in _COMPUTE)
+    compute = "\n".join(asset(f"engine/{name}.js") for name in _COMPUTE)
     return (
         f'<script type="application/json" id="qkv-model">{script_json(payload)}</script>\n'
         f'<script>(() => {{ "use strict";\nfunction compute() {{\n{compute}\n}}\n'
-        f'{asset("door.js")}\nopenDoor(compute, document.getElementById("qkv-model"));\n'
+        f'{asset("engine/door.js")}\nopenDoor(compute, document.getElementById("qkv-model"));\n'
         "})();</script>"
     )
 

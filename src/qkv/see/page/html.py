@@ -19,11 +19,14 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
-# The files in assets/ that a kind of view is made of, after view.js; others have one of their name.
-_PLAY = ("store", "python", "sentence", "changes", "map", "head", "steps", "outcome", "page")
+# The files in assets/ that a kind of view is made of, after view.js: engine/ computes, parts/ are
+# what a page is put together from, pages/ say what goes where.
+_HEAD = ("parts/sight", "parts/lines")
+_PARTS = ("python", "sentence", "changes", "map", "head", "steps", "outcome")
 SCRIPTS = {
-    **dict.fromkeys(("show", "compare"), ("head", "show")),
-    "play": ("head", "edits", *(f"play/{name}" for name in _PLAY)),
+    **dict.fromkeys(("show", "compare"), (*_HEAD, "pages/show")),
+    **{kind: (f"pages/{kind}",) for kind in ("walk", "shift", "replay")},
+    "play": (*_HEAD, "engine/edits", "store", *(f"parts/{name}" for name in _PARTS), "pages/play"),
 }
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
@@ -44,7 +47,7 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
     kind = payload["kind"]
-    names = ("view", *SCRIPTS.get(kind, (kind,)))
+    names = ("view", *SCRIPTS[kind])
     code = "\n".join(filter(None, (asset(f"{name}.js") for name in names)))
     styles = [colours.css(), *filter(None, (asset(f"{name}.css") for name in names))]
     css = script_json("\n".join(styles))
@@ -101,7 +104,7 @@ def script_json(data: Any) -> str:
     return _UNSAFE.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def asset(name: str) -> str:
     """The text of a file in assets/; empty if there is none of this name. Scripts lose comments."""
     file = files("qkv.see").joinpath("page", "assets", name)

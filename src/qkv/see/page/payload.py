@@ -1,5 +1,5 @@
 """What a page reads: the numbers of a view, ready to be packed into it."""
-# What stands in the payload, which assets/*.js read. Arrays are packed (see packing.py): base64 of
+# What stands in the payload, which assets/ read. Arrays are packed (see packing.py): base64 of
 # little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
 # number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
 #

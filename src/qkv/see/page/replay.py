@@ -1,5 +1,5 @@
 """What the page of a replay reads."""
-# What assets/replay.js reads, "replay" of the payload:
+# What assets/pages/replay.js reads, "replay" of the payload:
 #
 #   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
 #   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],

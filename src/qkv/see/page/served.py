@@ -34,7 +34,7 @@ def served_page(model: Model, *, plain: bool = False) -> str:
     body = (
         f"{_FORM}\n{fragment(payload, '')}\n"
         f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
-        f'<script>(() => {{ "use strict";\n{asset("play/server.js")}\n'
+        f'<script>(() => {{ "use strict";\n{asset("engine/server.js")}\n'
         'const about = JSON.parse(document.getElementById("qkv-served").textContent);\n'
         'openServer(about, document.getElementById("qkv-key"));\n})();</script>\n'
     )
@@ -42,7 +42,7 @@ def served_page(model: Model, *, plain: bool = False) -> str:
 
 
 def about_of(model: Model, plain: bool) -> dict[str, Any]:
-    """What a page is told of a model: `Served` of assets/play/server.js."""
+    """What a page is told of a model: `Served` of assets/engine/server.js."""
     gives = model._body.predicts and model.continues
     tokenizer = model.tokenizer
     names: list[str] = []

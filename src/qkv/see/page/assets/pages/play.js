@@ -1,7 +1,7 @@
 // The live page: where its parts stand, the badge, the headline's place, the tabs of a narrow window. Each part is a
 // function of its own file that gives {node, update(now)}; store.js says what `now` is.
 
-const NARROW = "(max-width: 759px)"; // as in page.css
+const NARROW = "(max-width: 759px)"; // as in play.css
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
 const ON_TAB = {
   sentence: ["sentence", "changes"],

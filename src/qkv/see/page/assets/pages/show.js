@@ -1,4 +1,4 @@
-// The views "show" and "compare": one text or two, their heat maps, the grid of all heads. Goes after head.js.
+// The views "show" and "compare": one text or two, their heat maps, the grid of all heads. Goes after lines.js.
 
 // ---- one text: its sentence, its lines, its heat map
 

@@ -1,0 +1,202 @@
+// The weights of a head as lines from tokens to tokens. Goes after sight.js.
+
+const ROW = 26; // height of one token, in CSS pixels
+const LISTED = 40; // up to so many keys are all listed
+
+/**
+ * Queries on the left, keys on the right, lines between. Of many keys those are listed that the
+ * queries in view look at most, with their places; of many queries only a window is in the page.
+ */
+function lines(ui, { onhover, onpick, onfree }) {
+  const tokens = el("div", { class: "tokens" });
+  const list = el(
+    "div",
+    { class: "queries scroll", role: "listbox", "aria-label": "queries", "aria-multiselectable": "true" },
+    tokens,
+  );
+  const art = svg("svg", { class: "links", "aria-hidden": "true" });
+  const keys = el("ul", { class: "keys", role: "list", "aria-label": "keys" });
+  const node = el(
+    "div",
+    { class: "lines" },
+    el("span", { class: "from" }, "from (query)"),
+    el("span", { class: "to" }, "to (key)"),
+    list,
+    art,
+    keys,
+  );
+  let now = null; // {head, active: rows in view, held: whether they are, high: end of the scale}
+  let listed = []; // {values: one for each row in view} of each key in the list
+  const colour = (k) => `var(--line-${k % LINES})`;
+  const item = (event) => event.target.closest("[data-i]");
+  const move = roving(list, {
+    count: () => now.head.rows.length,
+    onmove(i) {
+      reveal(i);
+      onhover(i, true);
+    },
+    onpick: (i, event) => onpick(i, event.shiftKey),
+    onfree,
+  });
+  const again = () => {
+    if (!now) return;
+    drawTokens();
+    drawLinks();
+  };
+  list.addEventListener("pointerover", (event) => {
+    if (item(event) && event.pointerType !== "touch") onhover(Number(item(event).dataset.i), false);
+  });
+  list.addEventListener(
+    "focusin",
+    (event) => item(event).matches(":focus-visible") && onhover(Number(item(event).dataset.i), true),
+  );
+  for (const left of ["pointerleave", "focusout"]) list.addEventListener(left, () => onhover(null, false));
+  list.addEventListener("scroll", () => requestAnimationFrame(again), { passive: true });
+  ui.redraw(() => again());
+
+  /** Scrolls to a row; to the middle if it is far away. */
+  function reveal(i) {
+    const room = list.clientHeight;
+    const middle = (i + 0.5) * ROW - room / 2;
+    if (Math.abs(middle - list.scrollTop) > room) list.scrollTop = middle;
+    list.scrollTop = Math.max((i + 1) * ROW - room, Math.min(i * ROW, list.scrollTop));
+    drawTokens();
+  }
+
+  function drawTokens() {
+    const { head, active, held } = now;
+    const all = head.rows.length;
+    const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
+    const last = Math.min(all, first + Math.ceil((list.clientHeight || 400) / ROW) + 12);
+    const old = new Map([...tokens.children].map((node_) => [Number(node_.dataset.i), node_]));
+    for (const [i, node_] of old) {
+      if ((i < first || i >= last) && i !== move.at && node_ !== ui.focused()) node_.remove();
+    }
+    for (let i = first; i < last; i++) draw(i);
+    if (all && (move.at < first || move.at >= last)) draw(move.at); // the one tab stop
+    move.refresh();
+
+    function draw(i) {
+      let token = old.get(i);
+      if (!token) {
+        const { name, first: place } = head.rows[i];
+        token = el(
+          "div",
+          {
+            class: "token",
+            role: "option",
+            "data-i": i,
+            "aria-setsize": all,
+            "aria-posinset": i + 1,
+            style: { top: `${i * ROW}px` },
+          },
+          all > LISTED ? el("span", { class: "place" }, count(place)) : null,
+          el("bdi", {}, visible(name)),
+        );
+        tokens.insertBefore(token, [...tokens.children].find((other) => other.dataset.i > i) || null);
+      }
+      const k = active.indexOf(i);
+      token.setAttribute("aria-selected", String(held && k >= 0));
+      token.classList.toggle("on", k >= 0);
+      token.style.setProperty("--its", k >= 0 ? colour(k) : "transparent");
+    }
+  }
+
+  function drawKeys() {
+    const { head, active, high } = now;
+    const many = head.columns.length > LISTED;
+    let shown = head.columns.map((_, c) => c);
+    if (many) {
+      const best = active.flatMap((r) => head.known(r).slice(0, 14)).sort((a, b) => b[1] - a[1]);
+      shown = [...new Set(best.map(([c]) => c))].slice(0, 16).sort((a, b) => a - b);
+    }
+    listed = shown.map((c) => ({
+      c,
+      name: visible(head.columns[c].name),
+      kind: "",
+      values: active.map((r) => head.values(r).get(c) || 0),
+    }));
+    if (many) {
+      const sum = (r) =>
+        head.known(r).reduce((total, [c, value]) => total + (shown.includes(c) ? 0 : value), head.rest(r));
+      listed.push({
+        name: `${count(head.columns.length - shown.length)} other keys`,
+        kind: "others",
+        values: active.map(sum),
+      });
+    }
+    if (head.away) listed.push({ name: "out of sight", kind: "away", values: active.map(head.gone) });
+    fill(
+      keys,
+      listed.map(({ c, name, kind, values }) =>
+        el(
+          "li",
+          { class: `key ${kind}` },
+          el(
+            "span",
+            { class: "bars" },
+            values.map((value, k) =>
+              el("span", {
+                style: { width: `${Math.min(100, (100 * value) / high)}%`, background: colour(k) },
+              }),
+            ),
+          ),
+          many && c !== undefined ? el("span", { class: "place" }, count(head.columns[c].first)) : null,
+          el("bdi", { class: "name" }, name),
+          el(
+            "span",
+            { class: "value" },
+            values.length > 2
+              ? ""
+              : values
+                  .map((value) => (value >= 0.005 * high ? number(value) : value > 0 ? "·" : ""))
+                  .join("  "),
+          ),
+        ),
+      ),
+    );
+  }
+
+  function drawLinks() {
+    const { active, high } = now;
+    const [width, height] = [art.clientWidth || 100, list.clientHeight];
+    const paths = active.flatMap((r, k) =>
+      listed.map(({ kind, values }, place) => {
+        const share = kind === "others" ? 0 : Math.min(1, values[k] / high);
+        const from = Math.max(2, Math.min(height - 2, (r + 0.5) * ROW - list.scrollTop));
+        const to = (place + 0.5) * ROW;
+        return { share, k, kind, d: `M0 ${from}C${width / 2} ${from} ${width / 2} ${to} ${width} ${to}` };
+      }),
+    );
+    const drawn = paths.filter(({ share }) => share > 0.004).sort((a, b) => a.share - b.share);
+    fill(
+      art,
+      drawn.map(({ share, k, kind, d }) =>
+        svg("path", {
+          d,
+          class: `link ${kind}`,
+          style: { stroke: colour(k) },
+          "stroke-width": (0.8 + 7 * share).toFixed(2),
+          "stroke-opacity": (0.12 + 0.83 * Math.sqrt(share)).toFixed(3),
+        }),
+      ),
+    );
+  }
+
+  /** Shows what `next` says; `fresh`: other tokens than before, so that the first one in view is sought. */
+  function set(next, fresh) {
+    now = next;
+    const all = now.head.rows.length;
+    tokens.style.height = `${all * ROW}px`;
+    drawKeys();
+    const rows = all > LISTED ? Math.max(16, listed.length) : Math.max(all, listed.length);
+    node.style.setProperty("--tall", `${rows * ROW}px`);
+    if (fresh) {
+      tokens.replaceChildren();
+      move.at = now.active[0] || 0;
+      reveal(move.at);
+    }
+    again();
+  }
+  return { node, set, reveal, listed: () => listed };
+}
