@@ -25,7 +25,8 @@ _HEAD = ("parts/sight", "parts/lines")
 _PARTS = ("python", "sentence", "changes", "map", "head", "steps", "outcome")
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), (*_HEAD, "pages/show")),
-    **{kind: (f"pages/{kind}",) for kind in ("walk", "shift", "replay")},
+    "walk": ("parts/sums", "pages/walk"),
+    **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
     "play": (*_HEAD, "engine/edits", "store", *(f"parts/{name}" for name in _PARTS), "pages/play"),
 }
 _WITH_TOKENS = ("walk", "shift", "replay")

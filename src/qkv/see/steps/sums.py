@@ -137,7 +137,7 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
 
 
 def _activated(x: float, activation: str) -> str:
-    """The activation of a number; `page/assets/pages/walk.js` writes it in the same ways."""
+    """The activation of a number; `page/assets/parts/sums.js` writes it in the same ways."""
     shown = _number(x)
     match activation:
         case "relu":

@@ -1,8 +1,7 @@
 // The walk: one head step by step, each with its numbers, and the sum behind any of them.
-// The payload is described at the top of page/walk.py, the ways a number is made (`op`) in steps/sums.py.
+// The payload is described at the top of page/walk.py, how a number is made in parts/sums.js.
 
 VIEWS.walk = (box, payload, ui) => {
-  const TERMS = 6; // of a long sum, written out
   const { walk } = payload;
   const { steps, tokens } = walk;
   const keys = walk.keys || tokens;
@@ -13,109 +12,20 @@ VIEWS.walk = (box, payload, ui) => {
 
   // ---- the numbers
 
-  /** An array of the payload, by the tokens' own places; null where it is too large for the page. */
+  /** An array of the payload, by the tokens' own places. */
   function array(name) {
     if (!opened.has(name)) opened.set(name, open(walk.arrays[name]));
     return opened.get(name);
   }
 
   function open({ b64, shape, rows, columns }) {
-    if (b64 === null) return null;
-    const data = unpack({ b64 });
-    const wide = shape.at(-1);
-    const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
-    const [places, across] = [numbered(typeof rows === "string" ? walk[rows] : rows), numbered(columns)];
-    const spot = (j) => (across ? across.get(j) : j);
-    const get = (i, j) => data[shape.length === 1 ? spot(j) : (places ? places.get(i) : i) * wide + spot(j)];
-    const row = (i) => Float64Array.from({ length: wide }, (_, j) => data[(places ? places.get(i) : i) * wide + j]);
-    const column = (j) => Float64Array.from({ length: shape[0] }, (_, i) => data[i * wide + spot(j)]);
-    return { wide, get, row, column };
+    const places = typeof rows === "string" ? walk[rows] : rows;
+    return numbersOf(b64 === null ? null : unpack({ b64 }), shape, { rows: places, columns });
   }
 
+  const sums = sumsOf(array);
   const value = (name, i, j) => array(name).get(i, j);
-  const shown = (x) => number(x, 3);
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
-  const total = (row) => row.reduce((sum, x) => sum + x, 0);
-  const factors = (op, i, j) => {
-    const right = array(op.right);
-    return [array(op.left).row(i), right && (op.flip ? right.row(j) : right.column(j))];
-  };
-  const powers = (row) => {
-    const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
-    return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
-  };
-
-  /** How a number is made: op, row, column -> words and numbers. */
-  const ways = {
-    given: () => "",
-    row: (op, i, j) => `${op.of}[${op.rows[i]}, ${j}]`,
-    wave(op, i, j) {
-      const [name, even] = [j % 2 ? "cos" : "sin", j - (j % 2)];
-      return `${name}(${i} / 10000^(${even}/${op.dim})) = ${name}(${shown(i / 10000 ** (even / op.dim))})`;
-    },
-    sum: (op, i, j) => op.terms.map((name) => `${name} ${shown(value(name, i, j))}`).join(" + "),
-    norm(op, i, j) {
-      const row = array(op.of).row(i);
-      const mean = op.rms ? 0 : total(row) / row.length;
-      const size = Math.sqrt(total(row.map((x) => (x - mean) ** 2)) / row.length + op.eps);
-      const top = op.rms ? shown(row[j]) : `(${shown(row[j])} − ${shown(mean)})`;
-      const scaled = `${top} / ${shown(size)} × ${shown(value(op.gain, i, j))}`;
-      return op.shift ? `${scaled} + ${shown(value(op.shift, i, j))}` : scaled;
-    },
-    product(op, i, j) {
-      if (op.count) return largest(op, i, j);
-      const [left, right] = factors(op, i, j);
-      if (!right) return `${op.left} · ${op.right}, a matrix of ${walk.arrays[op.right].shape.join(" × ")} that this page leaves out`;
-      const most = left.length <= TERMS + 1 ? left.length : TERMS;
-      const terms = Array.from({ length: most }, (_, k) => `${shown(left[k])}×${shown(right[k])}`);
-      if (most < left.length) terms.push(`… (${left.length - most} more: ${shown(total(left.map((x, k) => (k < most ? 0 : x * right[k]))))})`);
-      if (op.bias) terms.push(`bias ${shown(value(op.bias, i, j))}`);
-      return terms.join(" + ");
-    },
-    rotated(op, i, j) {
-      const row = array(op.of).row(i);
-      if (j >= op.dims) return `${op.of} ${shown(row[j])}, not rotated`;
-      const half = op.dims / 2;
-      const pair = op.interleaved ? Math.floor(j / 2) : j % half;
-      const [a, b] = op.interleaved ? [2 * pair, 2 * pair + 1] : [pair, pair + half];
-      const angle = shown(op.positions[i] * op.base ** ((-2 * pair) / op.dims));
-      const [cos, sin, sign] = j === a ? ["cos", "sin", "−"] : ["sin", "cos", "+"];
-      return `${shown(row[a])}×${cos}(${angle}) ${sign} ${shown(row[b])}×${sin}(${angle})`;
-    },
-    scaled: (op, i, j) => `${shown(value(op.of, i, j))} ${op.by}`,
-    masked: (op, i, j) => (value(op.name, i, j) === -Infinity ? "hidden" : ways.sum({ terms: [op.of, op.added].filter(Boolean) }, i, j)),
-    softmax(op, i, j) {
-      const row = array(op.of).row(i);
-      if (row[j] === -Infinity) return "hidden";
-      const [top, raised] = powers(row);
-      const whole = shown(total(raised));
-      return `exp(${shown(row[j])} − ${shown(top)}) / ${whole} = ${shown(raised[j])} / ${whole}`;
-    },
-    activation(op, i, j) {
-      const x = value(op.of, i, j);
-      const [at, away] = [shown(x), shown(-x)];
-      if (op.name === "relu") return `max(${at}, 0)`;
-      if (op.name === "silu") return `${at} / (1 + exp(${away}))`;
-      if (op.name === "tanh") return `tanh(${at})`;
-      if (op.name === "gelu") return `${at} × (1 + erf(${at} / 1.414)) / 2`;
-      return `${at} × (1 + tanh(0.798 × (${at} + 0.045 × ${at}^3))) / 2`;
-    },
-    times: (op, i, j) => `${op.left} ${shown(value(op.left, i, j))} × ${op.right} ${shown(value(op.right, i, j))}`,
-    capped: (op, i, j) => `${shown(op.cap)} × tanh(${shown(value(op.of, i, j))} / ${shown(op.cap)})`,
-    joined: (op, i, j) => `context of head ${Math.floor(j / op.width)}, column ${j % op.width}`,
-  };
-
-  /** A sum of which the page holds the largest terms: they, and what the others come to. */
-  function largest(op, i, j) {
-    const most = op.terms.slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
-    const pairs = most.map((k) => [value(op.left, i, k), value(op.right, k, j)]);
-    const terms = pairs.map(([a, b]) => `${shown(a)}×${shown(b)}`);
-    const bias = op.bias ? value(op.bias, i, j) : 0;
-    const rest = value(op.name, i, j) - bias - total(pairs.map(([a, b]) => a * b));
-    if (most.length < op.count) terms.push(`… (${op.count - most.length} more: ${shown(rest)})`);
-    if (op.bias) terms.push(`bias ${shown(bias)}`);
-    return terms.join(" + ");
-  }
 
   /** The rows of numbers that a sum runs over: [[what, numbers], ...]. */
   function parts(step, i, j) {
@@ -128,13 +38,10 @@ VIEWS.walk = (box, payload, ui) => {
       const shares = columnsOf(step).map((k) => value(name, i, k));
       return [[of(op.of, query), few(scores)], ["exp", few(powers(scores)[1])], [name, shares]];
     }
-    if (op.count) {
-      const [hidden, down] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
-      return [[of(op.left, query), hidden], [of(op.right, `:, ${j}`), down], ["products", hidden.map((x, k) => x * down[k])]];
-    }
-    const [left, right] = op.kind === "product" ? factors(op, i, j) : [];
-    if (!right) return [];
-    return [[of(op.left, query), left], [of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`), right], ["products", left.map((x, k) => x * right[k])]];
+    const sum = sums.products(op, i, j);
+    if (!sum) return [];
+    const right = of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`);
+    return [[of(op.left, query), sum.left], [right, sum.right], ["products", sum.left.map((x, k) => x * sum.right[k])]];
   }
 
   // ---- what is on the page
@@ -142,7 +49,7 @@ VIEWS.walk = (box, payload, ui) => {
   const names = (step) => ({ keys, place: [tokens[walk.start[0]]] })[step.side] || tokens;
   const held = (step) => (step.side === "place" ? null : walk[step.side === "keys" ? "key_rows" : "rows"]);
   const rowsOf = (step) => held(step) || names(step).map((_, i) => i);
-  const columnsOf = (step) => (step.shown ? step.shown.at : Array.from({ length: array(step.name).wide }, (_, j) => j));
+  const columnsOf = (step) => (step.shown ? step.shown.at : Array.from({ length: array(step.name).shape.at(-1) }, (_, j) => j));
   const isLast = (step) => step === steps.at(-1);
   const isOwn = (step) => step === steps[walk.own_step];
   const first = (step) => (step.side === "place" ? 0 : walk.start[step.side === "keys" && walk.keys ? 1 : 0]);
@@ -192,7 +99,7 @@ VIEWS.walk = (box, payload, ui) => {
     const full = step.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
     const high = full || 1;
     const hidden = (k, j) => step.weights && step.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
-    const text = (x) => (size < 0.01 ? shown(x) : fixed(x, size < 100 ? 3 : 1));
+    const text = (x) => (size < 0.01 ? inSum(x) : fixed(x, size < 100 ? 3 : 1));
     const place = (k, j) => `${step.name}[${visible(names(step)[rows[k]])}, ${visible(columns[j])}]`;
     const home = [Math.max(0, rows.indexOf(pickOf(step)[0])), shownColumns.indexOf(pickOf(step)[1])];
     return {
@@ -206,16 +113,16 @@ VIEWS.walk = (box, payload, ui) => {
       cell: written.input.checked ? { min: 58, max: 96, height: 26 } : {},
       describe(k, j) {
         const x = get(rows[k], j);
-        const how = name === "own" ? "" : ways[step.op.kind](step.op, rows[k], shownColumns[j]);
+        const how = name === "own" ? "" : sums.spell(step.op, rows[k], shownColumns[j]);
         const fields = how ? [["=", how]] : [];
         const same = name === "own" ? value(step.name, rows[k], shownColumns[j]) : x;
-        if (name === "own") fields.push(["recomputed", shown(same)], ["difference", apart(Math.abs(x - same))]);
+        if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
         const where = place(k, j);
-        return { title: `${name === "own" ? where.replace(step.name, walk.own) : where} = ${shown(x)}`, fields };
+        return { title: `${name === "own" ? where.replace(step.name, walk.own) : where} = ${inSum(x)}`, fields };
       },
       picked: home,
       home,
-      bar: name === "own" ? walk.own : size > high ? `${name} (the largest is ${shown(size)})` : name,
+      bar: name === "own" ? walk.own : size > high ? `${name} (the largest is ${inSum(size)})` : name,
     };
   }
 

@@ -1,0 +1,150 @@
+// How a number is made, spelled out: of any arrays whose making is known. What `op` may be is told in
+// steps/sums.py, which writes the same in Python.
+
+const TERMS = 6; // of a long sum, written out
+
+/**
+ * An array, by row and column; of one that is too large for the page only its shape is there.
+ * @typedef {object} Numbers
+ * @property {number[]} shape
+ * @property {(i: number, j: number) => number} [get]  of a vector: its number j, whatever the row
+ * @property {(i: number) => Float64Array} [row]
+ * @property {(j: number) => Float64Array} [column]
+ */
+
+/**
+ * Numbers as they are packed, row by row.
+ * @param {ArrayLike<number> | null} data  null where a page leaves them out
+ * @param {number[]} shape  of one or two sizes
+ * @param {{rows?: number[] | null, columns?: number[] | null}} held  which of all rows and columns these are
+ * @returns {Numbers}
+ */
+function numbersOf(data, shape, { rows = null, columns = null } = {}) {
+  if (data === null) return { shape };
+  const wide = shape.at(-1);
+  const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
+  const [places, across] = [numbered(rows), numbered(columns)];
+  const down = (i) => (places ? places.get(i) : i) * wide;
+  const spot = (j) => (across ? across.get(j) : j);
+  return {
+    shape,
+    get: (i, j) => data[(shape.length === 1 ? 0 : down(i)) + spot(j)],
+    row: (i) => Float64Array.from({ length: wide }, (_, j) => data[down(i) + j]),
+    column: (j) => Float64Array.from({ length: shape[0] }, (_, i) => data[i * wide + spot(j)]),
+  };
+}
+
+/** A number as sums are written with. */
+function inSum(x) {
+  return number(x, 3);
+}
+
+function total(row) {
+  return row.reduce((sum, x) => sum + x, 0);
+}
+
+/** The largest number of a row, and what softmax sums: exp of each less that. */
+function powers(row) {
+  const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
+  return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
+}
+
+/**
+ * How the numbers of arrays are made.
+ * @param {(name: string) => Numbers} array  by its name
+ */
+function sumsOf(array) {
+  const value = (name, i, j) => array(name).get(i, j);
+
+  /** By the kind of an op: (op, row, column) -> words and numbers. */
+  const ways = {
+    given: () => "",
+    row: (op, i, j) => `${op.of}[${op.rows[i]}, ${j}]`,
+    wave(op, i, j) {
+      const [name, even] = [j % 2 ? "cos" : "sin", j - (j % 2)];
+      return `${name}(${i} / 10000^(${even}/${op.dim})) = ${name}(${inSum(i / 10000 ** (even / op.dim))})`;
+    },
+    sum: (op, i, j) => op.terms.map((name) => `${name} ${inSum(value(name, i, j))}`).join(" + "),
+    norm(op, i, j) {
+      const row = array(op.of).row(i);
+      const mean = op.rms ? 0 : total(row) / row.length;
+      const size = Math.sqrt(total(row.map((x) => (x - mean) ** 2)) / row.length + op.eps);
+      const top = op.rms ? inSum(row[j]) : `(${inSum(row[j])} − ${inSum(mean)})`;
+      const scaled = `${top} / ${inSum(size)} × ${inSum(value(op.gain, i, j))}`;
+      return op.shift ? `${scaled} + ${inSum(value(op.shift, i, j))}` : scaled;
+    },
+    product(op, i, j) {
+      const sum = products(op, i, j);
+      if (!sum) return `${op.left} · ${op.right}, a matrix of ${array(op.right).shape.join(" × ")} that this page leaves out`;
+      const { left, right, count: all, bias } = sum;
+      const most = all <= TERMS + 1 ? all : TERMS;
+      const first = Array.from({ length: most }, (_, k) => left[k] * right[k]);
+      const terms = first.map((_, k) => `${inSum(left[k])}×${inSum(right[k])}`);
+      if (most < all) terms.push(`… (${all - most} more: ${inSum(sum.whole - bias - total(first))})`);
+      if (op.bias) terms.push(`bias ${inSum(bias)}`);
+      return terms.join(" + ");
+    },
+    rotated(op, i, j) {
+      const row = array(op.of).row(i);
+      if (j >= op.dims) return `${op.of} ${inSum(row[j])}, not rotated`;
+      const half = op.dims / 2;
+      const pair = op.interleaved ? Math.floor(j / 2) : j % half;
+      const [a, b] = op.interleaved ? [2 * pair, 2 * pair + 1] : [pair, pair + half];
+      const angle = inSum(op.positions[i] * op.base ** ((-2 * pair) / op.dims));
+      const [cos, sin, sign] = j === a ? ["cos", "sin", "−"] : ["sin", "cos", "+"];
+      return `${inSum(row[a])}×${cos}(${angle}) ${sign} ${inSum(row[b])}×${sin}(${angle})`;
+    },
+    scaled: (op, i, j) => `${inSum(value(op.of, i, j))} ${op.by}`,
+    masked: (op, i, j) => (value(op.name, i, j) === -Infinity ? "hidden" : ways.sum({ terms: [op.of, op.added].filter(Boolean) }, i, j)),
+    softmax(op, i, j) {
+      const row = array(op.of).row(i);
+      if (row[j] === -Infinity) return "hidden";
+      const [top, raised] = powers(row);
+      const whole = inSum(total(raised));
+      return `exp(${inSum(row[j])} − ${inSum(top)}) / ${whole} = ${inSum(raised[j])} / ${whole}`;
+    },
+    activation(op, i, j) {
+      const x = value(op.of, i, j);
+      const [at, away] = [inSum(x), inSum(-x)];
+      if (op.name === "relu") return `max(${at}, 0)`;
+      if (op.name === "silu") return `${at} / (1 + exp(${away}))`;
+      if (op.name === "tanh") return `tanh(${at})`;
+      if (op.name === "gelu") return `${at} × (1 + erf(${at} / 1.414)) / 2`;
+      return `${at} × (1 + tanh(0.798 × (${at} + 0.045 × ${at}^3))) / 2`;
+    },
+    times: (op, i, j) => `${op.left} ${inSum(value(op.left, i, j))} × ${op.right} ${inSum(value(op.right, i, j))}`,
+    capped: (op, i, j) => `${inSum(op.cap)} × tanh(${inSum(value(op.of, i, j))} / ${inSum(op.cap)})`,
+    joined: (op, _i, j) => `context of head ${Math.floor(j / op.width)}, column ${j % op.width}`,
+  };
+
+  /**
+   * The products that a number is the sum of; null where it is none, or the page leaves them out.
+   * @param {any} op
+   * @param {number} i
+   * @param {number} j
+   * @returns {{left: number[], right: number[], places: number[], count: number, bias: number, whole: number} | null}
+   *   the numbers of both sides and their places in the sum, in the order in which they are shown (the largest first
+   *   where the page has but these); how many there are in all; what is added; and what all come to
+   */
+  function products(op, i, j) {
+    if (op.kind !== "product" || !array(op.right).get) return null;
+    const bias = op.bias ? value(op.bias, i, j) : 0;
+    if (op.count) {
+      const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
+      return { left, right, places: op.terms, count: op.count, bias, whole: value(op.name, i, j) };
+    }
+    const [left, right] = [[...array(op.left).row(i)], [...(op.flip ? array(op.right).row(j) : array(op.right).column(j))]];
+    return { left, right, places: left.map((_, k) => k), count: left.length, bias, whole: bias + total(left.map((x, k) => x * right[k])) };
+  }
+
+  /**
+   * How a number is made, in words and numbers; nothing where it was given.
+   * @param {any} op
+   * @param {number} i
+   * @param {number} j
+   * @returns {string}
+   */
+  const spell = (op, i, j) => ways[op.kind](op, i, j);
+
+  return { spell, products };
+}
