@@ -24,7 +24,7 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _HEAD = ("parts/sight", "parts/lines")
 _PARTS = ("python", "sentence", "changes", "map", "head", "steps", "outcome")
 SCRIPTS = {
-    **dict.fromkeys(("show", "compare"), (*_HEAD, "pages/show")),
+    **dict.fromkeys(("show", "compare"), (*_HEAD, "engine/recorded", "pages/show")),
     "walk": ("parts/sums", "pages/walk"),
     **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
     "play": (*_HEAD, "engine/edits", "store", *(f"parts/{name}" for name in _PARTS), "pages/play"),

@@ -13,6 +13,7 @@
  * @property {boolean[]} special  whether the tokenizer put a token in
  * @property {boolean} cut  whether the text was too long
  * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
+ * @property {any} [source]  of a recorded run: how its numbers are read, see `reader` in sight.js
  */
 
 /**

@@ -255,7 +255,7 @@ function receivedStrip(ui) {
 function look(box, data, ui) {
   const { start: at, compare } = data;
   const both = data.kind === "compare";
-  const readers = data.texts.map(reader);
+  const readers = openRecorded(data).runs.map(({ source }) => source);
   const first = readers[at.text || 0];
   const state = {
     both,

@@ -13,11 +13,12 @@ const COLOURINGS = [
 const IN_SIGHT = new WeakMap(); // run -> what is in sight of it
 
 /**
- * What `reader` makes of a text in a payload, made of a run of the model.
+ * What `reader` makes of a text in a payload; of a run of the model the same is made here.
  * @param {Run} run
  * @param {Edit[]} edits  with which it was run
  */
 function sourceOf(run, edits) {
+  if (run.source) return run.source;
   const { tokens, special, pattern, blocks } = run;
   const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
   const masks = new Map(); // by head, where edits say

@@ -1,0 +1,67 @@
+"""The door to what a page holds: its texts as runs, and nothing that has to be computed."""
+
+import json
+import subprocess
+from typing import Any
+
+import numpy as np
+from playwright._impl._driver import compute_driver_executable
+
+from qkv.see.analysis.heads import LONG, Heads
+from qkv.see.page.html import asset, script_json
+from qkv.see.page.payload import payload_of, text_payload
+
+from .support import WORDS, made
+
+NAMES = ["view", "parts/sight", "engine/recorded"]
+
+
+def asked(code: str, *texts: Heads) -> Any:
+    """What a piece of the page's script gives, which has `door`: the one to these texts."""
+    data = payload_of("show", "a title", [text_payload(text, 0) for text in texts], model="a model")
+    script = "\n".join(asset(f"{name}.js") for name in NAMES)
+    script += f"\nconst door = openRecorded({script_json(data)});"
+    script += (
+        f"\n(async () => process.stdout.write(JSON.stringify(await (async () => {{{code}}})())))();"
+    )
+    node = str(compute_driver_executable()[0])
+    done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_text_that_is_held_is_a_run() -> None:
+    one, other = made(WORDS, name="A"), made(WORDS[:4], 1, 2, seed=1, name="B")
+    found = asked(
+        "return Promise.all(['B', 'A'].map(async (name) => {"
+        " const { tokens, special, pattern, source } = await door.run(name);"
+        " const weights = pattern.map((layer) => layer.map((head) => [...head]));"
+        " return [tokens, special, weights, source.text.name]; }))",
+        one,
+        other,
+    )
+    for text, (tokens, special, pattern, name) in zip((other, one), found, strict=True):
+        assert (tokens, special) == (text.queries.tokens, text.queries.special)
+        weights = np.array(text.weights)
+        np.testing.assert_array_equal(np.float32(pattern).reshape(weights.shape), weights)
+        assert name == text.name
+
+
+def test_what_would_have_to_be_computed_is_refused() -> None:
+    why = "needs a model: this page holds what was computed before."
+    asking = [
+        "door.run('A', [{ op: 'hide', token: 1 }])",
+        "door.run('a text')",
+        "door.sweep('A', [])",
+    ]
+    found = asked(
+        f"return Promise.all([{', '.join(asking)}].map((asked) => asked.catch(String)))",
+        made(WORDS, name="A"),
+    )
+    first = ["A change", "Another text", "To remove heads"]
+    assert found == [f"Error: {what} {why}" for what in first]
+    assert asked("return [door.name, door.where]", made(WORDS)) == ["a model", "recorded"]
+
+
+def test_a_long_text_has_no_pattern() -> None:
+    code = "return [door.runs[0].pattern, door.runs[0].tokens.length]"
+    assert asked(code, made(["a"] * LONG, 1, 1)) == [None, LONG]
