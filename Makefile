@@ -63,7 +63,7 @@ native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aa
 	$(BIN)/python -m pytest tests/native
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
-	$(PARITY_VENV)/bin/python -m pytest tests/parity
+	$(PARITY_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/parity
 
 serve: $(SERVE_VENV)/.serve ## the server: its clients, bad requests, faults and loads (own environment)
 	$(SERVE_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/serve
