@@ -84,15 +84,18 @@ VIEWS.play = play;
 
 /** The parts, by name; `before` is the head once more, of the text without edits. */
 function partsOf(ui, store) {
-  return {
+  const parts = {
     sentence: sentencePart(ui, store),
     changes: changesPart(ui, store),
     map: mapPart(ui, store),
     head: headPart(ui, store),
     before: originalHead(ui, store),
     steps: stepsPart(),
+    motion: motionPart(ui),
     outcome: outcomePart(ui, store),
   };
+  parts.head.body.append(parts.motion.node);
+  return parts;
 }
 
 /** The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at. */

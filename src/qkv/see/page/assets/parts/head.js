@@ -219,7 +219,7 @@ function headPart(ui, store) {
     paint.node.hidden = table.node.hidden = !state.inside;
     table.set(head, at);
   }
-  return { node, update };
+  return { node, body, update };
 }
 
 /** What paints the mask: a switch for the heat map, and a link to go to in steps, to hide or to show. */

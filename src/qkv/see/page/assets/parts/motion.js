@@ -1,0 +1,391 @@
+// How the row of the chosen query arises, as a motion: the keys slide under the query, the products of their numbers
+// fold to scores, these become weights, and the values shrink to them and add up. A slider goes to any moment of it.
+
+const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
+const MOMENT = 250; // how long each of them is, in milliseconds
+const TICKS = 10; // steps of the slider in each
+const SEPARATE = 12; // so many keys have rows of their own, or one row fewer and one for all others
+const TALL = 22; // height of a row, in pixels
+const GAP = 6; // above the sum
+
+/**
+ * One key of the row that arises; `others` are several together, which have no scores of their own.
+ * @typedef {object} Rising
+ * @property {string} name
+ * @property {boolean} others
+ * @property {number[]} k  (d)
+ * @property {number[]} products  (d): the query's numbers times the key's
+ * @property {number} raw  their sum
+ * @property {number} score  what the softmax is given; -Infinity where a mask hides the key
+ * @property {boolean} own  whether the reader hid it
+ * @property {number} weight
+ * @property {number[]} v  (d)
+ */
+
+/**
+ * The numbers of a row: of the keys with the largest weights, in the order of the text, and of all others together.
+ * Null where the run has none of its layer.
+ * @param {Now} now
+ */
+function arising({ run, state }) {
+  const { layer, head, edits } = state;
+  const block = run?.blocks?.[layer];
+  const turned = block?.rot_q ? { ...block, q: block.rot_q, k: block.rot_k } : block; // as the scores are made of
+  const vectors = block?.attn_scores && run.tokens.length ? vectorsOf({ ...run, blocks: { [layer]: turned } }, layer, head) : null;
+  if (!vectors) return null;
+  const T = run.tokens.length;
+  const query = Math.min(state.query ?? state.place ?? 0, T - 1);
+  const across = Array.from({ length: vectors.d }, (_, c) => c);
+  const q = across.map((c) => vectors.q.at(query, c));
+  const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
+  const hidden = hiddenBy(edits, layer, head, T);
+  const places = Array.from(weights, (_, key) => key);
+  const most = [...places].sort((a, b) => weights[b] - weights[a] || a - b);
+  const kept = T > SEPARATE ? most.slice(0, SEPARATE - 1).sort((a, b) => a - b) : places;
+  /** @type {Rising[]} */
+  const rows = kept.map((key) => {
+    const k = across.map((c) => vectors.k.at(key, c));
+    const products = across.map((c) => q[c] * k[c]);
+    return {
+      name: run.tokens[key],
+      others: false,
+      k,
+      products,
+      raw: products.reduce((sum, x) => sum + x, 0),
+      score: block.attn_scores[head][query * T + key],
+      own: hidden[query * T + key] === 1,
+      weight: weights[key],
+      v: across.map((c) => vectors.v.at(key, c)),
+    };
+  });
+  const rest = places.filter((key) => !kept.includes(key));
+  if (rest.length) rows.push(together(rest, weights, across, vectors));
+  const given = edits.some((edit) => edit.op === "row" && edit.query === query && edit.layer === layer && edit.head === head);
+  const z = across.map((c) => vectors.z.at(query, c));
+  const total = weights.reduce((sum, weight) => sum + weight, 0);
+  const removed = isRemoved(edits, layer, head);
+  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...scaleIn(rows, edits, vectors.d) };
+}
+
+/**
+ * Keys that have no row of their own: their weights' sum, and the values as these weigh them.
+ * @returns {Rising}
+ */
+function together(keys, weights, across, vectors) {
+  const weight = keys.reduce((sum, key) => sum + weights[key], 0);
+  const v = across.map((c) => keys.reduce((sum, key) => sum + weights[key] * vectors.v.at(key, c), 0) / (weight || 1));
+  return { name: `${count(keys.length)} others`, others: true, k: [], products: [], raw: 0, score: 0, own: false, weight, v };
+}
+
+/** What became of the raw scores before the softmax: told by the scores themselves, since a model may have its own way. */
+function scaleIn(rows, edits, d) {
+  const seen = rows.filter(({ others, score }) => !others && Number.isFinite(score));
+  const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), null);
+  const scale = best ? best.score / best.raw : 1 / Math.sqrt(d);
+  const all = seen.every(({ raw, score }) => Math.abs(raw * scale - score) <= 1e-3 * Math.max(1, Math.abs(score)));
+  const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-3;
+  const by = !all ? "score" : usual ? `÷ √${d}` : `× ${number(scale, 3)}`;
+  return { by, rescaled: edits.some(({ op }) => op === "scale") };
+}
+
+// ---- the picture of a moment
+
+const mix = (a, b, share) => a + (b - a) * share;
+const within1 = (x) => Math.max(0, Math.min(1, x));
+const eased = (x) => within1(x) ** 2 * (3 - 2 * within1(x));
+
+/** The colours of a row's numbers, and how long its bars are at most; anew for each theme. */
+function tinted(ui, pen, row) {
+  const { q, k, v } = row.vectors;
+  const tint = (values, high) => values.map((value) => css(shade(ui, value / high)));
+  const products = row.rows.flatMap((one) => one.products);
+  const high = Math.max(1e-9, ...products.map(Math.abs));
+  const sum = (one, sign) => one.products.reduce((total, x) => total + Math.max(0, sign * x), 0);
+  const [left, right] = [-1, 1].map((sign) => Math.max(1e-9, ...row.rows.map((one) => sum(one, sign))));
+  return {
+    q: tint(row.q, q.high),
+    z: tint(row.z, v.high),
+    rows: row.rows.map((one) => ({
+      k: tint(one.k, k.high),
+      products: tint(one.products, high),
+      v: tint(one.v.map((value) => value * Math.sign(one.weight || 1)), v.high),
+      up: sum(one, 1),
+      down: sum(one, -1),
+    })),
+    left,
+    right,
+    bar: ui.color(row.given ? "--changed" : "--line-0"),
+    ink: ui.color("--ink"),
+    hidden: ["--hatch", "--changed"].map((name) => hatch(ui, pen, name)),
+    signs: [css(shade(ui, -0.7)), css(shade(ui, 0.7))],
+  };
+}
+
+/**
+ * Draws a moment: `at` counts moments, from 0 to as many as there are.
+ * @param {any} pen
+ * @param {any} row  of arising()
+ * @param {any} colours  of tinted()
+ * @param {number} at
+ * @param {number} wide
+ */
+function drawMoment(pen, row, colours, at, wide) {
+  const { d, rows } = row;
+  const n = rows.length;
+  const cell = wide / d;
+  const [zero, unit] = [(wide * colours.left) / (colours.left + colours.right), wide / (colours.left + colours.right)];
+  const top = (r) => (r + 1) * TALL + 1;
+  const foot = top(n) + GAP;
+  const high = TALL - 2;
+  const heights = rows.map(({ weight }) => high * Math.min(1, Math.abs(weight)));
+  const strip = (tints, x, y, tall) => tints.forEach((tint, c) => block(tint, x + c * cell, y, Math.ceil(cell), tall));
+
+  function block(tint, x, y, width, tall, seen = 1) {
+    pen.globalAlpha = seen;
+    pen.fillStyle = tint;
+    pen.fillRect(x, y, width, tall);
+    pen.globalAlpha = 1;
+  }
+
+  /** The keys come in from the right; then, column by column, each number is taken times the query's. */
+  function keysAndProducts(r) {
+    const { k, products } = colours.rows[r];
+    const away = (1 - eased(1.5 * at - (0.5 * r) / n)) * wide;
+    const done = Math.round(within1(at - 1) * d);
+    strip([...products.slice(0, done), ...k.slice(done)], away, top(r), high);
+  }
+
+  /** The products become bars on either side of 0; then the shorter side folds onto the longer one. */
+  function fold(r) {
+    const { products, up, down } = colours.rows[r];
+    const [apart, over] = [eased((at - 2) / 0.6), eased((at - 2.6) / 0.4)];
+    const net = up - down;
+    let [right, left] = [0, 0];
+    rows[r].products.forEach((x, c) => {
+      const start = x > 0 ? right : left - Math.abs(x);
+      const shift = net > 0 === x > 0 ? 0 : over * (net > 0 ? up : -down);
+      if (x > 0) right += x;
+      else left += x;
+      const place = mix(c * cell, zero + (start + shift) * unit, apart);
+      const width = mix(Math.ceil(cell), Math.abs(x) * unit, apart);
+      block(products[c], place, top(r) + 3 * apart, width, high - 6 * apart, 1 - over);
+    });
+    if (over) bar(r, 0, over);
+  }
+
+  /** A score as a bar from 0, or on its way to a weight as one from the left edge, where the whole width is 1. */
+  function bar(r, share, seen = 1) {
+    const { raw, weight, score, others } = rows[r];
+    const hidden = score === -Infinity;
+    const [from, to] = others ? [0, 0] : [zero + Math.min(0, raw) * unit, zero + Math.max(0, raw) * unit];
+    const [x, end] = [mix(from, 0, share), mix(to, Math.abs(weight) * wide, share)];
+    if (hidden && share) return;
+    block(colours.signs[raw > 0 ? 1 : 0], x, top(r) + 3, end - x, high - 6, seen * (1 - share));
+    block(colours.bar, x, top(r) + 3, end - x, high - 6, seen * share);
+  }
+
+  /** The values come in as the keys did, and shrink to their weights. */
+  function values(r) {
+    const [come, shrunk] = [eased((at - 4) / 0.5), eased((at - 4.5) / 0.5)];
+    if (come < 1) bar(r, 1, 1 - come);
+    const tall = mix(high, heights[r], shrunk);
+    strip(colours.rows[r].v, (1 - come) * wide, top(r) + (high - tall) / 2, tall);
+  }
+
+  /** What they are now moves on each other: one row high where the weights sum to 1; blended, it is the result. */
+  function pile() {
+    const down = eased((at - 5) / 0.65);
+    const fit = high / Math.max(high, heights.reduce((sum, tall) => sum + tall, 0));
+    let y = foot;
+    rows.forEach((_, r) => {
+      const tall = mix(heights[r], heights[r] * fit, down);
+      strip(colours.rows[r].v, 0, mix(top(r) + (high - heights[r]) / 2, y, down), tall);
+      y += heights[r] * fit;
+    });
+    const blended = eased((at - 5.65) / 0.35);
+    colours.z.forEach((tint, c) => blended && block(tint, c * cell, foot, Math.ceil(cell), high, blended));
+  }
+
+  strip(colours.q, 0, 1, high);
+  rows.forEach((one, r) => {
+    if (at <= 2) keysAndProducts(r);
+    else if (at < 3) fold(r);
+    else if (at <= 4) bar(r, eased((at - 3.4) / 0.6));
+    else values(r);
+    if (at > 3 && one.score === -Infinity && !row.given) block(colours.hidden[Number(one.own)], 0, top(r), wide, high);
+  });
+  if (at > 1 && at < 2) block(colours.ink, Math.round((at - 1) * d) * cell - 1, 0, 2, top(n) - 2);
+  if (at > 2 && at < 3.4) block(colours.ink, zero - 0.5, top(0), 1, top(n) - top(0));
+  if (at > 5) pile();
+}
+
+// ---- the part
+
+/**
+ * The motion of the chosen query, below the lines of its head. It is played once when a query is chosen, not when a
+ * run follows a change; where motion is not wanted, its end stands there at once.
+ * @param {any} ui
+ */
+function motionPart(ui) {
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const last = MOMENTS.length;
+  const title = el("h4", {});
+  const said = el("p", { class: "motion-said" });
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const list = el("ul", { class: "motion-rows", role: "list", "aria-label": "the row, key by key" });
+  const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : play()) });
+  const slider = el("input", { type: "range", class: "motion-at", "aria-label": "moment", min: 0, max: last * TICKS, step: 1, oninput: scrub, onkeydown: leap });
+  const names = MOMENTS.map((name) => el("span", {}, name));
+  const node = el(
+    "div",
+    { class: "motion", "data-part": "motion" },
+    el("div", { class: "motion-top" }, title, button),
+    said,
+    el("div", { class: "motion-stage" }, list, canvas),
+    slider,
+    el("div", { class: "motion-moments", "aria-hidden": "true" }, names),
+  );
+  let now = null;
+  let row = null; // what arising() gives
+  let colours = null;
+  let [pen, wide, at, playing, inView, before] = [null, 0, last, false, false, 0];
+  let [figures, told] = ["", -1]; // what the numbers are now, and what is said
+  ui.redraw(() => {
+    colours = null;
+    fit();
+  });
+  new IntersectionObserver((entries) => {
+    inView = entries.at(-1).isIntersecting;
+    if (!inView) return;
+    fit();
+    before = 0;
+    if (playing) requestAnimationFrame(frame);
+  }, { threshold: 0.25 }).observe(node);
+
+  function frame(time) {
+    if (!playing || !inView || !row) return;
+    at = Math.min(last, at + (before ? Math.min(100, time - before) : 0) / MOMENT);
+    before = time;
+    if (at === last) stop();
+    else requestAnimationFrame(frame);
+    show();
+  }
+
+  function play() {
+    const runs = playing;
+    [at, playing, before] = [0, true, 0];
+    fill(button, "❚❚ Pause");
+    show();
+    if (!runs && inView) requestAnimationFrame(frame);
+  }
+
+  function stop() {
+    playing = false;
+    fill(button, "▶ Play");
+  }
+
+  function scrub() {
+    stop();
+    at = Number(slider.value) / TICKS;
+    show();
+  }
+
+  /** The page keys go to where the next moment begins, or this one or the one before. */
+  function leap(event) {
+    const by = { PageUp: 1, PageDown: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    slider.value = String(TICKS * (by > 0 ? Math.floor(at) + 1 : Math.ceil(at) - 1));
+    scrub();
+  }
+
+  /** The canvas lies over the middle of the rows. */
+  function fit() {
+    const room = list.querySelector(".motion-room");
+    wide = room && !node.hidden ? room.clientWidth : 0;
+    if (!wide) return;
+    pen = canvas2d(canvas, wide, (row.rows.length + 2) * TALL + GAP);
+    canvas.style.left = `${room.offsetLeft}px`;
+    show();
+  }
+
+  function show() {
+    if (!row) return;
+    slider.value = String(Math.round(at * TICKS));
+    const moment = Math.min(last - 1, Math.max(0, Math.ceil(at) - 1));
+    if (told !== moment) {
+      told = moment;
+      fill(said, sentence(moment));
+      names.forEach((name, i) => name.classList.toggle("on", i === moment));
+      slider.setAttribute("aria-valuetext", `${MOMENTS[moment]}: ${said.textContent}`);
+    }
+    const due = at < 2.6 ? "" : at <= 3.1 ? "raw" : at < 3.5 ? "score" : "weight";
+    if (figures !== due) write(due);
+    if (!wide) return;
+    colours ??= tinted(ui, pen, row);
+    pen.clearRect(0, 0, wide, (row.rows.length + 2) * TALL + GAP);
+    drawMoment(pen, row, colours, at, wide);
+  }
+
+  /** What a moment shows, in words; of the key that is looked at most with its numbers. */
+  function sentence(moment) {
+    const { rows, name, d, by, given, removed, total } = row;
+    const best = rows.filter(({ others }) => !others).reduce((a, b) => (b.weight > a.weight ? b : a));
+    const none = rows.every(({ weight }) => weight === 0);
+    const its = (text) => (none ? "" : [" ", word(best.name), `: ${text}.`]);
+    if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
+    if (moment === 1) return "Number by number, query times key: blue where both have the same sign, red where not.";
+    if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
+    if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
+    if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
+    if (moment === 3) return [`${by === "score" ? "" : `${by}, then `}softmax: scores become weights, which sum to ${fixed(total, 2)}.`, its(`${number(best.score)} → ${fixed(best.weight, 3)}`)];
+    if (moment === 4) return "Each key hands over its value, which shrinks to the key's weight.";
+    if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
+    return ["The values, as high as their weights, are laid on each other and blend: what this head gives to ", word(name), "."];
+  }
+
+  /** The numbers beside the keys. */
+  function write(due) {
+    figures = due;
+    const { rows, by, rescaled, given, total, removed } = row;
+    const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled], weight: ["weight", given] };
+    const figure = ({ others, raw, score, weight, own }) => {
+      if (due === "weight") return score === -Infinity && !given ? ["hidden", own] : [fixed(weight, 3), given];
+      if (!due || others) return ["", false];
+      if (due === "raw") return [number(raw), false];
+      return score === -Infinity ? ["hidden", own] : [number(score), rescaled];
+    };
+    const foot = due !== "weight" ? ["", false] : removed ? ["removed", true] : [fixed(total, 3), false];
+    const all = [heads[due], ...rows.map(figure), foot];
+    list.querySelectorAll(".motion-figure").forEach((cell, i) => {
+      const [text, changed] = all[i];
+      fill(cell, text);
+      cell.classList.toggle("changed", changed);
+    });
+  }
+
+  /** @param {Now} next */
+  function update(next) {
+    const was = now;
+    now = next.run && next.state.inside ? next : null;
+    row = now && arising(now);
+    node.hidden = !row;
+    if (!row) return stop();
+    const about = ({ state: { text, edits, layer, head } }) => JSON.stringify([text, edits, layer, head]);
+    const same = was !== null && about(was) === about(now);
+    const chosen = same && was.state.query !== now.state.query;
+    if (same && !chosen && was.run === now.run) return fit();
+    [colours, figures, told] = [null, "none", -1];
+    fill(title, "How the row of ", word(row.name), " arises");
+    const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
+    fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
+    button.hidden = still.matches;
+    if (chosen && !still.matches) play();
+    else if (!playing || !same) {
+      at = last;
+      stop();
+    }
+    fit();
+  }
+  return { node, update };
+}

@@ -1,0 +1,297 @@
+"""How the row of a query arises, in the live page: its moments are the library's numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+from qkv.models import Model
+from qkv.trace import Trace
+
+from .conftest import Visit
+from .edited import Edit
+from .engine import by_the_library
+from .play import address, after, opened_at, ready
+from .playing import HEAD, PLACE, STATE, TEXT, go, held, like, live_page, opened, picture, until
+from .support import read, tight, token
+from .test_page import problems
+
+LAYER, NUMBER = HEAD
+END = 60  # of the slider
+ROW, ROOM = 22, 20  # of a row and of what is drawn in it, in pixels
+TIMES = "\N{MULTIPLICATION SIGN}"
+LONG = "She wore a crown of gold and silver on her head and a ring on her small left [MASK]."
+# Keeps what the slider says at every frame.
+WATCH = """(slider) => {
+  globalThis.moments = [];
+  const look = () => { moments.push(Number(slider.value)); requestAnimationFrame(look); };
+  look();
+}"""
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def trace(exact: Model) -> Trace:
+    return exact.trace(TEXT)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return opened(visit, html)
+
+
+def motion(page: Page) -> Locator:
+    return page.locator("[data-part=motion]")
+
+
+def slider(page: Page) -> Locator:
+    return motion(page).get_by_role("slider")
+
+
+def to(page: Page, at: int) -> None:
+    """Takes the slider to a moment."""
+    slider(page).fill(str(at))
+
+
+def figures(page: Page) -> list[str]:
+    """The numbers of the keys, as they stand beside them, between the heading and the sum."""
+    return motion(page).locator(".motion-figure").all_inner_texts()
+
+
+def names(page: Page) -> list[str]:
+    return motion(page).locator(".motion-name").all_inner_texts()
+
+
+def drawn(page: Page, d: int = 32) -> np.ndarray:
+    """The colours in the middle of each cell, (rows, d, 3): the query, the keys, the sum."""
+    found = picture(motion(page).locator("canvas"))
+    rows = len(names(page))
+    down = np.array([ROW * row + ROW // 2 for row in range(rows - 1)] + [found.shape[0] - 11])
+    across = ((np.arange(d) + 0.5) * found.shape[1] / d).astype(int)
+    return found[np.ix_(down, across)]
+
+
+def vectors(trace: Trace, name: str) -> np.ndarray:
+    return np.asarray(trace[name, LAYER][0, :, NUMBER], np.float64)
+
+
+def tall(page: Page) -> list[float]:
+    """How high each key's strip is drawn, as a share of its room: what covers the first column."""
+    column = (
+        motion(page)
+        .locator("canvas")
+        .evaluate(
+            """(canvas) => {
+          const { data } = canvas.getContext("2d").getImageData(2, 0, 1, canvas.height);
+          return [...data].filter((_, i) => i % 4 === 3);
+        }"""
+        )
+    )
+    return [sum(column[ROW * r + 1 :][:ROOM]) / 255 / ROOM for r in range(1, len(names(page)) - 1)]
+
+
+def test_every_moment_is_the_trace(page: Page, trace: Trace) -> None:
+    q, k, v, z = (vectors(trace, name) for name in "qkvz")
+    scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, PLACE])
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, PLACE])
+    products = q[PLACE] * k
+    assert names(page) == ["[MASK]", *trace.tokens, "sum"]
+    assert slider(page).input_value() == str(END)
+    like(drawn(page)[-1], z[PLACE] / np.abs(v).max(), 3)
+    assert figures(page)[0] == "weight"
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], [*weights, 1], atol=0.00051)
+    to(page, 10)
+    assert figures(page) == [""] * 12
+    like(drawn(page)[:-1], np.stack([q[PLACE] / np.abs(q).max(), *(k / np.abs(k).max())]), 3)
+    to(page, 20)
+    like(drawn(page)[1:-1], products / np.abs(products).max(), 3)
+    to(page, 30)
+    assert (figures(page)[0], figures(page)[-1]) == ("score", "")
+    raw = [read(x) for x in figures(page)[1:-1]]
+    np.testing.assert_allclose(raw, products.sum(-1), atol=0.0052)
+    to(page, 34)
+    assert figures(page)[0] == "÷ √32"
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], scaled, atol=0.0052)
+    to(page, 45)
+    like(drawn(page)[1:-1], v / np.abs(v).max(), 3)
+    to(page, 50)
+    np.testing.assert_allclose(tall(page), weights, atol=0.004)
+
+
+def test_bars_are_as_long_as_scores_and_weights(page: Page, trace: Trace) -> None:
+    raw = (vectors(trace, "q")[PLACE] * vectors(trace, "k")).sum(-1)
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, PLACE])
+    for at, expected in ((30, np.abs(raw) / np.abs(raw).max()), (40, weights)):
+        to(page, at)
+        found = picture(motion(page).locator("canvas")).astype(int)
+        middle = found[ROW + ROW // 2 : ROW * 11 : ROW]
+        lengths = (np.ptp(middle, axis=-1) > 60).sum(-1)
+        whole = lengths.max() if at == 30 else found.shape[1]
+        np.testing.assert_allclose(lengths / whole, expected, atol=0.012)
+
+
+def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
+    slider(page).scroll_into_view_if_needed()
+    slider(page).evaluate(WATCH)
+    token(page, 3).evaluate("node => node.click()")
+    until(lambda: held(page)["query"] == 3)
+    until(lambda: slider(page).input_value() == str(END))
+    moments = page.evaluate("moments")
+    moments = moments[next(i for i, at in enumerate(moments) if at < END) :]
+    assert moments[0] < 10
+    assert moments == sorted(moments)
+    assert names(page)[0] == trace.tokens[3]
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.00051)
+    page.evaluate("moments.length = 0")
+    page.wait_for_timeout(600)
+    assert set(page.evaluate("moments")) == {END}
+
+
+def test_it_does_not_play_at_load_nor_after_a_change(page: Page) -> None:
+    slider(page).scroll_into_view_if_needed()
+    slider(page).evaluate(WATCH)
+    page.wait_for_timeout(300)
+    go(page, edits=[{"op": "hide", "token": 4}])
+    go(page, head=0)
+    go(page, layer=1, query=2)
+    page.wait_for_timeout(300)
+    assert set(page.evaluate("moments")) == {END}
+
+
+def test_it_can_be_stopped_and_taken_by_keys(page: Page) -> None:
+    play = motion(page).get_by_role("button")
+    play.click()
+    until(lambda: 3 < int(slider(page).input_value()) < END)
+    play.click()
+    at = int(slider(page).input_value())
+    page.wait_for_timeout(200)
+    assert int(slider(page).input_value()) == at < END
+    slider(page).focus()
+    page.keyboard.press("Home")
+    assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query [MASK] is 32")
+    for moment in ("products", "scores", "weights", "values", "sum", "sum"):
+        page.keyboard.press("PageUp")
+        page.keyboard.press("ArrowRight")
+        assert slider(page).get_attribute("aria-valuetext").startswith(f"{moment}: ")
+    for at in (50, 40):
+        page.keyboard.press("PageDown")
+        assert slider(page).input_value() == str(at)
+
+
+def test_where_motion_is_not_wanted_its_end_stands_at_once(
+    visit: Visit, html: str, trace: Trace
+) -> None:
+    page = opened(visit, html)
+    page.emulate_media(reduced_motion="reduce")
+    slider(page).scroll_into_view_if_needed()
+    slider(page).evaluate(WATCH)
+    token(page, 3).evaluate("node => node.click()")
+    until(lambda: held(page)["query"] == 3)
+    assert set(page.evaluate("moments")) == {END}
+    assert not motion(page).get_by_role("button").is_visible()
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.00051)
+    to(page, 30)
+    assert figures(page)[0] == "score"
+
+
+def test_out_of_sight_it_waits(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, address(**STATE)), width=1280, height=420))
+    page.evaluate("scrollTo(0, 0)")
+    go(page, query=3)
+    page.wait_for_timeout(2000)
+    assert slider(page).input_value() == "0"
+    slider(page).scroll_into_view_if_needed()
+    until(lambda: slider(page).input_value() == str(END))
+
+
+CASES: dict[str, tuple[list[Edit], str, str]] = {
+    "hidden": ([{"op": "hide", "token": 4}], "hidden", ""),
+    "temperature": ([{"op": "scale", "value": 0.3}], f"{TIMES} 0.300", ""),
+    "given": (
+        [{"op": "row", "layer": 3, "head": 2, "query": 7, "weights": [0.5, 0.5, *[0] * 8]}],
+        "0.500",
+        "You gave this row its weights",
+    ),
+    "removed": ([{"op": "ablate", "layer": 3, "head": 2}], "removed", "This head is removed"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_reader_changed_is_said(visit: Visit, html: str, exact: Model, case: str) -> None:
+    edits, marked, words = CASES[case]
+    page = opened(visit, html, edits=edits)
+    found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
+    weights = found.pattern[LAYER][NUMBER][PLACE]
+    shown = [0.0 if x == "hidden" else read(x) for x in figures(page)[1:-1]]
+    np.testing.assert_allclose(shown, weights, atol=0.00051)
+    seen = []
+    for at in (34, 36, END):
+        to(page, at)
+        changed = motion(page).locator(".changed").all_inner_texts()
+        seen.append(" ".join(changed))
+        for text in motion(page).locator(".changed").all():
+            assert text.evaluate("node => getComputedStyle(node).color") == "rgb(169, 71, 0)"
+    assert marked in " ".join(seen)
+    assert words in " ".join(seen)
+
+
+def test_of_many_keys_the_others_stand_together(visit: Visit, html: str, exact: Model) -> None:
+    page = opened(visit, html, text=LONG, place=None, query=None)
+    trace = exact.trace(LONG)
+    size = len(trace.tokens)
+    place = list(trace.tokens).index("[MASK]")
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, place])
+    best = sorted(np.argsort(-weights)[:11])
+    assert names(page)[1:-1] == [*(trace.tokens[i] for i in best), f"{size - 11} others"]
+    expected = [*weights[best], weights.sum() - weights[best].sum(), 1]
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], expected, atol=0.00051)
+    v, z = vectors(trace, "v"), vectors(trace, "z")
+    like(drawn(page)[-1], z[place] / np.abs(v).max(), 3)
+    to(page, 45)
+    others = np.delete(np.arange(size), best)
+    together = weights[others] @ v[others] / weights[others].sum()
+    like(drawn(page)[1:-1], np.stack([*v[best], together]) / np.abs(v).max(), 3)
+    to(page, 34)
+    assert figures(page)[-2] == ""
+
+
+def test_a_frame_of_a_long_text_draws_little(visit: Visit, html: str) -> None:
+    """What a frame costs follows the rows that are shown, however long the text is."""
+    page = opened(visit, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", place=None)
+    page.evaluate(
+        """() => {
+          globalThis.drawn = [];
+          const { clearRect, fillRect } = CanvasRenderingContext2D.prototype;
+          Object.assign(CanvasRenderingContext2D.prototype, {
+            clearRect(...box) { drawn.push(0); clearRect.apply(this, box); },
+            fillRect(...box) { drawn.push(drawn.pop() + 1); fillRect.apply(this, box); },
+          });
+        }"""
+    )
+    for at in range(0, END + 1, 3):
+        to(page, at)
+    most = page.evaluate("Math.max(...drawn)")
+    assert 32 * 12 < most <= 32 * (2 * 12 + 2) + 20
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_has_its_room(visit: Visit, html: str, width: int, scheme: str) -> None:
+    hash_ = address(**STATE | {"tab": "heads"})
+    page = ready(visit(opened_at(html, hash_), width=width, scheme=scheme))
+    for control in motion(page).locator("button, input").all():
+        box: Any = control.bounding_box()
+        assert min(box["width"], box["height"]) >= 44 - 0.5
+    assert tight(page)
+    assert problems(page) == []
+    for name in motion(page).locator(".motion-moments span").all():
+        assert name.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
+    after(page, token(page, 2).click)
+    until(lambda: slider(page).input_value() == str(END))
