@@ -596,6 +596,18 @@ def test_joined_heads_say_whose_column_they_are() -> None:
     assert view.walk.spell(step, (1, 5)) == expected
 
 
+def test_the_largest_terms_of_a_long_sum_are_written_out(trained: WalkView) -> None:
+    step = next(step for step in trained.steps if step.name == "scores")
+    q, k = (trained.walk.arrays[name].astype(np.float64) for name in "QK")
+    products = q[1] * k[2]
+    best = np.argsort(-np.abs(products))[:4]
+    written = [f"{q[1, c]:.3f}*{k[2, c]:.3f}" for c in best]
+    rest = f"… ({len(products) - 4} more: {np.delete(products, best).sum():.3f})"
+    value = f"{step.values[1, 2]:.3f}"
+    found = trained.walk.spell(step, (1, 2), most=4).split(" = ")[1:]
+    assert found == [" + ".join([*written, rest]), value]
+
+
 def test_more_terms_are_written_out_on_request(trained: WalkView) -> None:
     step = next(step for step in trained.steps if step.name == "Q")
     short, long = (trained.walk.spell(step, (1, 2), most=most) for most in (3, 10))

@@ -25,7 +25,7 @@ _HEAD = ("parts/sight", "parts/lines")
 _PARTS = ("python", "sentence", "changes", "map", "head", "steps", "motion", "outcome")
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), (*_HEAD, "engine/recorded", "pages/show")),
-    "walk": ("parts/sums", "pages/walk"),
+    "walk": ("parts/sums", "parts/cell", "pages/walk"),
     **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
     "play": (*_HEAD, "engine/edits", "store", *(f"parts/{name}" for name in _PARTS), "pages/play"),
 }

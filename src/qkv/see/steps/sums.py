@@ -37,7 +37,7 @@ def spell(
         arrays: the array and what it is made of, by name.
         rows: what the rows stand for.
         columns: what the columns stand for; their numbers if left out.
-        most: how many terms of a long sum are written out.
+        most: how many terms of a long sum are written out, the largest first.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
@@ -110,12 +110,13 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
-    shown = list(range(n if n <= most + 1 else most))
-    if "terms" in op:  # the largest first
-        shown = op["terms"] if n <= most + 1 else op["terms"][:most]
+    products = left.astype(np.float64) * other.astype(np.float64)
+    shown = list(op.get("terms", range(n)))
+    if n > most + 1:  # the largest first
+        best = shown if "terms" in op else np.argsort(-np.abs(products), kind="stable").tolist()
+        shown = best[:most]
     terms = [f"{_number(left[k])}*{_number(other[k])}" for k in shown]
     if len(shown) < n:
-        products = left.astype(np.float64) * other.astype(np.float64)
         rest = float(np.delete(products, shown).sum())
         terms.append(f"… ({n - len(shown)} more: {_number(rest)})")
     if op["bias"]:

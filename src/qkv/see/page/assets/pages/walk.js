@@ -27,21 +27,21 @@ VIEWS.walk = (box, payload, ui) => {
   const value = (name, i, j) => array(name).get(i, j);
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
 
-  /** The rows of numbers that a sum runs over: [[what, numbers], ...]. */
-  function parts(step, i, j) {
+  /** What a number of a step is made of, as bars; null where that is no sum. */
+  function behind(step, i, j) {
     const { op, name } = step;
+    const label = `what ${name} is made of`;
     const of = (matrix, place) => `${matrix}[${place}]`;
     const query = visible(names(step)[i]);
     if (op.kind === "softmax") {
-      const few = (row) => (step.shown ? step.shown.at.map((k) => row[k]) : row);
-      const scores = array(op.of).row(i);
-      const shares = columnsOf(step).map((k) => value(name, i, k));
-      return [[of(op.of, query), few(scores)], ["exp", few(powers(scores)[1])], [name, shares]];
+      const at = columnsOf(step);
+      const few = (row) => at.map((k) => row[k]);
+      const row = array(op.of).row(i);
+      const parts = { scores: few(row), raised: few(powers(row)[1]), shares: at.map((k) => value(name, i, k)) };
+      return shareBars(label, { ...parts, names: step.columns ? keys : step.shown.names, at: at.indexOf(j), of: op.of, name });
     }
     const sum = sums.products(op, i, j);
-    if (!sum) return [];
-    const right = of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`);
-    return [[of(op.left, query), sum.left], [right, sum.right], ["products", sum.left.map((x, k) => x * sum.right[k])]];
+    return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`));
   }
 
   // ---- what is on the page
@@ -65,22 +65,22 @@ VIEWS.walk = (box, payload, ui) => {
   const [formula, code] = [el("dd", { class: "formula" }), el("dd", { class: "code" })];
   const written = toggle(ui, "Numbers in the cells", true, () => draw());
   const stretched = stretcher(ui, payload.stretch, () => draw());
-  const strips = el("canvas", { "aria-hidden": "true" });
+  const bars = sumBars(ui, { writes: false });
   const onpoint = (k, j) => {
     pointed = k === null ? null : [rowsOf(steps[at])[k], columnsOf(steps[at])[j]];
     for (const each of isOwn(steps[at]) ? [map, own] : []) each.point(k, j);
-    drawStrips();
+    drawBars();
   };
   const onpick = (k, j) => {
     picks.set(steps[at], [rowsOf(steps[at])[k], columnsOf(steps[at])[j]]);
     for (const each of [map, own]) each.set({ picked: [k, j], home: [k, j] });
-    drawStrips();
+    drawBars();
   };
   const [map, own] = ["Result", "The model's own"].map((label) => heatmap(ui, { label, value: () => 0, onpoint, onpick }));
   const ownPanel = el("div", { class: "panel" }, el("h4", {}, `The model's own ${walk.own}`), own.node);
   const boxes = [map, own].map((each) => each.node.querySelector(".map"));
   boxes.forEach((one, k) => one.addEventListener("scroll", () => isOwn(steps[at]) && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
-  const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, strips), ownPanel);
+  const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, bars.node), ownPanel);
   const lines = el("dl", { class: "walk-lines" }, el("dt", {}, "Formula"), formula, el("dt", {}, "NumPy"), code);
   const panel = el("div", { id, role: "tabpanel", class: "walk-panel" }, title, lines, note, end, el("div", { class: "bar" }, written.node, stretched.node), panels);
 
@@ -126,36 +126,14 @@ VIEWS.walk = (box, payload, ui) => {
     };
   }
 
-  function drawStrips() {
-    const step = steps[at];
-    const rows = parts(step, ...(pointed || pickOf(step)));
-    const width = map.node.clientWidth;
-    strips.hidden = !rows.length;
-    if (!rows.length || !width) return;
-    const [left, tall] = [116, 18];
-    const pen = canvas2d(strips, width, rows.length * tall);
-    const stripes = hatch(ui, pen);
-    pen.textBaseline = "middle";
-    pen.font = `12px ${ui.color("--font")}`;
-    rows.forEach(([name, numbers], line) => {
-      pen.fillStyle = ui.color("--ink");
-      pen.fillText(cut(name, 20), 0, line * tall + tall / 2, left - 6);
-      const finite = numbers.filter(Number.isFinite);
-      const most = (name === "weights" ? 1 : Math.max(...finite.map(Math.abs), 0)) || 1;
-      const wide = Math.min(40, (width - left) / numbers.length);
-      numbers.forEach((x, k) => {
-        pen.fillStyle = Number.isFinite(x) ? css(shade(ui, x / most)) : stripes;
-        pen.fillRect(left + k * wide, line * tall + 1, Math.max(0.5, wide - (wide > 4 ? 1 : 0)), tall - 2);
-      });
-      pen.strokeStyle = ui.color("--line");
-      pen.strokeRect(left - 0.5, line * tall + 0.5, wide * numbers.length, tall - 1);
-    });
+  function drawBars() {
+    bars.set(behind(steps[at], ...(pointed || pickOf(steps[at]))));
   }
 
   function draw() {
     map.set(matrix(steps[at], steps[at].name));
     if (isOwn(steps[at])) own.set(matrix(steps[at], "own"));
-    drawStrips();
+    drawBars();
   }
 
   /** Shows a step. */
@@ -218,5 +196,4 @@ VIEWS.walk = (box, payload, ui) => {
   );
   show(0);
   tabs.refresh();
-  ui.redraw(drawStrips);
 };

@@ -34,6 +34,12 @@ function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   };
 }
 
+/**
+ * A sum of products: the numbers of both sides and their places in the sum; which of them are written out, in this
+ * order; how many there are in all, of which a page may have but the largest; what is added; and what all come to.
+ * @typedef {{left: number[], right: number[], places: number[], written: number[], count: number, bias: number, whole: number}} Sum
+ */
+
 /** A number as sums are written with. */
 function inSum(x) {
   return number(x, 3);
@@ -47,6 +53,37 @@ function total(row) {
 function powers(row) {
   const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
   return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
+}
+
+/**
+ * The sum of the products of two rows of numbers: all of a short one are written out, of a long one the largest.
+ * @param {ArrayLike<number>} left
+ * @param {ArrayLike<number>} right
+ * @param {number} bias
+ * @returns {Sum}
+ */
+function sumOf(left, right, bias = 0) {
+  const [own, other] = [Array.from(left), Array.from(right)];
+  const places = own.map((_, k) => k);
+  const size = (k) => Math.abs(own[k] * other[k]);
+  const largest = [...places].sort((a, b) => size(b) - size(a) || a - b).slice(0, TERMS);
+  const written = own.length <= TERMS + 1 ? places : largest;
+  return { left: own, right: other, places, written, count: own.length, bias, whole: bias + total(own.map((x, k) => x * other[k])) };
+}
+
+/**
+ * A sum written out: its terms, and the place of each among its products, if it is one.
+ * @param {Sum} sum
+ * @param {boolean} biased
+ * @returns {[string, number | null][]}
+ */
+function termsOf({ left, right, written, count: all, bias, whole }, biased) {
+  /** @type {[string, number | null][]} */
+  const terms = written.map((k) => [`${inSum(left[k])}×${inSum(right[k])}`, k]);
+  const rest = whole - bias - total(written.map((k) => left[k] * right[k]));
+  if (written.length < all) terms.push([`… (${all - written.length} more: ${inSum(rest)})`, null]);
+  if (biased) terms.push([`bias ${inSum(bias)}`, null]);
+  return terms;
 }
 
 /**
@@ -76,13 +113,7 @@ function sumsOf(array) {
     product(op, i, j) {
       const sum = products(op, i, j);
       if (!sum) return `${op.left} · ${op.right}, a matrix of ${array(op.right).shape.join(" × ")} that this page leaves out`;
-      const { left, right, count: all, bias } = sum;
-      const most = all <= TERMS + 1 ? all : TERMS;
-      const first = Array.from({ length: most }, (_, k) => left[k] * right[k]);
-      const terms = first.map((_, k) => `${inSum(left[k])}×${inSum(right[k])}`);
-      if (most < all) terms.push(`… (${all - most} more: ${inSum(sum.whole - bias - total(first))})`);
-      if (op.bias) terms.push(`bias ${inSum(bias)}`);
-      return terms.join(" + ");
+      return termsOf(sum, Boolean(op.bias)).map(([term]) => term).join(" + ");
     },
     rotated(op, i, j) {
       const row = array(op.of).row(i);
@@ -122,19 +153,15 @@ function sumsOf(array) {
    * @param {any} op
    * @param {number} i
    * @param {number} j
-   * @returns {{left: number[], right: number[], places: number[], count: number, bias: number, whole: number} | null}
-   *   the numbers of both sides and their places in the sum, in the order in which they are shown (the largest first
-   *   where the page has but these); how many there are in all; what is added; and what all come to
+   * @returns {Sum | null}
    */
   function products(op, i, j) {
     if (op.kind !== "product" || !array(op.right).get) return null;
     const bias = op.bias ? value(op.bias, i, j) : 0;
-    if (op.count) {
-      const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
-      return { left, right, places: op.terms, count: op.count, bias, whole: value(op.name, i, j) };
-    }
-    const [left, right] = [[...array(op.left).row(i)], [...(op.flip ? array(op.right).row(j) : array(op.right).column(j))]];
-    return { left, right, places: left.map((_, k) => k), count: left.length, bias, whole: bias + total(left.map((x, k) => x * right[k])) };
+    if (!op.count) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
+    const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
+    const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
+    return { left, right, places: op.terms, written, count: op.count, bias, whole: value(op.name, i, j) };
   }
 
   /**

@@ -1,0 +1,246 @@
+// The cell: what one number is the sum of. The products stand as bars, up where they add and down where they take away,
+// over each the two numbers that it is the product of. A bar that is pointed at is named, and its two numbers are marked
+// wherever else they stand. `Sum` is what sums.js gives.
+
+const BARS = 96; // how high the bars are together, in pixels
+const OVER = 14; // how high a strip of numbers over them is
+
+/**
+ * What bars show.
+ * @typedef {object} Bars
+ * @property {string} label  what they are the sum of
+ * @property {[string, ArrayLike<number>][]} rows  what each is made of, as strips over the bars: a name, numbers
+ * @property {string} name  of the bars
+ * @property {number[]} values  how long each is
+ * @property {number | null} high  the end of their scale; null where the largest is
+ * @property {number | null} at  the one that all is about
+ * @property {(k: number) => string} called  the place of one
+ * @property {(k: number) => string} tell  one in words
+ * @property {string} all  all in words
+ * @property {[string, number | null][]} spelled  the sum written out: each term, and which bar it is
+ * @property {number | null} whole  what they come to
+ */
+
+/**
+ * A sum of products as bars.
+ * @param {string} label
+ * @param {Sum} sum
+ * @param {string} left  what the left numbers are
+ * @param {string} right
+ * @returns {Bars}
+ */
+function productBars(label, sum, left, right) {
+  const { places, count: all, whole } = sum;
+  const values = sum.left.map((x, k) => x * sum.right[k]);
+  const sides = [1, -1].map((sign) => total(values.filter((x) => x * sign > 0)));
+  const few = all > values.length ? `${values.length} of ${all} products` : `${all} products`;
+  return {
+    label,
+    rows: [[left, sum.left], [right, sum.right]],
+    name: "products",
+    values,
+    high: null,
+    at: null,
+    called: (k) => `number ${places[k]}`,
+    tell: (k) => `number ${places[k]}: ${inSum(sum.left[k])} × ${inSum(sum.right[k])} = ${inSum(values[k])}`,
+    all: `${few}: ${inSum(sides[0])} above the line, ${inSum(sides[1])} below`,
+    spelled: termsOf(sum, sum.bias !== 0),
+    whole,
+  };
+}
+
+/**
+ * A row of scores and the shares that softmax makes of them, as bars.
+ * @param {string} label
+ * @param {{scores: ArrayLike<number>, raised: ArrayLike<number>, shares: number[], names: string[], at: number,
+ *          of: string, name: string}} row  of the scores, of the shares
+ * @returns {Bars}
+ */
+function shareBars(label, { scores, raised, shares, names, at, of, name }) {
+  const called = (k) => visible(names[k]);
+  return {
+    label,
+    rows: [[of, scores], ["exp", raised]],
+    name,
+    values: shares,
+    high: 1,
+    at,
+    called,
+    tell: (k) => (scores[k] === -Infinity ? `${called(k)}: hidden` : `${called(k)}: ${of} ${inSum(scores[k])}, exp ${inSum(raised[k])}, ${name} ${inSum(shares[k])}`),
+    all: `exp of each number less the largest, and its share of their sum`,
+    spelled: [],
+    whole: null,
+  };
+}
+
+/**
+ * Bars, each of which can be pointed at: by the pointer, by arrow keys, or from elsewhere.
+ * @param {any} ui
+ * @param {{onpoint?: (k: number | null) => void, writes?: boolean}} options  hears which bar is pointed at; whether the
+ *   sum is written out
+ */
+function sumBars(ui, { onpoint, writes = true } = {}) {
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const chart = el("div", { class: "sum-chart", role: "slider", tabindex: 0, "aria-valuemin": 1, onkeydown: step }, canvas);
+  const said = el("p", { class: "sum-said" });
+  const written = el("p", { class: "sum-written formula" });
+  const table = barTable();
+  const node = el("div", { class: "sum" }, chart, said, written, table.node);
+  /** @type {Bars | null} */
+  let shown = null;
+  let pointed = null; // the bar that is pointed at
+  let place = { left: 0, wide: 1 };
+
+  const under = ({ clientX }) => {
+    const k = Math.floor((clientX - canvas.getBoundingClientRect().left - place.left) / place.wide);
+    return k >= 0 && k < shown.values.length ? k : null;
+  };
+  chart.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(under(event)));
+  chart.addEventListener("click", (event) => point(under(event)));
+  chart.addEventListener("pointerleave", () => ui.focused() === chart || point(null));
+  chart.addEventListener("blur", () => point(null));
+  ui.redraw(draw);
+
+  function step(event) {
+    if (event.altKey || event.metaKey || event.ctrlKey) return;
+    const last = shown.values.length - 1;
+    const by = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 }[event.key];
+    const to = { Home: 0, End: last }[event.key];
+    if (event.key === "Escape") point(null);
+    else if (to !== undefined) point(to);
+    else if (by) point(pointed === null ? longest() : Math.max(0, Math.min(last, pointed + by)));
+    else return;
+    event.preventDefault();
+  }
+
+  /** Where arrow keys begin: at what all is about, else at the longest bar. */
+  function longest() {
+    const { values, at } = shown;
+    return at ?? values.reduce((best, x, k) => (Math.abs(x) > Math.abs(values[best]) ? k : best), 0);
+  }
+
+  /** Points at a bar, or at none. */
+  function point(k) {
+    if (k === pointed || !shown || (k !== null && !(k < shown.values.length))) return;
+    pointed = k;
+    tell();
+    draw();
+    onpoint?.(k);
+  }
+
+  function tell() {
+    const { tell: of, all, spelled, values, label } = shown;
+    const words = pointed === null ? all : of(pointed);
+    fill(said, words);
+    chart.setAttribute("aria-label", `${label}, ${values.length} bars, arrow keys move`);
+    chart.setAttribute("aria-valuemax", String(values.length));
+    chart.setAttribute("aria-valuenow", String((pointed ?? longest()) + 1));
+    chart.setAttribute("aria-valuetext", words);
+    for (const term of written.children)
+      term.classList.toggle("on", pointed !== null && /** @type {HTMLElement} */ (term).dataset.bar === String(pointed));
+    written.hidden = !writes || !spelled.length;
+  }
+
+  function write() {
+    const { spelled, whole } = shown;
+    const term = ([text, k], n) => [
+      n ? " + " : "",
+      el("span", { "data-bar": k, onpointerenter: k === null ? null : () => point(k), onpointerleave: () => point(null) }, text),
+    ];
+    fill(written, spelled.map(term), whole === null ? null : ` = ${inSum(whole)}`);
+  }
+
+  function draw() {
+    const width = node.clientWidth;
+    if (!shown || !width) return;
+    const { rows, name, values, at } = shown;
+    const pen = canvas2d(canvas, width, rows.length * OVER + 6 + BARS);
+    const left = Math.min(116, Math.floor(width * 0.27));
+    const wide = Math.min(40, (width - left - 2) / values.length);
+    const gap = wide > 4 ? 1 : 0;
+    place = { left, wide };
+    [pen.textBaseline, pen.font, pen.fillStyle] = ["middle", `12px ${ui.color("--font")}`, ui.color("--ink")];
+    const stripes = hatch(ui, pen);
+    rows.forEach(([called, numbers], line) => {
+      const finite = Array.from(numbers).filter(Number.isFinite);
+      const most = finite.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1;
+      pen.fillStyle = ui.color("--ink");
+      pen.fillText(cut(called, 18), 0, line * OVER + OVER / 2, left - 6);
+      Array.from(numbers).forEach((x, k) => {
+        pen.fillStyle = Number.isFinite(x) ? css(shade(ui, x / most)) : stripes;
+        pen.fillRect(left + k * wide, line * OVER, Math.max(0.5, wide - gap), OVER - 1);
+      });
+    });
+    drawBars(pen, { values, name, left, wide, gap, top: rows.length * OVER + 3, width });
+    const mark = pointed ?? at;
+    if (mark === null) return;
+    [pen.lineWidth, pen.strokeStyle] = [2, ui.color("--ink")];
+    const room = Math.max(wide, 5);
+    pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * OVER + 4 + BARS);
+  }
+
+  function drawBars(pen, { values, name, left, wide, gap, top, width }) {
+    const ends = values.filter(Number.isFinite);
+    const high = shown.high ?? ends.reduce((most, x) => Math.max(most, x), 0);
+    const low = shown.high ? 0 : ends.reduce((least, x) => Math.min(least, x), 0);
+    const scale = BARS / (high - low || 1);
+    const zero = top + high * scale;
+    chart.dataset.bars = [left, wide, zero, scale].join(" ");
+    values.forEach((x, k) => {
+      pen.fillStyle = css(shade(ui, x < 0 ? -0.7 : 0.7));
+      pen.fillRect(left + k * wide, Math.min(zero, zero - x * scale), Math.max(0.5, wide - gap), Math.abs(x) * scale);
+    });
+    pen.fillStyle = ui.color("--dim");
+    pen.fillRect(left, zero - 0.5, Math.min(values.length * wide, width - left), 1);
+    pen.textAlign = "right";
+    const tall = 12; // of a line of text
+    if (high) pen.fillText(number(high), left - 6, top + tall / 2, left - 6);
+    if (low) pen.fillText(number(low), left - 6, top + BARS - tall / 2, left - 6);
+    pen.textAlign = "left";
+    pen.fillStyle = ui.color("--ink");
+    pen.fillText(name, 0, top + BARS / 2, left - 6);
+  }
+
+  return {
+    node,
+    point,
+    /**
+     * Shows bars; none hide all.
+     * @param {Bars | null} bars
+     */
+    set(bars) {
+      node.hidden = !bars;
+      const many = shown?.values.length;
+      shown = bars;
+      if (!bars) return;
+      if (bars.values.length !== many) pointed = null;
+      write();
+      tell();
+      draw();
+      table.set(bars);
+    },
+  };
+}
+
+/** What the bars show as a table, made when it is opened. */
+function barTable() {
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of the bars" });
+  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, "The bars as a table"), box);
+  /** @type {Bars | null} */
+  let bars = null;
+  function draw() {
+    if (!node.open || !bars) return fill(box);
+    const { rows, name, values, called, label } = bars;
+    const head = ["", ...rows.map(([what]) => what), name].map((text) => el("th", { scope: "col" }, text));
+    const line = (x, k) =>
+      el("tr", {}, el("th", { scope: "row" }, called(k)), rows.map(([, numbers]) => el("td", {}, inSum(numbers[k]))), el("td", {}, inSum(x)));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, label), el("thead", {}, el("tr", {}, head)), el("tbody", {}, values.map(line))));
+  }
+  return {
+    node,
+    set(next) {
+      bars = next;
+      draw();
+    },
+  };
+}
