@@ -22,7 +22,18 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 # The files in assets/ that a kind of view is made of, after view.js: engine/ computes, parts/ are
 # what a page is put together from, pages/ say what goes where.
 _HEAD = ("parts/sight", "parts/lines")
-_PARTS = ("python", "sentence", "changes", "map", "head", "steps", "motion", "outcome")
+_PARTS = (
+    "python",
+    "sentence",
+    "changes",
+    "map",
+    "head",
+    "steps",
+    "motion",
+    "outcome",
+    "pair",
+    "second",
+)
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), (*_HEAD, "engine/recorded", "pages/show")),
     "walk": ("parts/sums", "parts/cell", "pages/walk"),

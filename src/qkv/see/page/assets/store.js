@@ -4,6 +4,7 @@
 /**
  * @typedef {object} PlayState
  * @property {string} text
+ * @property {string | null} second  another text, to stand beside it
  * @property {Edit[]} edits  what the reader has changed, see edits.js
  * @property {number | null} place  the token whose word is looked at
  * @property {number} layer
@@ -23,14 +24,15 @@
  * @property {any} model  sizes, name and vocabulary; null until they are known
  * @property {Run | null} run
  * @property {Run | null} original
+ * @property {Second | null} second  of the second text, see parts/second.js
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
  */
 
-const PLAIN = { text: "", edits: [], place: null, layer: 0, head: 0, query: null };
+const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
 const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence" };
-const RUN_FOR = ["text", "edits", "place", "layer"]; // what a run depends on
+const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
 
@@ -42,7 +44,7 @@ function playStore(data, heard) {
   const start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
   const past = []; // what undo gives back, the newest last
   let state = fromHash(location.hash, start) ?? start;
-  let shown = null; // {state, run, original}: the last that was computed
+  let shown = null; // {state, run, original, second}: the last that was computed
   let tokens = null; // {text, run}: how a text is cut into tokens
   let carry = null; // {text, run}: the text before, whose tokens the places in the state still are
   let unchanged = { key: "", run: null }; // the last run without edits
@@ -76,7 +78,7 @@ function playStore(data, heard) {
     const next = stateOf({ ...state, ...patch });
     const changed = Object.keys(patch).filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
     if (!changed.length) return;
-    if (keep && (changed.includes("text") || changed.includes("edits"))) past.push(carry ? shown.state : state);
+    if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? shown.state : state);
     if (past.length > 200) past.shift();
     if (changed.includes("text")) {
       const alone = !["edits", "place", "query"].some((name) => name in patch);
@@ -138,7 +140,8 @@ function playStore(data, heard) {
     const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
     const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
     unchanged = { key, run: original };
-    return { state, run, original };
+    const second = await secondOf(self.engine, state, tokens.run, model, signal);
+    return { state, run, original, second };
   }
 
   /** What the state asks for cannot be: the last that could be stands again. */
@@ -167,9 +170,9 @@ function playStore(data, heard) {
 
   function tell() {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
-    const [run, original] = shown ? [shown.run, shown.original] : [null, null];
+    const { run = null, original = null, second = null } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    heard({ state: said, model, run, original, busy: Boolean(going), error, words: run ? wordsOf(said.text, original) : [] });
+    heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run ? wordsOf(said.text, original) : [] });
   }
 
   /** Writes the address, when the reader pauses. */
@@ -339,7 +342,8 @@ function isState(found, start) {
   return Object.keys(start).every((name) => {
     const value = found[name];
     if (name in ONE_OF) return ONE_OF[name].includes(value);
-    if (name === "text") return typeof value === "string" && value.length <= LONGEST;
+    if (name === "second" && value === null) return true;
+    if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
     if (name === "inside" || name === "beside") return typeof value === "boolean";
     return whole(value) || (value === null && (name === "place" || name === "query"));

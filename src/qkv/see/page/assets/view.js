@@ -260,7 +260,7 @@ function stretcher(ui, checked, onchange) {
  * small to name, the whole matrix is one picture, and a button shows cells.
  *
  * Options: label; rows, columns: names; value(i, j): a number, NaN = hidden (hatched), undefined = not
- * known (blank); entries(i): instead, the known [j, value] of a sparse row; high: the end of the scale,
+ * known (blank), null = there is no such cell; entries(i): instead, the known [j, value] of a sparse row; high: the end of the scale,
  * whose other end is low: 0, or -high; text(i, j);
  * describe(i, j): words, or {title, fields: [[name, value], ...]}; home: the cell described at rest;
  * marked: rows to outline; picked: [i, j] to outline; extra: {name, value(i)}, one more column;
@@ -437,6 +437,10 @@ function heatmap(ui, options) {
       ? [Math.max(6, shape.cell), Math.max(1, shape.tall)]
       : [shape.cell, shape.tall];
     const line = tall > 8 ? 1 : 0;
+    if (value === null) {
+      pen.fillStyle = ui.color("--paper");
+      return pen.fillRect(x(j), y(i), wide, tall);
+    }
     const colour = shade(ui, share(value));
     const over = o.changed && j < shape.m && o.changed(i, j) ? orange : stripes;
     for (const style of Number.isNaN(value) ? [css(colour), over] : [css(colour)]) {

@@ -5,7 +5,7 @@ const NARROW = "(max-width: 759px)"; // as in play.css
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
 const ON_TAB = {
   sentence: ["sentence", "changes"],
-  heads: ["map", "head"],
+  heads: ["map", "head", "second"],
   steps: ["steps"],
   result: ["outcome"],
 };
@@ -17,6 +17,7 @@ const REGIONS = {
   head: "One head",
   steps: "One head, step by step",
   outcome: "Result",
+  second: "A second sentence",
 };
 
 /**
@@ -93,6 +94,7 @@ function partsOf(ui, store) {
     steps: stepsPart(),
     motion: motionPart(ui),
     outcome: outcomePart(ui, store),
+    second: secondPart(ui, store),
   };
   parts.head.body.append(parts.motion.node);
   return parts;

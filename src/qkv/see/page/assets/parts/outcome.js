@@ -326,7 +326,9 @@ function outcomePart(ui, store) {
     box.append(
       el("div", {}, el("h4", {}, "How alike ", there, " stays to itself"), el("p", { class: "note" },
         "The cosine between its vectors in the original and now: behind the embeddings, then behind each layer."), room, alikeTable(alike)),
-      el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run))),
+      el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
+        "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0 to 1.",
+        "No head's pattern changed that it shows: of no row has 0.001 of the weight moved.")),
     );
     const paint = () => fill(room, alikeChart(room, alike));
     paint();
@@ -337,32 +339,46 @@ function outcomePart(ui, store) {
   return { node, headline, update };
 }
 
-/** The words as a table whose bars share one scale from 0. */
+/** The words of a place, and what the bars mean where something is changed. */
 function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
-  const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
-  const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
   const place = word(nameAt(now, now.state.place));
   const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["What the model puts in place of ", place] : ["What the model makes of ", place];
-  const legend = edited && el("p", { class: "note outcome-legend" }, el("span", { class: "outcome-bar before" }), "before ",
-    el("span", { class: "outcome-bar now" }), `now · new, lost: among the ${FIRST} likeliest only now, only before`);
   return [
     el("h3", {}, title),
-    el("table", { class: "outcome-words" },
-      el("thead", {}, el("tr", {},
-        el("th", { scope: "col" }, "word"),
-        el("th", { scope: "col", class: "outcome-scale", "aria-label": `chance, from 0 to ${high}` }, [0, high / 2, high].map((x) => el("span", {}, String(x)))),
-        edited ? el("th", { scope: "col" }, "before") : null,
-        el("th", { scope: "col" }, edited ? "now" : "chance"),
-        edited ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or lost")) : null)),
-      el("tbody", {}, rows.map(({ word: name, before, after, mark }) => el("tr", { "data-mark": mark },
-        el("th", { scope: "row" }, el("bdi", {}, visible(name))),
-        el("td", { class: "outcome-cell" }, el("div", { "aria-hidden": "true" }, edited ? bar(before, "before") : null, bar(after, "now"))),
-        edited ? el("td", {}, chance(before)) : null,
-        el("td", { class: "outcome-now" }, chance(after)),
-        edited ? el("td", { class: "outcome-mark" }, mark) : null)))),
-    legend || null,
+    wordTable(rows, edited ? ["before", "now"] : null),
+    edited ? barLegend(["before", "now"], ` · new, lost: among the ${FIRST} likeliest only now, only before`) : null,
   ];
+}
+
+/** What the bars of a table of words are. */
+function barLegend(names, more = "") {
+  return el("p", { class: "note outcome-legend" }, names.flatMap((name, i) => [i ? " " : "", el("span", { class: `outcome-bar ${name}` }), name]), more);
+}
+
+/**
+ * Words as a table whose bars share one scale from 0: two for each word, by their names, or the last alone.
+ * @param {WordRow[]} rows
+ * @param {[string, string] | null} names
+ */
+function wordTable(rows, names) {
+  const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
+  const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
+  const [first, last] = names ?? ["", "now"];
+  const marked = rows.some(({ mark }) => mark) || first === "before";
+  return el("table", { class: "outcome-words" },
+    el("thead", {}, el("tr", {},
+      el("th", { scope: "col" }, "word"),
+      el("th", { scope: "col", class: "outcome-scale", "aria-label": `chance, from 0 to ${high}` }, [0, high / 2, high].map((x) => el("span", {}, String(x)))),
+      names ? el("th", { scope: "col" }, first) : null,
+      el("th", { scope: "col" }, names ? last : "chance"),
+      marked ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or lost")) : null)),
+    el("tbody", {}, rows.map(({ word: name, before, after, mark }) => el("tr", { "data-mark": mark },
+      el("th", { scope: "row" }, el("bdi", {}, visible(name))),
+      el("td", { class: "outcome-cell" }, el("div", { "aria-hidden": "true" }, names ? bar(before, first) : null, bar(after, last))),
+      names ? el("td", {}, chance(before)) : null,
+      el("td", { class: "outcome-now" }, chance(after)),
+      marked ? el("td", { class: "outcome-mark" }, mark) : null))));
 }
 
 /** How alike a word stays, as a line; the axis goes from the lowest to 1. */
@@ -401,18 +417,18 @@ function besideLine(values, i, x, y) {
 }
 
 /** The same for those who listen. */
-function alikeTable(alike) {
+function alikeTable(alike, caption = "cosine with the original") {
   const rows = alike.map((value, i) =>
     el("tr", {}, el("th", { scope: "row" }, i ? `layer ${i - 1}` : "embeddings"), el("td", {}, fixed(value, SEEN))));
-  return el("table", { class: "sr outcome-alike" }, el("caption", {}, "cosine with the original"),
+  return el("table", { class: "sr outcome-alike" }, el("caption", {}, caption),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "behind"), el("th", { scope: "col" }, "cosine"))), el("tbody", {}, rows));
 }
 
-/** The heads that changed most, each a button that chooses it. */
-function headList(store, heads) {
-  if (!heads.length) return el("p", { class: "note" }, "No head's pattern changed that it shows: of no row has 0.001 of the weight moved.");
+/** Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none. */
+function headList(store, heads, note, none) {
+  if (!heads.length) return el("p", { class: "note" }, none);
   return [
-    el("p", { class: "note" }, "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0 to 1."),
+    el("p", { class: "note" }, note),
     el("ol", { class: "outcome-heads" }, heads.map(({ layer, head, moved }) => el("li", {}, el("button",
       { type: "button", "data-head": `${layer}.${head}`, onclick: () => store.set({ layer, head }, { undo: false }) },
       el("span", {}, `Head ${layer}.${head}`),

@@ -14,6 +14,7 @@ function sentencePart(ui, store) {
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
+  const another = el("button", { type: "button", onclick: () => store.set({ second: store.state.text, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address) }, "Share");
   const python = el("button", { type: "button", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
@@ -36,7 +37,7 @@ function sentencePart(ui, store) {
     { "data-part": "sentence" },
     el("div", { class: "write" }, field, exampleMenu(store)),
     chips.node,
-    el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, share, python)),
+    el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
     cutNote,
     paper.node,
   );
@@ -48,6 +49,7 @@ function sentencePart(ui, store) {
     if (field.value !== store.state.text) [field.value, typed] = [store.state.text, -Infinity];
     undo.disabled = !store.canUndo;
     beside.disabled = !state.edits.length;
+    another.hidden = !state.inside || state.second !== null;
     beside.setAttribute("aria-pressed", String(state.beside && state.edits.length > 0));
     python.disabled = share.disabled = offer.disabled = !run;
     if (!run) return;

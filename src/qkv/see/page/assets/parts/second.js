@@ -1,0 +1,156 @@
+// A second sentence beside the reader's own: its run, with the changes that fit it, the same head in both on one axis,
+// how alike a word is in both, the heads that tell them apart, and what the model would put in each.
+
+const FEWEST = 0.005; // a smaller difference of a row of weights is none
+
+/**
+ * The second text as the parts are told of it: `axis` says which of its tokens stand with those of the first.
+ * @typedef {object} Second
+ * @property {string} text
+ * @property {Run} run  with the edits that fit it
+ * @property {Run} plain  without
+ * @property {Edit[]} edits
+ * @property {number | null} place  where its word is looked at
+ * @property {Both[]} axis
+ */
+
+/**
+ * The run of the second text of a state; null where it has none.
+ * @param {any} engine
+ * @param {PlayState} state  whose places are those of `first`
+ * @param {Run} first  the run of its first text, without edits
+ * @param {any} model
+ * @param {AbortSignal} signal
+ * @returns {Promise<Second | null>}
+ */
+async function secondOf(engine, state, first, model, signal) {
+  const { second: text, layer } = state;
+  if (text === null) return null;
+  const plain = await engine.run(text, [], { at: [], signal });
+  signal.throwIfAborted();
+  const axis = alongside(first.tokens, plain.tokens);
+  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
+  const alike = axis.every(([one, other]) => one === other);
+  const edits = state.edits.map((edit) => moved(edit, same, alike)).filter(Boolean);
+  const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
+  const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
+  const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
+  return { text, run, plain, edits, place, axis };
+}
+
+/**
+ * Where a token of the first text stands in the second, or null.
+ * @param {Both[]} axis
+ * @param {number | null} token
+ */
+function partnerOf(axis, token) {
+  return token === null ? null : (axis.find(([one]) => one === token)?.[1] ?? null);
+}
+
+// ---- the part
+
+/** @returns {Part} */
+function secondPart(ui, store) {
+  const id = ui.id("second");
+  const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off" });
+  const begin = el("button", { type: "button", onclick: () => store.set({ second: store.state.text }) }, "Begin with mine");
+  const away = el("button", { type: "button", onclick: () => store.set({ second: null }) }, "Take it away");
+  const fit = el("p", { class: "note" });
+  const pair = pairPart(ui, { onpick: picked });
+  const [alike, words] = [el("div", {}), el("div", {})];
+  const more = el("div", { class: "outcome second-more" }, alike, words);
+  const node = el("div", { class: "second", "data-part": "second" },
+    el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), fit, pair.node, more);
+  let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
+  let last = null;
+
+  field.addEventListener("input", () => {
+    store.set({ second: field.value.toWellFormed() || null }, { undo: performance.now() - typed > 1000 });
+    typed = performance.now();
+  });
+  field.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
+  ui.redraw(() => chart?.());
+
+  /** A token of one text is chosen: the other text stays where it is. */
+  function picked(which, token) {
+    own = pair.sides[1].cursor;
+    chosen = which ? store.state.query : token;
+    store.set({ query: chosen });
+    if (which) update(last); // the first text's token is the same
+  }
+
+  /** @param {Now} now */
+  function update(now) {
+    const { state, run, second } = now;
+    const opened = last?.run && !last.second && second;
+    last = now;
+    if (field.value !== (store.state.second ?? "")) [field.value, typed] = [store.state.second ?? "", -Infinity];
+    begin.hidden = store.state.second !== null;
+    away.hidden = !begin.hidden;
+    fit.hidden = !second || !state.edits.length;
+    pair.node.hidden = more.hidden = !second;
+    if (!second || !state.inside) {
+      drawn = "";
+      return;
+    }
+    if (opened) field.focus();
+    if (state.query !== chosen) own = null;
+    chosen = state.query;
+    const made = JSON.stringify([numberOf(run), numberOf(second.run), state.layer, state.head, state.query, own]);
+    if (made === drawn) return;
+    drawn = made;
+    const lost = state.edits.length - second.edits.length;
+    fill(fit, lost ? `What you changed holds for both, but for ${lost} of ${state.edits.length}: the second sentence has no such token.` : "What you changed holds for both.");
+    const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.place ?? 0, second.run.tokens.length - 1);
+    pair.set({
+      seen: [seenIn(run, state.edits), seenIn(second.run, second.edits)],
+      at: { l: state.layer, h: state.head, merge: false, mode: "weight" },
+      names: ["the first", "the second"],
+      cursors: [state.query ?? 0, other],
+    });
+    chart = drawAlike(now, alike, other, store);
+    fill(words, wordsOfBoth(now));
+  }
+  return { node, update };
+}
+
+/** How alike the chosen tokens are, and the heads in which they look at different words; gives what draws the chart. */
+function drawAlike({ state, run, second }, box, other, store) {
+  const own = state.query ?? 0;
+  const alike = run.resid.map((one, l) => cosineAt(vectorAt(one, own, run), vectorAt(second.run.resid[l], other, second.run), 0, 1));
+  const [a, b] = [run.tokens[own], second.run.tokens[other]];
+  const name = a === b ? [word(a), " is in both"] : [word(a), " and ", word(b), " are"];
+  const room = el("div", { class: "outcome-chart" });
+  fill(box, el("div", {}, el("h4", {}, "How alike ", name), el("p", { class: "note" },
+    "The cosine between the vector in the first sentence and that in the second: behind the embeddings, then behind each layer."), room, alikeTable(alike, "cosine between both")),
+    el("div", {}, el("h4", {}, "Where they look at different words"),
+      headList(store, apart(run, second, own, other), "The share of the row's weight that is with other tokens in the second sentence. Bars go from 0 to 1.",
+        "In no head: everywhere less than 0.005 of the weight is with other tokens.")));
+  const paint = () => fill(room, alikeChart(room, alike));
+  paint();
+  return paint;
+}
+
+function vectorAt(resid, token, { tokens }) {
+  const D = resid.length / tokens.length;
+  return resid.subarray(token * D, (token + 1) * D);
+}
+
+/** The heads whose weights from two tokens differ most on the common axis, the most different first. */
+function apart(run, second, own, other) {
+  const [T, S] = [run.tokens.length, second.run.tokens.length];
+  const [before, after] = [(one, a) => (a === null ? 0 : one[own * T + a]), (two, b) => (b === null ? 0 : two[other * S + b])];
+  const share = (one, two) => second.axis.reduce((total, [a, b]) => total + Math.max(0, before(one, a) - after(two, b)), 0);
+  const far = second.run.pattern;
+  const all = run.pattern.flatMap((heads, layer) => heads.map((one, head) => ({ layer, head, moved: share(one, far[layer][head]) })));
+  return all.filter(({ moved }) => moved >= FEWEST).sort((x, y) => y.moved - x.moved).slice(0, HEADS_LISTED);
+}
+
+/** What the model would put in each; nothing where it has no words or a text has no place for one. */
+function wordsOfBoth({ state, run, second, model }) {
+  if (!run.logits.length || !second.run.logits.length || state.place === null || second.place === null) return null;
+  const { rows } = outcomeOf(chancesOf(run.logits), chancesOf(second.run.logits), model.words);
+  const named = (one, place) => word(one.tokens[place] === (model.mask ?? "[MASK]") ? "?" : one.tokens[place]);
+  const title = ["What the model would put at ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
+  return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
+}

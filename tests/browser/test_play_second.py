@@ -1,0 +1,254 @@
+"""A second sentence beside the reader's own: one axis of tokens, both heads, and the difference."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+
+from .conftest import Visit
+from .edited import Edit, Result
+from .engine import by_the_library, shares
+from .outcome import is_written
+from .play import address, after, button, opened_at, part, ready, shown
+from .support import press, read, readout
+from .test_play_page import check_layout
+
+FIRST, SECOND = "She wore a crown on her [MASK].", "The old king wore a crown on his big [MASK]."
+PAIR = "He wore a hat on her [MASK]."
+LAYER, HEAD, QUERY = 3, 2, 7  # the query is [MASK]
+STATE: dict[str, Any] = {"text": FIRST, "second": SECOND, "inside": True, "query": QUERY}
+STATE |= {"place": QUERY, "layer": LAYER, "head": HEAD}
+NONE = "\N{EN DASH}"  # what stands in the place of a number
+NAMES = [  # of both, by hand
+    *("[CLS]", "she", "the", "old", "king", "wore", "a", "crown", "on", "her", "his", "big"),
+    *("[MASK]", ".", "[SEP]"),
+]
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("second") / "play.html"
+    qkv.play(FIRST).to_html(path)
+    return path.read_text("utf-8")
+
+
+def opened(visit: Visit, html: str, **state: Any) -> Page:
+    page = ready(visit(opened_at(html, address(**STATE | state))))
+    part(page, "second").locator("details summary").click()
+    return page
+
+
+def table(page: Page) -> list[list[str]]:
+    """A row for each place of the common axis: its name, both weights, their difference."""
+    rows = part(page, "second").locator("details tbody tr")
+    return rows.evaluate_all(
+        "rows => rows.map((row) => [...row.children].map((x) => x.textContent))"
+    )
+
+
+def lines_of(page: Page) -> list[str]:
+    return part(page, "second").locator(".sentence").all_inner_texts()
+
+
+def computed(model: Model, text: str, edits: list[Edit] | None = None) -> tuple[list[str], Result]:
+    tokens = model.tokenize(text)
+    return list(tokens.tokens), by_the_library(model, tokens.ids.tolist(), edits or [])
+
+
+def common(one: list[str], other: list[str]) -> int:
+    """How long the longest common subsequence is."""
+
+    @cache
+    def from_(i: int, j: int) -> int:
+        if i == len(one) or j == len(other):
+            return 0
+        both = 1 + from_(i + 1, j + 1) if one[i] == other[j] else 0
+        return max(both, from_(i + 1, j), from_(i, j + 1))
+
+    return from_(0, 0)
+
+
+def check_row(page: Page, first: np.ndarray, second: np.ndarray) -> None:
+    """The table holds these weights, in the order of each text, and differences where both are."""
+    rows = table(page)
+    for k, weights in ((1, first), (2, second)):
+        found = [read(row[k]) for row in rows if row[k] != NONE]
+        np.testing.assert_allclose(found, weights, atol=0.00051)
+    own, far = iter(first), iter(second)
+    for _, one, other, difference in rows:
+        values = [next(each) for each, x in ((own, one), (far, other)) if x != NONE]
+        if len(values) == 2:
+            assert read(difference) == pytest.approx(values[1] - values[0], abs=0.00051)
+        else:
+            assert difference == NONE
+
+
+def test_both_stand_on_one_axis_with_the_librarys_numbers(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    page = opened(visit, html)
+    (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
+    there = other.index("[MASK]")
+    assert [row[0] for row in table(page)] == NAMES
+    rows = [found.pattern[LAYER, HEAD, at] for found, at in ((first, QUERY), (second, there))]
+    check_row(page, *rows)
+    for said, tokens, row in zip(lines_of(page), (one, other), rows, strict=True):
+        best = tokens[row.argmax()]
+        assert said == f"[MASK] looks at {best}: {row.max():.2f} (layer {LAYER}, head {HEAD})."
+    both = part(page, "second").locator(".both-maps > div")
+    cell = [first.pattern[LAYER, HEAD, 4, 7], second.pattern[LAYER, HEAD, 6, there]]
+    both.nth(2).locator(".map").focus()
+    press(page, "ArrowDown", "Control+Home", "Home", *["ArrowDown"] * 7, *["ArrowRight"] * 12)
+    fields = readout(both.nth(2))
+    assert fields.pop("") == "crown → [MASK]"
+    expected = [*cell, cell[1] - cell[0]]
+    assert [read(x) for x in fields.values()] == pytest.approx(expected, abs=0.0000052)
+    for k in (0, 1):  # the same cell is pointed at in all
+        assert read(readout(both.nth(k))["weight"]) == pytest.approx(cell[k], abs=0.0000052)
+    press(page, "ArrowRight", "Home", "ArrowRight", "ArrowRight")
+    assert readout(both.nth(0))[""] == "crown → the: not in the first"
+    assert readout(both.nth(2))["difference"] == NONE
+
+
+def test_how_alike_and_where_they_differ_is_the_librarys(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    page = opened(visit, html)
+    (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
+    there = other.index("[MASK]")
+    vectors = first.resid[:, QUERY], second.resid[:, there]
+    lengths = [np.linalg.norm(x, axis=-1) for x in vectors]
+    cosines = (vectors[0] * vectors[1]).sum(-1) / (lengths[0] * lengths[1])
+    own = part(page, "second")
+    found = own.locator(".outcome-alike td").all_inner_texts()
+    assert len(found) == len(cosines)
+    assert all(is_written(*pair) for pair in zip(found, cosines, strict=True))
+    names = [row[0] for row in table(page)]
+    at = [[names.index(name) for name in tokens] for tokens in (one, other)]
+    spread = np.zeros((2, *first.pattern.shape[:2], len(names)))
+    spread[0][..., at[0]] = first.pattern[:, :, QUERY]
+    spread[1][..., at[1]] = second.pattern[:, :, there]
+    moved = np.maximum(0, spread[0] - spread[1]).sum(-1)
+    order = np.argsort(-moved, axis=None)[:5]
+    best = [f"{k // moved.shape[1]}.{k % moved.shape[1]}" for k in order]
+    heads = own.locator(".outcome-heads button")
+    assert heads.evaluate_all("all => all.map((x) => x.dataset.head)") == best
+    for text, k in zip(own.locator(".outcome-moved").all_inner_texts(), order, strict=True):
+        assert is_written(text, moved.flat[k])
+    chances = [shares(found.logits[[k]])[0] for found, k in ((first, QUERY), (second, there))]
+    for cells in own.locator(".outcome-words tbody tr").evaluate_all(
+        "rows => rows.map((row) => [...row.querySelectorAll('th, td:not(.outcome-cell)')]"
+        ".map((x) => x.textContent))"
+    ):
+        id = exact.tokenizer.vocabulary[cells[0]]
+        assert all(is_written(cells[1 + k], chances[k][id]) for k in (0, 1)), cells
+    heads.first.click()
+    assert best[0] in part(page, "head").locator("h3").first.inner_text()
+    assert f"layer {best[0][0]}, head {best[0][2:]}" in lines_of(page)[1]
+
+
+def test_what_the_reader_changed_holds_for_both_where_it_fits(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    edits = [
+        {"op": "hide", "token": 4},
+        {"op": "hide", "token": 1},
+        {"op": "mask", "query": 7, "key": 2},
+        {"op": "scale", "value": 0.1},
+        {"op": "row", "layer": 1, "head": 0, "query": 7, "weights": [0.1] * 10},
+    ]
+    page = opened(visit, html, edits=edits)
+    other = exact.tokenize(SECOND).tokens
+    fits = [
+        {"op": "hide", "token": other.index("crown")},
+        {"op": "mask", "query": other.index("[MASK]"), "key": other.index("wore")},
+        {"op": "scale", "value": 0.1},
+    ]
+    (_, first), (_, second) = computed(exact, FIRST, edits), computed(exact, SECOND, fits)
+    there = other.index("[MASK]")
+    check_row(page, first.pattern[LAYER, HEAD, QUERY], second.pattern[LAYER, HEAD, there])
+    assert "but for 2 of 5" in part(page, "second").inner_text()
+
+
+def test_any_two_texts_are_aligned_by_what_they_share(
+    visit: Visit, html: str, model: Model
+) -> None:
+    page = opened(visit, html)
+    field = page.get_by_label("A second sentence beside it")
+    for text in ("on a a crown", "wore on her crown she a", "???", f"{FIRST} {FIRST}", FIRST, PAIR):
+        after(page, lambda to=text: field.fill(to))
+        rows = table(page)
+        sides = [
+            [row[0].split(" / ")[k if " / " in row[0] else 0] for row in rows if row[k + 1] != NONE]
+            for k in (0, 1)
+        ]
+        tokens = [list(model.tokenize(each).tokens) for each in (FIRST, text)]
+        assert sides == tokens
+        same = [row for row in rows if row[3] != NONE and " / " not in row[0]]
+        assert len(same) == common(*tokens)
+    # as many tokens that differ between two that are shared stand pair by pair
+    assert [row[0] for row in table(page)][1:6] == ["she / he", "wore", "a", "crown / hat", "on"]
+
+
+def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    assert not part(page, "second").is_visible()
+    button(page, "Look inside").click()
+    plain = shown(page)
+    after(page, button(page, "Beside another sentence").click)
+    field = page.get_by_label("A second sentence beside it")
+    assert field.input_value() == FIRST
+    assert field.evaluate("field => field.getRootNode().activeElement === field")
+    after(page, lambda: field.fill(SECOND))
+    held = shown(page)
+    again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
+    again.wait_for_timeout(500)
+    assert shown(again).replace("Undo", "") == held.replace("Undo", "")
+    assert again.get_by_label("A second sentence beside it").input_value() == SECOND
+    after(page, button(page, "Take it away").click)
+    assert shown(page) == plain
+    after(page, button(page, "Undo").click)
+    assert field.input_value() == SECOND
+    assert shown(page) == held
+
+
+def test_each_text_is_moved_on_its_own_and_both_by_the_map(visit: Visit, html: str) -> None:
+    page = opened(visit, html)
+    sides = part(page, "second").locator(".side")
+    sides.nth(1).get_by_role("option", name="king").click()
+    said = lines_of(page)
+    assert said[0].startswith("[MASK] looks at ")
+    assert said[1].startswith("king looks at ")
+    assert "wore" in part(page, "sentence").inner_text()
+    sides.nth(0).get_by_role("option", name="wore").press("Enter")
+    assert [text.split(" looks")[0] for text in lines_of(page)] == ["wore", "king"]
+    assert (
+        sides.nth(0)
+        .get_by_role("option", name="wore")
+        .evaluate("x => x.getRootNode().activeElement === x")
+    )
+    page.get_by_role("listbox", name="words of the sentence").get_by_role(
+        "option", name="crown"
+    ).click()
+    assert [text.split(" looks")[0] for text in lines_of(page)] == ["crown", "crown"]
+    part(page, "second").locator(".both-maps .map").nth(2).focus()
+    press(page, "ArrowDown", "Control+Home", *["ArrowDown"] * 8, "Enter")
+    assert [text.split(" looks")[0] for text in lines_of(page)] == ["on", "on"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_it_fits_the_window_and_passes_axe(
+    visit: Visit, html: str, width: int, scheme: str
+) -> None:
+    state = address(**STATE, edits=[{"op": "hide", "token": 1}], tab="heads")
+    page = ready(visit(opened_at(html, state), width=width, height=800, scheme=scheme))
+    page.wait_for_timeout(1000)
+    assert part(page, "second").locator(".both-maps").is_visible()
+    check_layout(page)
