@@ -83,7 +83,7 @@ function sumBars(ui, { onpoint, writes = true } = {}) {
   const canvas = el("canvas", { "aria-hidden": "true" });
   const chart = el("div", { class: "sum-chart", role: "slider", tabindex: 0, "aria-valuemin": 1, onkeydown: step }, canvas);
   const said = el("p", { class: "sum-said" });
-  const written = el("p", { class: "sum-written formula" });
+  const written = el("p", { class: "sum-written" });
   const table = barTable();
   const node = el("div", { class: "sum" }, chart, said, written, table.node);
   /** @type {Bars | null} */
