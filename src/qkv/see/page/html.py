@@ -27,6 +27,8 @@ _PARTS = (
     "sentence",
     "changes",
     "map",
+    "paint",
+    "weight",
     "head",
     "steps",
     "motion",

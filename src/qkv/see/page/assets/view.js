@@ -64,6 +64,11 @@ function number(x, digits = 2) {
   return far ? x.toExponential(1).replaceAll("-", "−") : fixed(x, digits);
 }
 
+/** Whole numbers from the first on, the last left out. */
+function range(first, last) {
+  return Array.from({ length: last - first }, (_, by) => first + by);
+}
+
 /** A count with its thousands marked. */
 function count(n) {
   return n.toLocaleString("en");
@@ -611,7 +616,7 @@ function heatmap(ui, options) {
 
   set({});
   ui.redraw(paintAll);
-  return { node, set, draw, point };
+  return { node, set, draw, point, under };
 }
 
 /** Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear. */

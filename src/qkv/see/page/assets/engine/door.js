@@ -12,6 +12,7 @@
  * @property {[number, number][]} offsets  (T, 2): the part of the text a token stands for, text.slice(start, end)
  * @property {boolean[]} special  whether the tokenizer put a token in
  * @property {boolean} cut  whether the text was too long
+ * @property {boolean} [causal]  whether the model lets no token see what follows it
  * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
  * @property {any} [source]  of a recorded run: how its numbers are read, see `reader` in sight.js
  */

@@ -154,6 +154,7 @@ function runOf(text, about, arrays, model) {
     offsets,
     special: about.special,
     cut: about.tokens.length === model.most && end < text.trimEnd().length,
+    causal: model.next,
     blocks,
   };
 }

@@ -1,13 +1,7 @@
 // One head: its weights as lines and as a heat map on one axis of tokens, with what they are made of around them (the
-// keys K above, the queries Q on the left, the values V on the right), and the mask, which a reader can paint.
-// Behind it the steps of one row of weights, in numbers.
+// keys K above, the queries Q on the left, the values V on the right). The mask can be painted (paint.js).
 
 const STRIP = 64; // how long a vector is drawn, in pixels
-const SCOPES = [
-  ["head", "in this head"],
-  ["layer", "in all heads of this layer"],
-  ["all", "in every head"],
-];
 
 /**
  * The queries, keys, values and results of one head; null where the run has none of its layer.
@@ -31,19 +25,6 @@ function vectorsOf(run, layer, head) {
   return { d, q: of(block.q), k: of(block.k), v: of(block.v), z: of(block.z) };
 }
 
-// ---- the mask
-
-/** The masks among the edits that hide a key from a query in a head. */
-function masksOf(edits, query, key, layer, head) {
-  return edits.filter((edit) => edit.op === "mask" && edit.query === query && edit.key === key && isFor(edit, layer, head));
-}
-
-/** A mask of one link, in one head, in a layer or everywhere. */
-function maskFor(scope, query, key, layer, head) {
-  const where = { head: { layer, head }, layer: { layer }, all: {} };
-  return { op: "mask", query, key, ...where[scope] };
-}
-
 // ---- one head
 
 /**
@@ -54,10 +35,11 @@ function maskFor(scope, query, key, layer, head) {
 function headPart(ui, store) {
   const title = el("h3", {});
   const said = el("p", { class: "head-words" });
+  const paint = paintBar(ui, store, step);
   const list = lines(ui, { onhover: preview, onpick: (r) => choose(r), onfree: () => preview(null) });
   const map = heatmap(ui, {
-    describe: (r, c) => cellNumbers(shown.head, shown.at, r, c),
-    changed: (r, c) => shown.head.hidden(r, c),
+    describe: (r, c) => withDifference(cellNumbers(shown.head, shown.at, r, c), shown.head, shown.far, r, c),
+    changed: paint.changed,
     onpoint: (r) => preview(r),
     onpick: touch,
     onlayout: align,
@@ -67,7 +49,7 @@ function headPart(ui, store) {
   const operand = el("div", { class: "operand", role: "img" }, el("b", { class: "operand-name" }, "V"), values,
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
-  const paint = paintBar(ui, { step, flip });
+  const weights = weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
   const table = weightTable();
   const linesBox = el("div", { class: "lines-box" }, said, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
@@ -76,6 +58,8 @@ function headPart(ui, store) {
   let now = null;
   let shown = null; // {run, head, at, vectors}: the head as it is to be seen
   let [hover, key, aligned, as] = [null, 0, false, ""];
+  paint.over(map);
+  paint.node.append(weights.controls);
   ui.redraw(() => now && refresh(layout()));
 
   const query = () => Math.min(now.state.query ?? now.state.place ?? 0, Math.max(0, now.run.tokens.length - 1));
@@ -92,22 +76,11 @@ function headPart(ui, store) {
     refresh();
   }
 
-  /** A cell was clicked on: its link is hidden or shown where the mask is painted, else its query is chosen. */
+  /** A cell was picked: its link is painted where the mask is, else its query is chosen. */
   function touch(r, c) {
     key = c;
-    if (paint.on()) flip(r, c);
+    if (paint.takes(r, c)) refresh();
     else choose(r);
-  }
-
-  /** Hides a link, or shows it again. */
-  function flip(r = query(), c = key) {
-    const { edits, layer, head } = now.state;
-    const own = masksOf(edits, r, c, layer, head);
-    const name = `${visible(now.run.tokens[r])} → ${visible(now.run.tokens[c])}`;
-    if (!own.length && shown.head.hidden(r, c)) return paint.say(`${name} is hidden by another change: take that one back.`);
-    paint.say("");
-    ui.say(`${name} is ${own.length ? "open" : "hidden"}`);
-    store.set({ edits: own.length ? edits.filter((edit) => !own.includes(edit)) : [...edits, maskFor(paint.scope(), r, c, layer, head)] });
   }
 
   function step(which, by) {
@@ -165,14 +138,16 @@ function headPart(ui, store) {
 
   /** Shows a row: the one that is looked at, else the query. What else the map is to know comes with it. */
   function refresh(more = {}, fresh = false) {
-    const { head, at } = shown;
+    const { at, run } = shown;
+    const head = weights.over(shown.head, at);
     const [own, best] = [query(), hover ?? query()];
     const some = head.rows.length > 0;
     key = Math.min(key, Math.max(0, head.columns.length - 1));
     fill(said, some ? lookWords(head, best, `layer ${at.l}, head ${at.h}`, false) : "There are no tokens.");
     list.set({ head, active: some ? [best] : [], held: hover === null, high: 1 }, fresh);
+    paint.set({ head, at, own, key });
+    weights.set({ head, at, run, own, key, held: best === own }, now.state.inside);
     map.set({ ...more, marked: some ? [best] : [], picked: some ? [own, key] : null });
-    paint.set({ head, at, own, key, edits: now.state.edits });
     drawValues();
   }
 
@@ -183,6 +158,7 @@ function headPart(ui, store) {
   /** @param {Now} next */
   function update(next) {
     now = next.run ? next : null;
+    for (const part of [paint, weights]) part.update(next);
     if (!now) return;
     const { state, run, original } = now;
     const seen = seenIn(run, state.edits);
@@ -190,7 +166,8 @@ function headPart(ui, store) {
     const vectors = state.inside ? vectorsOf(run, at.l, at.h) : null;
     const was = as;
     const texts = JSON.stringify([run.tokens, at.l, at.h]);
-    shown = { run, head: arrange(seen, at), at, vectors };
+    const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
+    shown = { run, head: arrange(seen, at), far, at, vectors };
     hover = null;
     as = texts;
     const { head } = shown;
@@ -199,13 +176,12 @@ function headPart(ui, store) {
     const removed = isRemoved(state.edits, at.l, at.h) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
     fill(title, `Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""), removed);
     if (was !== texts) key = head.known(query())?.[0]?.[0] ?? 0;
-    const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
     const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
     const about = {
       label: `weights of layer ${at.l}, head ${at.h}`,
       rows: head.rows.map((row) => row.name),
       columns: head.columns.map((column) => column.name),
-      value: far ? difference : (r, c) => head.at(r, c),
+      value: far ? difference : paint.weight,
       low: far ? -1 : 0,
       high: 1,
       bar: far ? "weight now minus weight in the original" : "weight",
@@ -222,38 +198,6 @@ function headPart(ui, store) {
   return { node, body, update };
 }
 
-/** What paints the mask: a switch for the heat map, and a link to go to in steps, to hide or to show. */
-function paintBar(ui, { step, flip }) {
-  const on = toggle(ui, "paint: a click on a cell hides it", false, () => {});
-  let where = "head";
-  const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));
-  const button = el("button", { type: "button", class: "hide-link", onclick: () => flip() });
-  const note = el("span", { class: "note", role: "status" });
-  const stepper = (name, label) => {
-    const word_ = el("span", { class: "step-word" });
-    const arrow = (by, sign) => el("button", { type: "button", "aria-label": `${by < 0 ? "previous" : "next"} ${name}`, onclick: () => step(name, by) }, sign);
-    return { word: word_, node: el("span", { class: "stepper", role: "group", "aria-label": label }, el("span", { class: "dim" }, label), arrow(-1, "‹"), word_, arrow(1, "›")) };
-  };
-  const [query, key] = [stepper("query", "Query"), stepper("key", "Key")];
-  const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
-  return {
-    node,
-    on: () => on.input.checked,
-    scope: () => where,
-    say(text) {
-      fill(note, text);
-    },
-    set({ head, at, own, key: to, edits }) {
-      if (!head.rows.length) return;
-      fill(query.word, word(head.rows[own].name));
-      fill(key.word, word(head.columns[to].name));
-      const masks = masksOf(edits, own, to, at.l, at.h);
-      fill(button, masks.length ? "Show this link" : "Hide this link");
-      button.classList.toggle("changed", masks.length > 0);
-    },
-  };
-}
-
 /** All weights of a head as a table, made when it is opened. */
 function weightTable() {
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of weights" });
@@ -263,7 +207,7 @@ function weightTable() {
     if (!node.open) return fill(box);
     const names = head.columns.map(({ name }) => el("th", { scope: "col" }, visible(name)));
     const rows = head.rows.map(({ name }, r) =>
-      el("tr", {}, el("th", { scope: "row" }, visible(name)), head.columns.map((_, c) => el("td", { class: head.hidden(r, c) ? "changed" : "" }, head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3)))));
+      el("tr", {}, el("th", { scope: "row" }, visible(name)), head.columns.map((_, c) => el("td", { class: head.changed(r, c) ? "changed" : "" }, head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3)))));
     fill(box, el("table", {}, el("caption", { class: "sr" }, `weights of layer ${at.l}, head ${at.h}: queries down, keys across`),
       el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", {}, rows)));
   }

@@ -19,7 +19,7 @@ const IN_SIGHT = new WeakMap(); // run -> what is in sight of it
  */
 function sourceOf(run, edits) {
   if (run.source) return run.source;
-  const { tokens, special, pattern, blocks } = run;
+  const { tokens, special, pattern, blocks, causal } = run;
   const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
   const masks = new Map(); // by head, where edits say
   const maskOf = (l, h) => {
@@ -27,6 +27,10 @@ function sourceOf(run, edits) {
     if (!masks.has(key)) masks.set(key, hiddenBy(edits, l, h, T));
     return masks.get(key);
   };
+  const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
+  // a row that is set by hand may have a weight where a mask is: this one is seen
+  const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
+  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && ((causal && j > i) || score(l, h, i, j) === -Infinity); // the model's mask
   const flags = special.map(Number);
   return {
     text: {
@@ -39,7 +43,7 @@ function sourceOf(run, edits) {
       heads,
       length: T,
       key_length: T,
-      hidden: edits.some(({ op }) => ["hide", "mask", "causal"].includes(op)),
+      hidden: causal || edits.some(({ op }) => ["hide", "mask", "causal"].includes(op)),
       scale: pattern.map((_, l) => (blocks?.[l]?.q ? scaleOf(edits, 1 / Math.sqrt(blocks[l].q.length / T / heads)) : null)),
       summary: null,
       left_out: [],
@@ -51,10 +55,11 @@ function sourceOf(run, edits) {
       const weights = pattern[l][h];
       for (let j = 0; j < T; j++) give(j, weights[i * T + j]);
     },
-    hidden: (l, h, i, j) => Boolean(maskOf(l, h)[i * T + j]),
+    hidden: (l, h, i, j) => changed(l, h, i, j) || own(l, h, i, j),
+    changed,
     norm: () => null,
     received: (l, h, j) => tokens.reduce((total, _, i) => total + pattern[l][h][i * T + j], 0),
-    score: (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null,
+    score,
   };
 }
 

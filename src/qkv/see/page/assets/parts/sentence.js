@@ -205,10 +205,6 @@ function chosenWord(store) {
   return { node, update };
 }
 
-function range(first, last) {
-  return Array.from({ length: last - first }, (_, by) => first + by);
-}
-
 // ---- what to try
 
 /**

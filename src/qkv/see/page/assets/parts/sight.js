@@ -117,6 +117,11 @@ function largest(made) {
 function arrange(seen, { l, h }) {
   const { source, rows, columns } = seen;
   const { text } = source;
+  const everywhere = (r, c, test) => {
+    for (let i = rows[r].first; i < rows[r].last; i++)
+      for (let j = columns[c].first; j < columns[c].last; j++) if (!test(l, h, i, j)) return false;
+    return true;
+  };
   const made = seen.made(l, h).map((row) => {
     const known = [...row.values].sort((a, b) => (b[1] || 0) - (a[1] || 0) || a[0] - b[0]);
     return { ...row, known };
@@ -133,13 +138,9 @@ function arrange(seen, { l, h }) {
     at(r, c) {
       return this.hidden(r, c) ? NaN : made[r].values.get(c);
     },
-    hidden(r, c) {
-      if (!text.hidden) return false;
-      for (let i = rows[r].first; i < rows[r].last; i++) {
-        for (let j = columns[c].first; j < columns[c].last; j++) if (!source.hidden(l, h, i, j)) return false;
-      }
-      return true;
-    },
+    hidden: (r, c) => Boolean(text.hidden) && everywhere(r, c, source.hidden),
+    /** Whether it is a reader's changes that hide it. */
+    changed: (r, c) => Boolean(text.hidden && source.changed) && everywhere(r, c, source.changed),
   };
 }
 

@@ -1,0 +1,196 @@
+// Painting the mask: on the heat map a stroke hides or opens the links that it passes over, and one link can be gone
+// to in steps; and how a change that follows the hand is sent, no faster than it is computed.
+
+const SCOPES = [
+  ["head", "in this head"],
+  ["layer", "in all heads of this layer"],
+  ["all", "in every head"],
+];
+
+/** The masks among the edits that hide a key from a query in a head. */
+function masksOf(edits, query, key, layer, head) {
+  return edits.filter((edit) => edit.op === "mask" && edit.query === query && edit.key === key && isFor(edit, layer, head));
+}
+
+/** A mask of one link, in one head, in a layer or everywhere. */
+function maskFor(scope, query, key, layer, head) {
+  const where = { head: { layer, head }, layer: { layer }, all: {} };
+  return { op: "mask", query, key, ...where[scope] };
+}
+
+/** The tokens that a row and a column of what is in sight stand for, in pairs: [[query, key], ...]. */
+function pairsOf(head, r, c) {
+  const [from, to] = [head.rows[r], head.columns[c]];
+  return range(from.first, from.last).flatMap((query) => range(to.first, to.last).map((key) => [query, key]));
+}
+
+/**
+ * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
+ * @param {any} store
+ */
+function oneAtATime(store) {
+  let [going, waiting] = [false, null];
+  const send = (patch, undo) => {
+    const before = store.state;
+    store.set(patch, { undo });
+    going = store.state !== before; // else there is nothing to wait for
+  };
+  return {
+    /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether this one can be taken back */
+    send(patch, undo) {
+      if (going) waiting = { patch, undo: undo || Boolean(waiting?.undo) };
+      else send(patch, undo);
+    },
+    /** Is called at every change. @param {Now} now */
+    update({ busy }) {
+      if (busy) return;
+      const next = waiting;
+      [going, waiting] = [false, null];
+      if (next) send(next.patch, next.undo);
+    },
+    idle: () => !going,
+  };
+}
+
+/** The cells on the way from one to another, the last one with them. */
+function cellsBetween([i, j], [r, c]) {
+  const steps = Math.max(Math.abs(r - i), Math.abs(c - j));
+  return range(1, steps + 1).map((k) => [Math.round(i + ((r - i) * k) / steps), Math.round(j + ((c - j) * k) / steps)]);
+}
+
+/**
+ * What paints the mask of one head.
+ * @param {any} ui
+ * @param {any} store
+ * @param {(which: "query" | "key", by: number) => void} step  goes to another query or key
+ */
+function paintBar(ui, store, step) {
+  const on = toggle(ui, "paint: a stroke over cells hides them", false, () => map.node.classList.toggle("painting", on.input.checked));
+  let where = "head";
+  const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));
+  const button = el("button", { type: "button", class: "hide-link", onclick: () => flip(told.own, told.key) });
+  const note = el("span", { class: "note", role: "status" });
+  const stepper = (name, label) => {
+    const word_ = el("span", { class: "step-word" });
+    const arrow = (by, sign) => el("button", { type: "button", "aria-label": `${by < 0 ? "previous" : "next"} ${name}`, onclick: () => step(name, by) }, sign);
+    return { word: word_, node: el("span", { class: "stepper", role: "group", "aria-label": label }, el("span", { class: "dim" }, label), arrow(-1, "‹"), word_, arrow(1, "›")) };
+  };
+  const [query, key] = [stepper("query", "Query"), stepper("key", "Key")];
+  const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
+  const hand = oneAtATime(store);
+  let [map, told] = [null, null]; // told: {head, at, own, key}
+  let stroke = null; // {base: the edits before, hides: or opens, cells: by "row column", last: the cell that it is at}
+  let painted = false; // by the pointer, so that the click after it paints nothing
+
+  /** Why a link cannot be hidden or opened here; "" where it can. */
+  function refused(r, c) {
+    const { head, at, own } = told;
+    const pairs = pairsOf(head, r, c);
+    const name = `${visible(head.rows[r].name)} → ${visible(head.columns[c].name)}`;
+    const { edits } = store.state;
+    if (pairs.some(([i, j]) => masksOf(edits, i, j, at.l, at.h).length)) return "";
+    if (head.hidden(r, c)) return `${name} is hidden by ${head.changed(r, c) ? "another change: take that one back" : "the model itself"}.`;
+    if (where === "head" && pairs.some(([place]) => setRow(edits, at.l, at.h, place)))
+      return `The weights of ${visible(head.rows[r].name)} are set by hand here, whatever a mask says: give them back first.`;
+    return own === null ? "There are no tokens." : "";
+  }
+
+  /** Edits with which links are hidden, or open. */
+  function withLinks(edits, cells, hides) {
+    const { head, at } = told;
+    const pairs = cells.flatMap(([r, c]) => pairsOf(head, r, c));
+    const own = ([query, key]) => masksOf(edits, query, key, at.l, at.h);
+    const gone = new Set(pairs.flatMap(own));
+    if (!hides) return edits.filter((edit) => !gone.has(edit));
+    return [...edits, ...pairs.filter((pair) => !own(pair).length).map(([query, key]) => maskFor(where, query, key, at.l, at.h))];
+  }
+
+  const isMasked = (r, c) =>
+    pairsOf(told.head, r, c).every(([query_, key_]) => masksOf(store.state.edits, query_, key_, told.at.l, told.at.h).length);
+
+  /** Hides a link, or shows it again. */
+  function flip(r, c) {
+    const why = refused(r, c);
+    fill(note, why);
+    if (why) return;
+    const hides = !isMasked(r, c);
+    ui.say(`${visible(told.head.rows[r].name)} → ${visible(told.head.columns[c].name)} is ${hides ? "hidden" : "open"}`);
+    store.set({ edits: withLinks(store.state.edits, [[r, c]], hides) });
+  }
+
+  function begin(event) {
+    painted = false;
+    if (!on.input.checked || !told || event.button) return;
+    const cell = map.under(event);
+    if (!cell) return;
+    painted = true;
+    const why = refused(...cell);
+    fill(note, why);
+    if (why) return;
+    event.currentTarget.setPointerCapture(event.pointerId);
+    stroke = { base: store.state.edits, hides: !isMasked(...cell), cells: new Map(), last: null };
+    pass(cell);
+  }
+
+  /** The stroke goes on to a cell, over those on the way. */
+  function pass(cell) {
+    const first = !stroke.cells.size;
+    const fresh = (stroke.last ? cellsBetween(stroke.last, cell) : [cell]).filter((one) => !stroke.cells.has(one.join(" ")) && !refused(...one));
+    stroke.last = cell;
+    if (!fresh.length) return;
+    for (const one of fresh) stroke.cells.set(one.join(" "), one);
+    hand.send({ edits: withLinks(stroke.base, [...stroke.cells.values()], stroke.hides) }, first);
+    map.draw();
+  }
+
+  function move(event) {
+    if (!stroke) return;
+    const cell = map.under(event);
+    if (!cell) stroke.last = null;
+    else if (cell.join(" ") !== stroke.last?.join(" ")) pass(cell);
+  }
+
+  function end() {
+    if (!stroke) return;
+    const [{ size }, { hides }] = [stroke.cells, stroke];
+    ui.say(`${count(size)} ${size > 1 ? "links are" : "link is"} ${hides ? "hidden" : "open"}`);
+    stroke = null;
+  }
+
+  /** Whether a stroke hides this cell, before the model has computed it. */
+  const passes = (r, c) => Boolean(stroke?.hides && stroke.cells.has(`${r} ${c}`));
+
+  return {
+    node,
+    /** The heat map that is painted on. */
+    over(own) {
+      map = own;
+      const box = map.node.querySelector(".map");
+      box.addEventListener("pointerdown", begin);
+      box.addEventListener("pointermove", move);
+      for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
+    },
+    /** Whether a cell that was picked is to be painted; then it is, if the pointer has not done so. */
+    takes(r, c) {
+      if (!on.input.checked) return false;
+      if (!painted) flip(r, c);
+      painted = false;
+      return true;
+    },
+    changed: (r, c) => passes(r, c) || told.head.changed(r, c),
+    /** A weight as it is drawn: what is just being hidden has none. */
+    weight: (r, c) => (passes(r, c) ? NaN : told.head.at(r, c)),
+    /** @param {{head: any, at: any, own: number, key: number}} next */
+    set(next) {
+      told = next;
+      const { head, own, key: to } = next;
+      if (!head.rows.length) return;
+      fill(query.word, word(head.rows[own].name));
+      fill(key.word, word(head.columns[to].name));
+      const masked = isMasked(own, to);
+      fill(button, masked ? "Show this link" : "Hide this link");
+      button.classList.toggle("changed", masked);
+    },
+    update: hand.update,
+  };
+}

@@ -1,0 +1,237 @@
+// A row of weights in the reader's hands: each key of the chosen query has a handle at the end of its bar. Where one
+// weight goes, the others follow in proportion, and all that comes later is computed again.
+
+const FINEST = 0.01; // the smallest step of a weight
+
+/** The row of weights that somebody has set for a query of a head, as an edit; undefined where there is none. */
+function setRow(edits, layer, head, query) {
+  return edits.findLast((edit) => edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query);
+}
+
+/** Edits with such a row in the place of the one before; without it where `weights` is null. */
+function withRow(edits, layer, head, query, weights) {
+  const others = edits.filter((edit) => !(edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query));
+  return weights ? [...others, { op: "row", layer, head, query, weights }] : others;
+}
+
+/**
+ * A row of weights with another one for a key: the others share what is left as they did before, and equally where
+ * they had nothing. It sums to 1, to seven digits.
+ * @param {ArrayLike<number>} row
+ * @param {number} key
+ * @param {number} weight  from 0 to 1
+ * @param {(key: number) => boolean} open  whether the query sees a key
+ */
+function rescaled(row, key, weight, open) {
+  const all = Array.from(row);
+  const rest = all.reduce((sum, one, j) => (j === key ? sum : sum + one), 0);
+  const others = all.filter((_, j) => j !== key && open(j)).length;
+  if (!rest && !others) return all.map((_, j) => Number(j === key)); // nobody else to give it to
+  const left = 1 - weight;
+  const share = (one, j) => (rest ? (one / rest) * left : open(j) ? left / others : 0);
+  const digits = (x) => Number(x.toFixed(7));
+  const found = all.map((one, j) => digits(j === key ? weight : share(one, j)));
+  const most = found.reduce((best, one, j) => (j !== key && (best < 0 || one > found[best]) ? j : best), -1);
+  found[most] = digits(found[most] + 1 - found.reduce((sum, one) => sum + one, 0)); // what rounding left
+  return found;
+}
+
+/** A cell's numbers where cells show the difference from the original: both weights, and the difference. */
+function withDifference(said, head, original, r, c) {
+  if (!original) return said;
+  const [now, before] = [head, original].map((one) => one.values(r).get(c) ?? 0);
+  const by = now - before;
+  const [, weight] = said.fields.at(-1);
+  const fields = [["weight now", weight], ["in the original", number(before, 5)], ["difference", `${by > 0 ? "+" : ""}${number(by, 5)}`]];
+  return { ...said, fields: [...said.fields.slice(0, -1), ...fields] };
+}
+
+/**
+ * Handles over the bars of a list of keys, and a stepper for one weight.
+ * @param {any} ui
+ * @param {any} store
+ * @param {any} list  what lines() gives
+ * @param {{onkey: (c: number) => void, redraw: () => void}} heard
+ */
+function weightHandles(ui, store, list, { onkey, redraw }) {
+  const box = el("div", { class: "weights", role: "group", "aria-label": "weights of the chosen query: left and right change one, up and down go to the next key" });
+  const input = el("input", { type: "number", min: 0, max: 1, step: FINEST, onchange: () => typed() });
+  const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);
+  const [less, more] = [arrow(-FINEST, "less weight", "−"), arrow(FINEST, "more weight", "+")];
+  const back = el("button", { type: "button", class: "give-back", onclick: () => giveBack() }, "Give the row back");
+  const controls = el("span", { class: "weight-bar" },
+    el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, more),
+    el("span", { class: "dim" }, "or drag the end of a bar"), back);
+  const hand = oneAtATime(store);
+  let told = null; // {head, at, run, own, key, held}
+  let drawn = ""; // which keys have handles
+  let sliders = []; // {c, place, node, grip}
+  let drag = null; // {place, row: before, grab: where the handle was taken, value}
+  let draft = null; // {at, query, row}: what is set and not yet computed
+  let series = { place: -1, when: -Infinity, row: [] }; // what keys do in one go is one change, from this row
+  const move = roving(box, { count: () => sliders.length, onpick: (i) => pick(i), onmove: (i) => pick(i) });
+  list.node.append(box);
+  box.addEventListener("keydown", pressed, true);
+  box.addEventListener("pointerdown", begin);
+  box.addEventListener("pointermove", drags);
+  for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
+
+  const queryPlace = () => told.head.rows[told.own].first;
+  const chosen = () => told.head.columns[told.key].first;
+  const isDraft = (at, query) => draft && draft.at.l === at.l && draft.at.h === at.h && draft.query === query;
+  const isOpen = (place) => !told.head.source.hidden(told.at.l, told.at.h, queryPlace(), place);
+
+  /** The row of weights as it is now, of all tokens. */
+  function rowNow() {
+    const { at, run } = told;
+    const [query, T] = [queryPlace(), run.tokens.length];
+    return isDraft(at, query) ? draft.row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
+  }
+
+  function give(place, weight, row, undo) {
+    const { at } = told;
+    const query = queryPlace();
+    draft = { at, query, row: rescaled(row, place, weight, isOpen) };
+    hand.send({ edits: withRow(store.state.edits, at.l, at.h, query, draft.row) }, undo);
+    settle();
+    redraw();
+  }
+
+  /** What is computed need not be drafted. */
+  function settle() {
+    if (hand.idle() && !drag) draft = null;
+  }
+
+  /** Sets a weight by a key or a button; what follows at once belongs to the same change. */
+  function put(place, weight) {
+    const [row, now] = [rowNow(), performance.now()];
+    const goesOn = series.place === place && now - series.when < 1000;
+    series = { place, when: now, row: goesOn ? series.row : row };
+    give(place, Math.max(0, Math.min(1, weight)), series.row, !goesOn);
+  }
+
+  /** On to the next whole step. */
+  function step(place, by) {
+    put(place, Math.round((rowNow()[place] + by) / FINEST) * FINEST);
+  }
+
+  function typed() {
+    const weight = Number(input.value);
+    if (input.value !== "" && Number.isFinite(weight)) put(chosen(), weight);
+    else redraw();
+  }
+
+  function giveBack() {
+    series.when = -Infinity;
+    draft = null;
+    hand.send({ edits: withRow(store.state.edits, told.at.l, told.at.h, queryPlace(), null) }, true);
+  }
+
+  function pick(i) {
+    onkey(sliders[i].c);
+    redraw();
+  }
+
+  function pressed(event) {
+    const slider = sliders.find(({ node }) => node === event.target);
+    if (!slider || event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { ArrowRight: FINEST, ArrowLeft: -FINEST, PageUp: 10 * FINEST, PageDown: -10 * FINEST }[event.key];
+    if (by) step(slider.place, by);
+    else if (event.key === "Home" || event.key === "End") put(slider.place, event.key === "End" ? 1 : 0);
+    else if (event.key === "Delete" || event.key === "Backspace") giveBack();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  function begin(event) {
+    const slider = sliders.find(({ grip }) => grip === event.target);
+    if (!slider || event.button) return;
+    const { left, width } = box.getBoundingClientRect();
+    const row = rowNow();
+    drag = { place: slider.place, row, grab: event.clientX - left - row[slider.place] * width, value: row[slider.place], sent: false };
+    box.setPointerCapture(event.pointerId);
+    box.classList.add("dragging");
+    slider.node.focus();
+    pick(sliders.indexOf(slider));
+    event.preventDefault();
+  }
+
+  function drags(event) {
+    if (!drag) return;
+    const { left, width } = box.getBoundingClientRect();
+    const at = Math.round((event.clientX - left - drag.grab) / width / FINEST) * FINEST;
+    const value = Math.max(0, Math.min(1, at));
+    if (Math.abs(value - drag.value) < FINEST / 2) return;
+    drag.value = value;
+    give(drag.place, value, drag.row, !drag.sent);
+    drag.sent = true;
+  }
+
+  function end() {
+    if (!drag) return;
+    drag = null;
+    box.classList.remove("dragging");
+    settle();
+  }
+
+  /** One slider for each key in the list that the query sees. */
+  function build(keys) {
+    sliders = keys.map(({ c, k, name }, i) => {
+      const grip = el("span", { class: "grip" });
+      const node = el("div", { class: "weight", role: "slider", "data-i": i, "aria-label": `weight of ${name}`, "aria-valuemin": 0, "aria-valuemax": 1, style: { top: `${k * ROW}px` } }, grip);
+      return { c, place: told.head.columns[c].first, node, grip };
+    });
+    fill(box, sliders.map(({ node }) => node));
+    move.at = Math.min(move.at, Math.max(0, sliders.length - 1));
+  }
+
+  return {
+    controls,
+    /** A head as it is once what is drafted is computed. */
+    over(head, at) {
+      const r = draft ? head.rows.findIndex(({ first }) => isDraft(at, first)) : -1;
+      if (r < 0) return head;
+      const values = new Map(head.columns.map(({ first }, c) => [c, draft.row[first]]));
+      const known = [...values].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+      return {
+        ...head,
+        values: (q) => (q === r ? values : head.values(q)),
+        known: (q) => (q === r ? known : head.known(q)),
+        at: (q, c) => (q === r && !head.hidden(q, c) ? values.get(c) : head.at(q, c)),
+      };
+    },
+    /** `held`: whether the row in sight is the chosen query's. */
+    set(next, inside) {
+      told = next;
+      const { head, at, own, key, held } = next;
+      const single = ({ first, last }) => last === first + 1;
+      const can = inside && head.rows.length > 0 && at.mode === "weight" && store.engine?.where !== "recorded" && single(head.rows[own]) && head.columns.every(single);
+      box.hidden = controls.hidden = !can;
+      list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPlace())));
+      if (!can) return;
+      box.classList.toggle("away", !held);
+      const keys = list.listed().map((one, k) => ({ ...one, k })).filter(({ c }) => c !== undefined && !head.hidden(own, c));
+      const which = JSON.stringify(keys.map(({ c, k, name }) => [c, k, name]));
+      if (which !== drawn) build(keys);
+      drawn = which;
+      const row = rowNow();
+      for (const { place, node, grip } of sliders) {
+        node.setAttribute("aria-valuenow", row[place].toFixed(3));
+        node.setAttribute("aria-valuetext", number(row[place]));
+        grip.style.left = `${100 * Math.min(1, row[place])}%`;
+      }
+      move.refresh();
+      const open = !head.hidden(own, key);
+      for (const control of [input, less, more]) control.disabled = !open;
+      if (ui.focused() !== input || !draft) input.value = row[chosen()].toFixed(2);
+      input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
+      back.hidden = !setRow(store.state.edits, at.l, at.h, queryPlace());
+    },
+    /** @param {Now} next */
+    update(next) {
+      hand.update(next);
+      settle();
+    },
+  };
+}

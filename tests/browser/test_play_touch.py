@@ -1,0 +1,292 @@
+"""What a hand does on a head of the live page: weights are dragged, the mask is painted."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+from models.decoders import gpt2
+from qkv.models import Model
+from qkv.trace import Trace
+
+from .conftest import Visit
+from .edited import Edit
+from .engine import by_the_library
+from .play import button, ready
+from .playing import (
+    HEAD,
+    PLACE,
+    TEXT,
+    cells,
+    go,
+    heat_map,
+    held,
+    live_page,
+    masks,
+    opened,
+    shows,
+    table,
+    until,
+)
+from .support import keys, press, read, readout, token
+from .test_play_server import Open, open_served
+
+__all__ = ["open_served"]  # a fixture
+LAYER, NUMBER = HEAD
+CROWN, ON = 4, 5  # places in TEXT
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def trace(model: Model) -> Trace:
+    return model.trace(TEXT)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return opened(visit, html)
+
+
+def own(page: Page) -> Locator:
+    return page.locator("[data-part=head]")
+
+
+def slider(page: Page, name: str) -> Locator:
+    return own(page).get_by_role("slider", name=f"weight of {name}", exact=True)
+
+
+def handles(page: Page, part: str = "head") -> Locator:
+    return page.locator(f"[data-part={part}] .weight:visible")
+
+
+def drag(page: Page, name: str, *to: float) -> None:
+    """Takes the handle of a key to these weights, one after the other, and lets it go."""
+    handle = slider(page, name)
+    before = float(handle.get_attribute("aria-valuenow") or "")
+    wide: Any = own(page).locator(".weights").bounding_box()
+    grip: Any = handle.locator(".grip").bounding_box()
+    x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for weight in to:
+        page.mouse.move(x + (weight - before) * wide["width"], y)
+    page.mouse.up()
+
+
+def weights_of(trace: Trace, layer: int = LAYER, head: int = NUMBER) -> np.ndarray:
+    return np.array(trace["pattern", layer][0, head], np.float64)
+
+
+def shared(row: np.ndarray, key: int, weight: float) -> np.ndarray:
+    """The row with this weight, of which the others have the rest as they had it before."""
+    found = row * (1 - weight) / (1 - row[key])
+    found[key] = weight
+    return found
+
+
+def given(page: Page) -> list[Edit]:
+    """The rows that are set by hand."""
+    return [edit for edit in held(page)["edits"] if edit["op"] == "row"]
+
+
+def test_a_dragged_weight_takes_its_row_along_and_all_that_comes_later(
+    page: Page, model: Model, trace: Trace
+) -> None:
+    go(page, layer=1, head=4)
+    expected = shared(weights_of(trace, 1, 4)[PLACE], ON, 0.6)
+    drag(page, "on", 0.3, 0.9, 0.6)
+    until(lambda: given(page) and given(page)[0]["weights"][ON] == 0.6)
+    (edit,) = given(page)
+    assert [edit[name] for name in ("layer", "head", "query")] == [1, 4, PLACE]
+    np.testing.assert_allclose(edit["weights"], expected, atol=2e-7)
+    assert sum(edit["weights"]) == pytest.approx(1, abs=1e-9)
+    changed = by_the_library(model, list(trace.ids), [edit])
+    shows(page, changed.pattern[1, 4])
+    shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
+    np.testing.assert_allclose(shown, expected, atol=0.00501)
+    assert own(page).locator(".by-hand").count() == 1  # in orange
+    found = page.evaluate("runs.at(-1).found.resid.at(-1)")
+    np.testing.assert_allclose(found, changed.resid[-1].ravel(), atol=1e-4)
+    page.locator("[data-part=map] [data-head='3.2']").click()
+    until(lambda: held(page)["layer"] == 3)
+    shows(page, changed.pattern[HEAD])
+    assert own(page).locator(".by-hand").count() == 0
+    button(page, "Undo").click()  # one drag is one change
+    until(lambda: held(page)["edits"] == [])
+    shows(page, weights_of(trace, 1, 4))
+
+
+def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace) -> None:
+    before = weights_of(trace)[PLACE]
+    slider(page, "crown").focus()
+    press(page, "ArrowRight")
+    weight = round(before[CROWN] + 0.01, 2)
+    until(lambda: given(page))
+    np.testing.assert_allclose(given(page)[0]["weights"], shared(before, CROWN, weight), atol=2e-7)
+    press(page, "ArrowDown", "PageUp")  # the next key
+    row = shared(before, CROWN, weight)
+    more = round(row[ON] + 0.1, 2)
+    until(lambda: given(page)[0]["weights"][ON] == more)
+    np.testing.assert_allclose(given(page)[0]["weights"], shared(row, ON, more), atol=4e-7)
+    assert slider(page, "on").get_attribute("aria-valuetext") == f"{more:.2f}"
+    number = own(page).get_by_role("spinbutton", name="weight of on for [MASK]")
+    assert float(number.input_value()) == more
+    number.fill("0.25")
+    number.press("Enter")
+    until(lambda: given(page)[0]["weights"][ON] == 0.25)
+    button(page, "less weight").click()
+    until(lambda: given(page)[0]["weights"][ON] == 0.24)
+    button(page, "Give the row back").click()
+    until(lambda: held(page)["edits"] == [])
+    shows(page, weights_of(trace))
+    assert not button(page, "Give the row back").is_visible()
+
+
+def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Trace) -> None:
+    go(page, edits=[{"op": "mask", "query": PLACE, "key": 2, "layer": LAYER, "head": NUMBER}])
+    assert slider(page, "wore").count() == 0  # it is hidden
+    slider(page, "crown").focus()
+    press(page, "End")
+    until(lambda: given(page))
+    assert given(page)[0]["weights"] == [float(key == CROWN) for key in range(10)]
+    page.wait_for_timeout(1100)  # a change of its own
+    press(page, "ArrowLeft", "ArrowLeft")
+    until(lambda: given(page)[0]["weights"][CROWN] == 0.98)
+    expected = np.full(10, 0.02 / 8)
+    expected[[2, CROWN]] = 0, 0.98
+    np.testing.assert_allclose(given(page)[0]["weights"], expected, atol=2e-7)
+    assert np.isnan(table(page)[PLACE, 2])  # still hidden
+    button(page, "Undo").click()
+    until(lambda: given(page)[0]["weights"][CROWN] == 1)
+
+
+def test_of_a_hasty_drag_the_last_weight_lands(visit: Visit, html: str, trace: Trace) -> None:
+    """The model takes its time, so that most of the weights on the way are never computed."""
+    slow = (
+        "<script>addEventListener('qkv', () => { const { run } = qkv; window.asked = 0;"
+        " qkv.run = async (...all) => { asked += 1;"
+        " await new Promise((go) => setTimeout(go, 400)); return run(...all); }; });</script>"
+    )
+    page = opened(visit, html.replace("<head>", f"<head>{slow}", 1))
+    asked = page.evaluate("asked")
+    drag(page, "on", *np.linspace(0.1, 0.9, 40), 0.33)
+    now = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
+    np.testing.assert_allclose(now, shared(weights_of(trace)[PLACE], ON, 0.33), atol=0.00501)
+    until(lambda: given(page) and given(page)[0]["weights"][ON] == 0.33)
+    assert page.evaluate("asked") - asked <= 20  # of 41 moves
+    button(page, "Undo").click()
+    until(lambda: held(page)["edits"] == [])
+
+
+def test_handles_are_on_the_chosen_row_alone(page: Page) -> None:
+    assert handles(page).count() == 10
+    token(own(page), 3).hover()
+    assert own(page).locator(".weights.away").count() == 1
+    page.mouse.move(1, 1)
+    assert own(page).locator(".weights.away").count() == 0
+    go(page, edits=[{"op": "hide", "token": 2}], beside=True)
+    assert page.locator("[data-part=before]").is_visible()
+    assert handles(page, "before").count() == 0
+    go(page, inside=False)
+    assert handles(page).count() == 0
+
+
+def painted(page: Page) -> list[tuple[int, ...]]:
+    """The links that are hidden."""
+    return sorted(masks([edit for edit in held(page)["edits"] if edit["op"] == "masks"]))
+
+
+def point(page: Page, i: int, j: int) -> tuple[float, float]:
+    """The middle of a cell of the heat map, in the window."""
+    box: Any = own(page).get_by_role("application").bounding_box()
+    left, top, wide, tall = cells(page)
+    return box["x"] + left + (j + 0.5) * wide, box["y"] + top + (i + 0.5) * tall
+
+
+def stroke(page: Page, *through: tuple[int, int]) -> None:
+    own(page).get_by_role("application").scroll_into_view_if_needed()
+    page.mouse.move(*point(page, *through[0]))
+    page.mouse.down()
+    for cell in through[1:]:
+        page.mouse.move(*point(page, *cell))
+    page.mouse.up()
+
+
+def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace: Trace) -> None:
+    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    stroke(page, (2, 1), (2, 5), (5, 5))  # faster than the pointer tells
+    way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
+    edges = [(*cell, *HEAD) for cell in way]
+    until(lambda: painted(page) == edges)
+    shows(page, np.asarray(model.trace(list(trace.ids), hide=edges)["pattern", LAYER][0, NUMBER]))
+    stroke(page, (2, 3), (2, 9))  # begun on a hidden one it opens
+    left = [(2, 1), (2, 2), *way[5:]]
+    until(lambda: painted(page) == [(*cell, *HEAD) for cell in left])
+    button(page, "Undo").click()
+    until(lambda: painted(page) == edges)
+    button(page, "Undo").click()  # a stroke is one change
+    until(lambda: held(page)["edits"] == [])
+
+
+def test_what_a_mask_cannot_change_is_said(page: Page) -> None:
+    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
+    go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
+    assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is seen
+    assert np.isnan(table(page)[[0, 3], 2]).all()
+    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    said = own(page).locator(".paint [role=status]")
+    stroke(page, (PLACE, 4), (PLACE, 6))
+    assert "set by hand here" in said.inner_text()
+    stroke(page, (3, 2))
+    assert "hidden by another change" in said.inner_text()
+    stroke(page, (3, 1), (3, 3))
+    until(lambda: painted(page) == [(3, 1, *HEAD), (3, 3, *HEAD)])
+
+
+def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, trace: Trace) -> None:
+    edits = [{"op": "hide", "token": 2}]
+    go(page, edits=edits, colouring="change")
+    before = weights_of(trace)
+    after = by_the_library(model, list(trace.ids), edits).pattern[HEAD]
+    own(page).get_by_role("application").focus()
+    press(page, "ArrowDown", "Control+Home", "Home")
+    for key in range(4):
+        now = readout(own(page))
+        assert read(now["weight now"]) == pytest.approx(after[0, key], abs=6e-6)
+        assert read(now["in the original"]) == pytest.approx(before[0, key], abs=6e-6)
+        assert read(now["difference"]) == pytest.approx((after - before)[0, key], abs=6e-6)
+        assert now["mask"] == ("hidden" if key == 2 else "open")
+        press(page, "ArrowRight")
+
+
+def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
+    gpt2(tmp_path, seed=2)
+    page = ready(open_served("--model", tmp_path))
+    button(page, "Look inside").click()
+    size = own(page).locator(".queries [role=option]").count()
+    until(lambda: table(page).shape == (size, size))
+    np.testing.assert_array_equal(np.isnan(table(page)), ~np.tri(size, dtype=bool))
+    assert own(page).locator("td.changed").count() == 0  # no reader hid it
+    left, top, wide, tall = map(int, cells(page))
+    cell = heat_map(page)[top : top + tall, left + 2 * wide :][3 : tall - 3, 3 : wide - 3]
+    assert len(np.unique(cell.reshape(-1, 3), axis=0)) > 2  # hatched
+    colours = cell.reshape(-1, 3).astype(int)
+    assert (np.abs(colours - colours.mean(1, keepdims=True)) < 24).all()  # in grey
+    token(own(page), 2).click()
+    until(lambda: handles(page).count() == 3)
+    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    stroke(page, (0, 2))
+    assert "hidden by the model itself" in own(page).locator(".paint [role=status]").inner_text()
+    before = table(page)[2]
+    handles(page).first.focus()
+    press(page, "Home")
+    until(lambda: table(page)[2, 0] == 0)
+    after = table(page)[2]
+    np.testing.assert_allclose(after[1:3], before[1:3] / before[1:3].sum(), atol=0.002)
+    assert np.isnan(after[3:]).all()
