@@ -138,6 +138,33 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
         agree(result, trace, 1e-4, 1e-3)
 
 
+def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Path) -> None:
+    model = gpt2(tmp_path, seed=2)
+    page = open_served("--model", tmp_path)
+    painted(page)
+    texts = "the cat", "the cat the"
+    page.get_by_role("button", name="Look inside").click()
+    for label, text in zip(("Your sentence", "A second sentence beside it"), texts, strict=True):
+        page.get_by_label(label).fill(text)
+    own = page.locator("[data-part=second]")
+    own.locator("details summary").click()
+    page.wait_for_timeout(1500)
+    last = page.get_by_role("listbox", name="words of the sentence").get_by_role("option").last
+    last.click()
+    at = int(last.get_attribute("data-token") or 0)  # in both: the second begins with the first
+    shown_head = re.search(r"Head (\d+)\.(\d+)", page.locator("[data-part=head] h3").inner_text())
+    assert shown_head
+    layer, head = map(int, shown_head.groups())
+    for k, text in enumerate(texts):
+        trace = model.trace(text)
+        shown = own.locator("details tbody tr").evaluate_all(
+            "(rows, k) => rows.map((row) => row.children[k + 1].textContent)", k
+        )
+        found = [float(x) for x in shown if x != "\N{EN DASH}"]
+        row = trace["pattern", layer][0, head, at]
+        np.testing.assert_allclose(found, row, atol=0.00051)
+
+
 def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     """What the library gives of a decoder, whose blocks hand on `resid_post`."""
     found: dict[str, Any] = {}
