@@ -30,8 +30,7 @@ const GAP = 6; // above the sum
 function arising({ run, state }) {
   const { layer, head, edits } = state;
   const block = run?.blocks?.[layer];
-  const turned = block?.rot_q ? { ...block, q: block.rot_q, k: block.rot_k } : block; // as the scores are made of
-  const vectors = block?.attn_scores && run.tokens.length ? vectorsOf({ ...run, blocks: { [layer]: turned } }, layer, head) : null;
+  const vectors = block?.attn_scores && run.tokens.length ? vectorsOf(run, layer, head) : null;
   if (!vectors) return null;
   const T = run.tokens.length;
   const query = Math.min(state.query ?? state.place ?? 0, T - 1);
@@ -64,7 +63,7 @@ function arising({ run, state }) {
   const z = across.map((c) => vectors.z.at(query, c));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   const removed = isRemoved(edits, layer, head);
-  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...scaleIn(rows, edits, vectors.d) };
+  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...factorIn(rows, edits, vectors.d) };
 }
 
 /**
@@ -77,15 +76,13 @@ function together(keys, weights, across, vectors) {
   return { name: `${count(keys.length)} others`, others: true, k: [], products: [], raw: 0, score: 0, own: false, weight, v };
 }
 
-/** What became of the raw scores before the softmax: told by the scores themselves, since a model may have its own way. */
-function scaleIn(rows, edits, d) {
+/** What scores are multiplied by before the softmax: told by the scores, since a model may have a factor of its own. */
+function factorIn(rows, edits, d) {
   const seen = rows.filter(({ others, score }) => !others && Number.isFinite(score));
   const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), null);
-  const scale = best ? best.score / best.raw : 1 / Math.sqrt(d);
-  const all = seen.every(({ raw, score }) => Math.abs(raw * scale - score) <= 1e-3 * Math.max(1, Math.abs(score)));
-  const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-3;
-  const by = !all ? "score" : usual ? `÷ √${d}` : `× ${number(scale, 3)}`;
-  return { by, rescaled: edits.some(({ op }) => op === "scale") };
+  const factor = best ? best.score / best.raw : scaleOf(edits, 1 / Math.sqrt(d));
+  const usual = Math.abs(factor * Math.sqrt(d) - 1) < 1e-3;
+  return { by: usual ? `÷ √${d}` : `× ${number(factor, 3)}`, rescaled: edits.some(({ op }) => op === "scale") };
 }
 
 // ---- the picture of a moment
@@ -233,7 +230,7 @@ function motionPart(ui) {
   const said = el("p", { class: "motion-said" });
   const canvas = el("canvas", { "aria-hidden": "true" });
   const list = el("ul", { class: "motion-rows", role: "list", "aria-label": "the row, key by key" });
-  const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : play()) });
+  const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : play(at < last ? at : 0)) });
   const slider = el("input", { type: "range", class: "motion-at", "aria-label": "moment", min: 0, max: last * TICKS, step: 1, oninput: scrub, onkeydown: leap });
   const names = MOMENTS.map((name) => el("span", {}, name));
   const node = el(
@@ -271,9 +268,9 @@ function motionPart(ui) {
     show();
   }
 
-  function play() {
+  function play(from) {
     const runs = playing;
-    [at, playing, before] = [0, true, 0];
+    [at, playing, before] = [from, true, 0];
     fill(button, "❚❚ Pause");
     show();
     if (!runs && inView) requestAnimationFrame(frame);
@@ -319,7 +316,7 @@ function motionPart(ui) {
       names.forEach((name, i) => name.classList.toggle("on", i === moment));
       slider.setAttribute("aria-valuetext", `${MOMENTS[moment]}: ${said.textContent}`);
     }
-    const due = at < 2.6 ? "" : at <= 3.1 ? "raw" : at < 3.5 ? "score" : "weight";
+    const due = at < 2.6 ? "" : at <= 3.1 ? "raw" : at < 3.5 ? "score" : at <= 5 ? "weight" : "end";
     if (figures !== due) write(due);
     if (!wide) return;
     colours ??= tinted(ui, pen, row);
@@ -338,7 +335,7 @@ function motionPart(ui) {
     if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
     if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
-    if (moment === 3) return [`${by === "score" ? "" : `${by}, then `}softmax: scores become weights, which sum to ${fixed(total, 2)}.`, its(`${number(best.score)} → ${fixed(best.weight, 3)}`)];
+    if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${fixed(total, 2)}.`, its(`${number(best.score)} → ${fixed(best.weight, 3)}`)];
     if (moment === 4) return "Each key hands over its value, which shrinks to the key's weight.";
     if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
     return ["The values, as high as their weights, are laid on each other and blend: what this head gives to ", word(name), "."];
@@ -348,15 +345,16 @@ function motionPart(ui) {
   function write(due) {
     figures = due;
     const { rows, by, rescaled, given, total, removed } = row;
-    const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled], weight: ["weight", given] };
+    const weighed = due === "weight" || due === "end";
+    const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled] };
     const figure = ({ others, raw, score, weight, own }) => {
-      if (due === "weight") return score === -Infinity && !given ? ["hidden", own] : [fixed(weight, 3), given];
+      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [fixed(weight, 3), given];
       if (!due || others) return ["", false];
       if (due === "raw") return [number(raw), false];
       return score === -Infinity ? ["hidden", own] : [number(score), rescaled];
     };
-    const foot = due !== "weight" ? ["", false] : removed ? ["removed", true] : [fixed(total, 3), false];
-    const all = [heads[due], ...rows.map(figure), foot];
+    const foot = !weighed ? ["", false] : removed && due === "end" ? ["removed", true] : [fixed(total, 3), false];
+    const all = [heads[due] ?? ["weight", given], ...rows.map(figure), foot];
     list.querySelectorAll(".motion-figure").forEach((cell, i) => {
       const [text, changed] = all[i];
       fill(cell, text);
@@ -376,11 +374,11 @@ function motionPart(ui) {
     const chosen = same && was.state.query !== now.state.query;
     if (same && !chosen && was.run === now.run) return fit();
     [colours, figures, told] = [null, "none", -1];
-    fill(title, "How the row of ", word(row.name), " arises");
+    fill(title, "How ", word(row.name), " gets its weights");
     const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
     fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
     button.hidden = still.matches;
-    if (chosen && !still.matches) play();
+    if (chosen && !still.matches) play(0);
     else if (!playing || !same) {
       at = last;
       stop();
