@@ -1,10 +1,11 @@
-"""The page to play with, in headless Chromium: a key to what is painted, all heads removed in turn.
+"""The page to play with, in headless Chromium: a key to what is painted, all heads, the motion.
 
 A key is an input event that leaves another text in the field; its time ends when the words that
 follow from it are painted. Of a sweep it is that of all heads, one by one, without what the map
-draws meanwhile. The first word is another each time, so that nothing is known from before, and what
-the page says is held against `predict` and `trace`. The page and its worker share the machine with
-the browser; tasks of the main thread are those that it reports itself, from 50 ms on.
+draws meanwhile; of the motion, that from the choice of a query until its row has arisen. The first
+word is another each time, so that nothing is known from before, and what the page says is held
+against `predict` and `trace`. The page and its worker share the machine with the browser; tasks of
+the main thread are those that it reports itself, from 50 ms on.
 """
 
 import os
@@ -24,6 +25,7 @@ from benchmarks.common import Goal, Row, Way, at_most
 
 ONCE = True  # a browser has threads of its own
 LENGTHS = {16: (0.1, 2.0), 64: (0.3, 4.0)}  # tokens: seconds for a key, and for a sweep
+MOTION = 2.0  # seconds for a motion of 1.5
 TASK = 0.05  # seconds of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SEEN = 0.00051  # what a chance of three digits may be off by
@@ -50,6 +52,14 @@ SWEEP = """async ([text, place]) => {
   }, { at: [place] });
   return found;
 }"""
+PLAYED = """(other) => new Promise((resolve, reject) => {
+  setTimeout(() => reject(new Error("the motion did not end in 60 s")), 60_000);
+  const root = document.querySelector(".qkv-view").shadowRoot;
+  const slider = root.querySelector("[data-part=motion] input");
+  root.querySelector(`[data-part=head] [aria-label="${other} query"]`).click();
+  const look = () => slider.value === slider.max ? resolve(null) : requestAnimationFrame(look);
+  requestAnimationFrame(look);
+})"""
 TASKS = """() => {
   globalThis.tasks = [];
   new PerformanceObserver((list) => tasks.push(...list.getEntries().map((one) => one.duration)))
@@ -60,6 +70,7 @@ TASKS = """() => {
 def rows(shrink: int = 1) -> Iterator[Row]:
     """A key and a sweep at each length; without a browser nothing is measured."""
     model = qkv.load("wordnet")
+    chosen = [0]  # places before the missing word, which the page keeps from text to text
     with ExitStack() as stack:
         page = opened(stack, model)
         words = first_words(model)
@@ -67,6 +78,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
             texts = Texts(model, max(8, tokens // shrink), words)
             yield typed(page, texts, f"key to painted, {tokens} tokens", key)
             yield swept(page, texts, f"every head removed in turn, {tokens} tokens", sweep)
+            yield moved(page, texts, chosen, f"a query chosen to the motion's end, {tokens} tokens")
 
 
 @dataclass
@@ -167,3 +179,33 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
         return float(np.max(off))
 
     return Row(name, {"qkv": Way(call, error)}, (at_most(most), longest(page)))
+
+
+def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
+    """How a row arises, played once when its query is chosen."""
+    if page is None:
+        return Row(name, {"qkv": None}, (at_most(MOTION),))
+    motion = page.locator("[data-part=motion]")
+    unfold = page.get_by_role("button", name="Look inside")
+
+    def call() -> None:
+        if unfold.count():
+            unfold.click()
+        motion.scroll_into_view_if_needed()
+        page.evaluate(PLAYED, "next" if chosen[0] else "previous")
+        chosen[0] = 1 - chosen[0]
+
+    def error(_: None) -> float:
+        text = page.locator("[data-part=sentence] textarea.text").input_value()
+        title = page.locator("[data-part=head] h3").first.inner_text()
+        layer, head = map(int, title.split()[1].split("."))
+        trace = texts.model.trace(text, names=["pattern"])
+        weights = trace["pattern", layer][0, head, texts.place - chosen[0]]
+        shown = motion.locator(".motion-figure").all_inner_texts()[1:-1]
+        most = np.sort(weights)[::-1]
+        own = min(len(most), len(shown) - (len(shown) < len(most)))
+        expected = [*most[:own], most[own:].sum()][: len(shown)]
+        found = [*sorted(map(float, shown[:own]), reverse=True), *map(float, shown[own:])]
+        return float(np.abs(np.subtract(found, expected)).max())
+
+    return Row(name, {"qkv": Way(call, error, SEEN)}, (at_most(MOTION), longest(page)))

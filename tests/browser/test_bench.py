@@ -17,16 +17,17 @@ def test_every_row_gives_the_truth() -> None:
             judged = goal.judged({"ways": {"qkv": {"seconds": 2.0}}})
             assert judged["value"] == 2.0 or 0 <= judged["value"] < 2.0
             assert judged["most"] is not None
-    assert len(names) == len(set(names)) == 4
+    assert len(names) == len(set(names)) == 6
 
 
 def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that shows the words of another text, and a sweep with other numbers."""
+    """A page that shows the words of another text, a sweep with other numbers, another row."""
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
     monkeypatch.setattr(
         play, "SWEEP", play.SWEEP.replace("qkv.sweep(text", "qkv.sweep(`a ${text}`")
     )
+    monkeypatch.setattr(play, "PLAYED", play.PLAYED.replace("${other} query", "next query"))
     for row in play.rows(8):
         way = row.ways["qkv"]
         assert way is not None
@@ -37,5 +38,5 @@ def test_without_a_browser_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("QKV_CHROMIUM", raising=False)
     monkeypatch.setattr(play.shutil, "which", lambda _: None)
     found: list[Row] = list(play.rows())
-    assert [row.ways for row in found] == [{"qkv": None}] * 4
+    assert [row.ways for row in found] == [{"qkv": None}] * 6
     assert all(goal.judged({"ways": {}})["value"] is None for row in found for goal in row.goals)
