@@ -113,7 +113,7 @@ def test_a_query_is_chosen_by_click_and_by_keyboard(page: Page, trace: Trace) ->
 
 def step_column(page: Page, column: int) -> list[float]:
     """A column of the steps; what is no number is NaN."""
-    texts = page.locator(f"[data-part=steps] tbody tr > :nth-child({column + 1})").all_inner_texts()
+    texts = of_steps(page, column)
     return [math.nan if text in ("open", "hidden") else read(text) for text in texts]
 
 
@@ -136,12 +136,18 @@ def test_the_steps_are_the_trace(
     np.testing.assert_allclose(step_column(page, 1), raw, atol=0.0052)
     np.testing.assert_allclose(step_column(page, 2), raw * scale, atol=0.0052)
     np.testing.assert_allclose(step_column(page, 4), weights, atol=0.00051)
-    head = page.locator("[data-part=steps] thead th").all_inner_texts()
+    head = page.locator(".row-table thead th").all_text_contents()
     assert head == ["key", "raw score", f"{TIMES} 0.300" if edits else "÷ √32", "mask", "softmax"]
 
 
+def of_steps(page: Page, column: int) -> list[str]:
+    """What stands in a column of the steps as a table."""
+    cells = page.locator(f".row-table tbody tr > :nth-child({column + 1})")
+    return cells.all_text_contents()
+
+
 def marks(page: Page) -> list[str]:
-    return page.locator("[data-part=steps] tbody tr > :nth-child(4)").all_inner_texts()
+    return of_steps(page, 3)
 
 
 def layer_with(model: Model, trace: Trace, edits: list[Edit]) -> dict[str, np.ndarray]:

@@ -286,6 +286,37 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
     assert tight(page)
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["lesson", "cross", "rotary", "block", "bert", "llama"])
+def test_no_two_nodes_of_the_block_touch(visit: Visit, name: str, width: int) -> None:
+    page = visit(walk_page(layer_walk(name)), width=width)
+    found = page.locator(".block-name, .block-words:not(:empty)").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect())"
+        ".map(({ left, right, top, bottom }) => [left, right, top, bottom])"
+    )
+    assert len(found) > len(layer_walk(name).steps)
+    for k, (left, right, top, bottom) in enumerate(found):
+        assert left >= 0
+        assert right <= width
+        for other in found[:k]:
+            apart = left >= other[1] or other[0] >= right or top >= other[3] or other[2] >= bottom
+            assert apart, (name, found[k], other)
+
+
+def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
+    page = visit(walk_page(model_walk("llama")))
+    ribbons = page.locator(".ribbon[data-from]").evaluate_all(
+        "all => all.map((one) => [one.dataset.from, one.dataset.to].join(' '))"
+    )
+    assert ribbons == [
+        *("E X", "X N", "N Q", "N K", "N V", "Q Q_rotated", "K K_rotated"),
+        *("Q_rotated scores", "K_rotated scores", "scores scaled", "scaled masked"),
+        *("masked weights", "weights context", "V context", "context joined", "joined out"),
+        *("X R", "out R", "R N2", "N2 pre", "pre act", "N2 up", "act post", "up post"),
+        *("post mlp", "R Y", "mlp Y", "Y Z", "Z final", "final y", "y logits", "logits chances"),
+    ]
+
+
 def test_a_wrong_output_is_seen(visit: Visit) -> None:
     walk = lesson_walk()
     walk.own[2, 3] += 0.25
@@ -303,7 +334,7 @@ def test_a_long_text_shows_the_rows_it_has(visit: Visit) -> None:
     for name in ("X", "K", "scores", "weights", "out"):
         step = next(step for step in walk.steps if step.name == name)
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
-        assert "Shown: 64 of 100 rows" in page.locator(".note").first.inner_text()
+        assert "Shown: 64 of 100 rows" in page.locator(".walk-panel .note").first.inner_text()
         written = page.get_by_role("checkbox", name="Numbers in the cells")
         assert written.is_checked() is (step.columns is None)
         written.check()

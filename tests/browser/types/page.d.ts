@@ -14,6 +14,7 @@ interface Door {
     onpart: (part: { layer: number; head: number; resid: Float32Array; logits: Float32Array }) => void,
     options?: { at?: number[]; signal?: AbortSignal },
   ): Promise<void>;
+  parameters?(names: string[], rows?: Record<string, number[]>): Promise<Record<string, Float32Array>>;
 }
 
 declare var qkv: Door;

@@ -22,6 +22,7 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 # The files in assets/ that a kind of view is made of, after view.js: engine/ computes, parts/ are
 # what a page is put together from, pages/ say what goes where.
 _HEAD = ("parts/sight", "parts/lines")
+_STEPS = ("parts/sums", "parts/cell", "parts/block", "parts/steps")
 _PARTS = (
     "python",
     "sentence",
@@ -30,17 +31,19 @@ _PARTS = (
     "paint",
     "weight",
     "head",
-    "steps",
+    "flow",
+    "layer",
     "motion",
     "outcome",
     "pair",
     "second",
 )
+_LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
 SCRIPTS = {
     **dict.fromkeys(("show", "compare"), (*_HEAD, "engine/recorded", "pages/show")),
-    "walk": ("parts/sums", "parts/cell", "pages/walk"),
+    "walk": (*_STEPS, "pages/walk"),
     **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
-    "play": (*_HEAD, "engine/edits", "store", *(f"parts/{name}" for name in _PARTS), "pages/play"),
+    "play": (*_HEAD, *_LIVE, "pages/play"),
 }
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.

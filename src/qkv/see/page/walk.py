@@ -14,7 +14,8 @@
 #         "side": "queries" | "keys" | "place" (what its rows are; the place is that of "start"),
 #         "columns": "keys" | null (numbers),
 #         "shown": {"at": [columns], "names": [strings]} | null (all of them),
-#         "weights": bool, "cell": [row, column] | null, "op": how a cell is made (steps/sums.py) }
+#         "weights": bool, "cell": [row, column] | null, "op": how a cell is made (steps/sums.py),
+#         "lengths": packed float32, of the rows that are held | null (its rows are no vectors) }
 
 from __future__ import annotations
 
@@ -67,6 +68,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "steps": [
             {name: getattr(step, name) for name in _OF_A_STEP}
             | {"columns": "keys" if step.columns else None, "shown": _shown(step)}
+            | {"lengths": _lengths(step, lists.get(step.side, ("", None))[1])}
             for step in walk.steps
         ],
         "start": list(walk.cell),
@@ -80,6 +82,14 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
 def _shown(step: Step) -> dict[str, Any] | None:
     """Which columns of a step are shown, and what they are called."""
     return None if step.shown is None else {"at": list(step.shown), "names": step.names}
+
+
+def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
+    """How long the vectors of a step are."""
+    if step.columns is not None or step.weights:
+        return None
+    held = step.values if rows is None else step.values[rows]
+    return pack_numbers(np.linalg.norm(held.astype(np.float64), axis=1))
 
 
 def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:

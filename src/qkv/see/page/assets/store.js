@@ -198,7 +198,7 @@ function playStore(data, heard) {
     if (self.engine) follow(RUN_FOR);
   });
   whenOpen((qkv) => {
-    self.engine = { name: data.model, where: qkv.where ?? "in this page", run: qkv.run, sweep: qkv.sweep, model: qkv.model };
+    self.engine = { name: data.model, where: qkv.where ?? "in this page", run: qkv.run, sweep: qkv.sweep, model: qkv.model, parameters: qkv.parameters };
     compute();
   }, (reason) => failed(reason));
   return self;

@@ -50,7 +50,8 @@ function openDoor(compute, data) {
 
   /**
    * Asks the worker; `signal` gives up what was asked, `onpart` hears of each part.
-   * @param {{ask: string, text: string, edits: Edit[], at?: number[], layers?: number[]}} question
+   * @param {{ask: string, text?: string, edits?: Edit[], at?: number[], layers?: number[], names?: string[],
+   *     rows?: Record<string, number[]>}} question
    * @param {{signal?: AbortSignal, onpart?: (part: any) => void}} heard
    * @returns {Promise<any>}
    */
@@ -92,6 +93,14 @@ function openDoor(compute, data) {
      * @param {{at?: number[], signal?: AbortSignal}} options
      */
     sweep: (text, edits, onpart, { at, signal } = {}) => ask({ ask: "sweep", text, edits, at }, { signal, onpart }),
+
+    /**
+     * Parameters of the model by their names, a linear layer's weight as (out, in).
+     * @param {string[]} names
+     * @param {Record<string, number[]>} rows  of tables of vectors, those that are wanted; else all
+     * @returns {Promise<Record<string, Float32Array>>}
+     */
+    parameters: (names, rows = {}) => ask({ ask: "parameters", names, rows }, {}),
   };
   window.dispatchEvent(new Event("qkv")); // what stands before the model in the page waits for it
 }

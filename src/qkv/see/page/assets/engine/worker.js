@@ -2,7 +2,8 @@
 // sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
 
 /**
- * @typedef {{id: number, ask: "run" | "sweep", text: string, edits: any, at?: number[], layers?: number[]}} Question
+ * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[],
+ *            names?: string[], rows?: Record<string, number[]>}} Question
  * @typedef {{id: number, ask: string, steps: Generator<any, any>}} Job
  */
 
@@ -16,7 +17,7 @@ const next = new MessageChannel(); // a message to oneself comes after those tha
 next.port1.onmessage = work;
 
 /** @type {Record<string, (question: Question) => Generator<any, any>>} */
-const ASKED = { run, sweep };
+const ASKED = { run, sweep, parameters };
 
 onmessage = ({ data: { read, drop, ...question } }) => {
   if (read) {
@@ -96,6 +97,23 @@ function* sweep(question) {
       const resid = steps[layers].normalized_resid_post;
       yield { layer, head, resid: rounded(resid), logits: yield* logits(resid, places) };
     }
+}
+
+/**
+ * Parameters by their names; of tables those rows alone that are asked for.
+ * @param {Question} question
+ */
+function* parameters({ names, rows = {} }) {
+  const { parameters: all, sizes: { dim: D } } = model;
+  const unknown = names.find((name) => !Object.hasOwn(all, name));
+  if (unknown !== undefined) throw new RangeError(`parameters: the model has no ${shown(unknown)}`);
+  /** @type {(name: string) => Float32Array} */
+  const chosen = (name) => {
+    const found = new Float32Array(rows[name].length * D);
+    rows[name].forEach((row, n) => found.set(all[name].subarray(row * D, (row + 1) * D), n * D));
+    return found;
+  };
+  return Object.fromEntries(names.map((name) => [name, rows[name] ? chosen(name) : all[name]]));
 }
 
 /**

@@ -15,7 +15,7 @@ const REGIONS = {
   changes: "What you changed",
   map: "The heads of the model",
   head: "One head",
-  steps: "One head, step by step",
+  steps: "The layer, step by step",
   outcome: "Result",
   second: "A second sentence",
 };
@@ -91,7 +91,7 @@ function partsOf(ui, store) {
     map: mapPart(ui, store),
     head: headPart(ui, store),
     before: originalHead(ui, store),
-    steps: stepsPart(),
+    steps: stepsPart(ui, store),
     motion: motionPart(ui),
     outcome: outcomePart(ui, store),
     second: secondPart(ui, store),

@@ -1,41 +1,186 @@
-// How one row of a head's weights arises, in numbers: the table behind the lines.
+// Steps and their numbers: the block, whose nodes are chosen, and beside it the step that is: title, formula, line of
+// NumPy, its matrix, and how any number of it is made. They are of a recorded walk or of a run in this page alike.
 
 /**
- * How the weights of the chosen query arise, key by key: score, scale, mask, softmax.
+ * @param {any} ui
+ * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  hears of a cell that is chosen
  */
-function stepsPart() {
-  const title = el("h3", {});
-  const lead = el("p", { class: "note" });
-  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps" });
-  const node = el("div", { class: "steps", "data-part": "steps" }, title, lead, box);
+function stepsView(ui, { stretch = false, onpick: heard } = {}) {
+  const picks = new Map(); // name of a step -> the cell whose sum is shown
+  /** @type {Flow | null} */
+  let flow = null;
+  /** @type {ReturnType<typeof sumsOf> | null} */
+  let sums = null;
+  let [at, token, keys] = [0, 0, []];
+  let pointed = null; // the cell under the pointer
 
-  /** @param {Now} now */
-  function update(now) {
-    const { state, run } = now;
-    const vectors = run && vectorsOf(run, state.layer, state.head);
-    node.hidden = !vectors;
-    if (!vectors || !state.inside) return;
-    const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
-    const { layer, head, edits } = state;
-    const usual = 1 / Math.sqrt(vectors.d);
-    const scale = scaleOf(edits, usual);
-    const hidden = hiddenBy(edits, layer, head, T);
-    const given = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
-    const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
-    const name = word(run.tokens[query]);
-    fill(title, "From ", name, ` to its weights, in head ${layer}.${head}`);
-    fill(lead, given ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query; what the mask leaves goes through softmax, and the weights sum to 1.");
-    const rows = Array.from({ length: T }, (_, key) => {
-      let score = 0;
-      for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
-      const away = hidden[query * T + key];
-      return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(score * scale)),
-        el("td", { class: away ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
-        el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
-    });
-    const by = scale === usual ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`;
-    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && scale !== usual ? "changed" : "" }, text));
-    fill(box, el("table", {}, el("caption", { class: "sr" }, title.textContent), el("thead", {}, el("tr", {}, heads, el("td", {}))), el("tbody", {}, rows)));
+  const step = () => flow.steps[at];
+  const value = (name, i, j) => flow.array(name).get(i, j);
+  const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
+  const names = (one) => ({ keys, place: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
+  const held = (one) => (one.side === "place" ? null : one.side === "keys" ? flow.key_rows : flow.rows);
+  const rowsOf = (one) => held(one) || names(one).map((_, i) => i);
+  const columnsOf = (one) => (one.shown ? one.shown.at : Array.from({ length: flow.array(one.name).shape.at(-1) }, (_, j) => j));
+  const isLast = () => at === flow.steps.length - 1;
+  const isOwn = () => at === flow.own_step;
+  const first = (one) => (one.side === "place" ? 0 : flow.start[one.side === "keys" && flow.keys ? 1 : 0]);
+  const start = (one) => one.cell || [first(one), one.columns ? flow.start[1] : columnsOf(one)[0]];
+  const pickOf = (one) => picks.get(one.name) || start(one);
+
+  const id = ui.id("walk");
+  const block = blockPart(ui, { onshow: (k) => show(k), panel: id });
+  const go = (by) => () => by && block.go(at + by);
+  const turn = ({ key }) => (go({ ArrowLeft: -1, ArrowRight: 1 }[key] || 0)());
+  const [back, next] = [["◀ Back", -1], ["Next ▶", 1]].map(([text, by]) => el("button", { type: "button", onclick: go(by) }, text));
+  const [title, note, end, mapTitle] = ["h3", "p", "p", "h4"].map((tag) => el(tag, { class: { p: "note" }[tag] }));
+  const [formula, code] = [el("dd", { class: "formula" }), el("dd", { class: "code" })];
+  const written = toggle(ui, "Numbers in the cells", true, () => draw());
+  const stretched = stretcher(ui, stretch, () => draw());
+  const bars = sumBars(ui, { writes: false });
+  const onpoint = (k, j) => {
+    pointed = k === null ? null : [rowsOf(step())[k], columnsOf(step())[j]];
+    for (const each of isOwn() ? [map, own] : []) each.point(k, j);
+    drawBars();
+  };
+  const onpick = (k, j) => {
+    picks.set(step().name, [rowsOf(step())[k], columnsOf(step())[j]]);
+    for (const each of [map, own]) each.set({ picked: [k, j], home: [k, j] });
+    drawBars();
+    if (heard) heard(step(), rowsOf(step())[k]);
+  };
+  const [map, own] = ["Result", "The model's own"].map((label) => heatmap(ui, { label, value: () => 0, onpoint, onpick }));
+  const ownTitle = el("h4", {});
+  const ownPanel = el("div", { class: "panel", hidden: true }, ownTitle, own.node);
+  const boxes = [map, own].map((each) => each.node.querySelector(".map"));
+  boxes.forEach((one, k) => one.addEventListener("scroll", () => isOwn() && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
+  const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, bars.node), ownPanel);
+  const lines = el("dl", { class: "walk-lines" }, el("dt", {}, "Formula"), formula, el("dt", {}, "NumPy"), code);
+  const panel = el("div", { id, role: "tabpanel", class: "walk-panel" }, title, lines, note, end, el("div", { class: "bar" }, written.node, stretched.node), panels);
+  const way = el("div", { class: "walk-way", onkeydown: turn }, back, next);
+  const node = el("div", { class: "steps-view" }, block.node, el("div", { class: "steps-panel" }, way, panel));
+
+  /** What a number of a step is made of, as bars; null where that is no sum. */
+  function behind(one, i, j) {
+    const { op, name } = one;
+    const label = `what ${name} is made of`;
+    const of = (matrix, place) => `${matrix}[${place}]`;
+    const query = visible(names(one)[i]);
+    if (op.kind === "softmax") {
+      const along = columnsOf(one);
+      const few = (row) => along.map((k) => row[k]);
+      const row = flow.array(op.of).row(i);
+      const parts = { scores: few(row), raised: few(powers(row)[1]), shares: along.map((k) => value(name, i, k)) };
+      return shareBars(label, { ...parts, names: one.columns ? keys : one.shown.names, at: along.indexOf(j), of: op.of, name });
+    }
+    const sum = sums.products(op, i, j);
+    return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`));
   }
-  return { node, update };
+
+  /** What the heat map is to show of a step: its own result, or the model's. */
+  function matrix(one, name) {
+    const rows = rowsOf(one);
+    const shownColumns = columnsOf(one);
+    const get = (i, j) => flow.array(name).get(i, shownColumns[j]);
+    const wide = shownColumns.length;
+    const columns = one.columns ? keys : one.shown ? one.shown.names : shownColumns.map(String);
+    const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
+    const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
+    const size = Math.max(-least, most);
+    // a few numbers of trained vectors are far larger than the rest, and would leave it one grey
+    const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
+    const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
+    const high = full || 1;
+    const hidden = (k, j) => one.weights && one.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
+    const text = (x) => (size < 0.01 ? inSum(x) : fixed(x, size < 100 ? 3 : 1));
+    const place = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
+    const home = [Math.max(0, rows.indexOf(pickOf(one)[0])), shownColumns.indexOf(pickOf(one)[1])];
+    return {
+      label: name === "own" ? `The model's own ${flow.own}` : `${one.name}, ${one.title}`,
+      rows: rows.map((i) => names(one)[i]),
+      columns,
+      low: least < 0 ? -high : 0, // 0 in the middle
+      high,
+      value: (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
+      text: written.input.checked ? (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,
+      cell: written.input.checked ? { min: 58, max: 96, height: 26 } : {},
+      describe(k, j) {
+        const x = get(rows[k], j);
+        const how = name === "own" ? "" : sums.spell(one.op, rows[k], shownColumns[j]);
+        const fields = how ? [["=", how]] : [];
+        const same = name === "own" ? value(one.name, rows[k], shownColumns[j]) : x;
+        if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
+        const where = place(k, j);
+        return { title: `${name === "own" ? where.replace(one.name, flow.own) : where} = ${inSum(x)}`, fields };
+      },
+      picked: home,
+      home,
+      bar: name === "own" ? flow.own : size > high ? `${name} (the largest is ${inSum(size)})` : name,
+    };
+  }
+
+  function drawBars() {
+    bars.set(behind(step(), ...(pointed || pickOf(step()))));
+  }
+
+  function draw() {
+    map.set(matrix(step(), step().name));
+    if (isOwn()) own.set(matrix(step(), "own"));
+    drawBars();
+  }
+
+  /** What is said of the step. */
+  function tell() {
+    const one = step();
+    block.set(flow, token, at);
+    panel.setAttribute("aria-labelledby", block.idOf(at));
+    fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
+    fill(formula, one.formula);
+    fill(code, one.code);
+    const few = held(one) && `shown: ${held(one).length} of ${names(one).length} rows, those of the largest weights`;
+    const length = lengthIn(flow, one, token);
+    const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
+    fill(note, [one.note, few, long].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
+    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(flow.difference)}.`);
+    stretched.node.hidden = !one.weights;
+    end.hidden = !flow.own || (!isLast() && !isOwn());
+    end.className = "lead";
+    ownPanel.hidden = !isOwn();
+    fill(ownTitle, isOwn() ? `The model's own ${flow.own}` : "");
+    panels.className = isOwn() ? "walk-pair" : "";
+    fill(mapTitle, isOwn() ? "Recomputed" : one.name);
+    back.setAttribute("aria-disabled", String(!at));
+    next.setAttribute("aria-disabled", String(isLast()));
+  }
+
+  /** Shows a step. */
+  function show(k) {
+    [at, pointed] = [k, null];
+    const one = step();
+    written.input.checked = !one.columns || keys.length <= 24;
+    tell();
+    draw();
+    const [i, j] = pickOf(one); // into sight
+    const middle = (place, count_, whole, part) => ((place + 0.5) / count_) * whole - part / 2;
+    const [rows, columns] = [rowsOf(one), columnsOf(one)];
+    for (const each of boxes) {
+      each.scrollLeft = middle(columns.indexOf(j), columns.length, each.scrollWidth, each.clientWidth);
+      each.scrollTop = middle(rows.indexOf(i), rows.length, each.scrollHeight, each.clientHeight);
+    }
+  }
+
+  return {
+    node,
+    /**
+     * Shows a flow: the step of this name, else the one that was shown, and the vectors of a token.
+     * @param {Flow} next
+     * @param {{name?: string, of?: number}} options
+     */
+    set(next, { name, of } = {}) {
+      const was = name ?? flow?.steps[at].name;
+      flow = next;
+      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(next.array), null];
+      const found = next.steps.findIndex((one) => one.name === was);
+      show(found < 0 ? 0 : found);
+    },
+  };
 }

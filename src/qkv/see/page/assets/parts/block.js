@@ -1,0 +1,256 @@
+// A layer as data flows through it: a node for each step, and between them ribbons as wide as the vector of one token is
+// long there. On the left is the residual stream, which the parts of the layer add to. What a node computed is told in
+// steps.js; what a step is, at the top of page/walk.py.
+
+/**
+ * A step of a flow.
+ * @typedef {object} FlowStep
+ * @property {string} title
+ * @property {string} formula
+ * @property {string} shape
+ * @property {string} code
+ * @property {string} name  of its array
+ * @property {string} note
+ * @property {"queries" | "keys" | "place"} side  what its rows are
+ * @property {"keys" | null} columns  what its columns are; null: numbers
+ * @property {{at: number[], names: string[]} | null} shown  of the columns those that are shown
+ * @property {boolean} weights
+ * @property {[number, number] | null} cell  that is spelled first
+ * @property {any} op  how a number is made (parts/sums.js); `from` of a given one: the steps that lead to it
+ * @property {ArrayLike<number> | null} lengths  of its rows, where these are vectors
+ * @property {boolean} [changed]  whether the reader changed what is done there
+ */
+
+/**
+ * The steps of one head and of the layer around it, whoever computed them.
+ * @typedef {object} Flow
+ * @property {number} layer
+ * @property {number} head
+ * @property {string[]} tokens
+ * @property {string[] | null} keys  null: the tokens
+ * @property {number[] | null} rows  places of the queries that are held; null: all
+ * @property {number[] | null} key_rows
+ * @property {number[]} start  query and key whose cell is spelled first
+ * @property {FlowStep[]} steps
+ * @property {(name: string) => Numbers} array
+ * @property {string} [own]  what the model's own numbers are called, the array "own", that a step is held against
+ * @property {number} [own_step]
+ * @property {number} [difference]  the largest of all
+ * @property {string} [said]  the likeliest word, in words
+ */
+
+const LINE = 44; // from one line of nodes to the next, in pixels
+const WIDEST = 60; // of a ribbon
+const THIN = 2; // of what is no vector
+const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
+const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "mask", softmax: "softmax", capped: "cap", times: "×" };
+
+/**
+ * The places of the steps that are drawn as a block: {lane, line}. Lane 0 is the residual stream.
+ * @param {FlowStep[]} steps
+ */
+function placesInBlock(steps) {
+  let line = -1;
+  return steps.map(({ name }) => {
+    if (!BESIDE.includes(name)) line += 1;
+    return { lane: laneOf(name), line };
+  });
+}
+
+function laneOf(name) {
+  if (/^Q(_|$)/.test(name)) return 1;
+  if (/^K(_|$)/.test(name)) return 2;
+  if (/^V$/.test(name)) return 3;
+  if (name === "C" || name === "up") return 2.5;
+  if (["P", "scores", "scaled", "masked", "weights", "yours", "act"].includes(name)) return 1.5;
+  if (["N", "N2", "A", "M", "context", "instead", "joined", "out", "pre", "post", "mlp"].includes(name)) return 2;
+  return 0;
+}
+
+/**
+ * The steps that a step reads, by their numbers.
+ * @param {FlowStep[]} steps
+ * @param {number} k
+ */
+function readIn(steps, k) {
+  const { op, name } = steps[k];
+  const known = new Map(steps.slice(0, k).map((step, i) => [step.name, i]));
+  const asked = [op.of, op.left, op.right, ...(op.from ?? []), ...(op.kind === "sum" ? op.terms : [])];
+  const found = asked.filter((one) => known.has(one)).map((one) => known.get(one));
+  if (found.length || ["E", "P", "X", "C", "instead"].includes(name) || op.kind === "wave") return found;
+  if (/^[QKV]$/.test(name)) return [known.get("N") ?? known.get("X")].filter((one) => one !== undefined);
+  if (/_rotated$/.test(name)) return [known.get(name[0])];
+  return k ? [k - 1] : [];
+}
+
+/** What is done at a step, as a sign. */
+function signOf({ op }) {
+  if (op.kind === "product") return `·${op.right}${op.flip ? "ᵀ" : ""}`;
+  if (op.kind === "scaled") return op.by.replace("/", "÷").replace("*", "×");
+  if (op.kind === "activation") return op.name.split("_")[0];
+  if (op.kind === "joined") return "heads";
+  return SIGNS[op.kind];
+}
+
+/**
+ * The row of a step that belongs to a token; the key's where its rows are those of another text.
+ * @param {Flow} flow
+ * @param {FlowStep} step
+ * @param {number} token
+ */
+function rowIn(flow, step, token) {
+  if (step.side === "place") return 0;
+  const [held, place] = step.side === "keys" ? [flow.key_rows, flow.keys ? flow.start[1] : token] : [flow.rows, token];
+  return held ? held.indexOf(place) : place;
+}
+
+/**
+ * How long the vector of a token is at a step; null where it has none there.
+ * @param {Flow} flow
+ * @param {FlowStep} step
+ * @param {number} token
+ * @returns {number | null}
+ */
+function lengthIn(flow, step, token) {
+  const length = step.lengths?.[rowIn(flow, step, token)];
+  return Number.isFinite(length) ? length : null;
+}
+
+/**
+ * What the residual stream has come to at a step, in words; nothing at the other steps.
+ * @param {Flow} flow
+ * @param {number} k
+ * @param {number} token
+ */
+function streamWords(flow, k, token) {
+  const step = flow.steps[k];
+  const long = (name) => number(lengthIn(flow, flow.steps.find((one) => one.name === name), token), 1);
+  const length = lengthIn(flow, step, token);
+  if (laneOf(step.name) || length === null || ["E", "logits", "chances"].includes(step.name)) return "";
+  const adds = step.op.kind === "sum" ? step.op.terms[1] : "";
+  const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
+  return `length ${number(length, 1)}${part ? `: ${part} added ${long(adds)}` : ""}`;
+}
+
+/** The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends. */
+function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
+  const [left, right] = [[], []];
+  for (let part = 0; part <= 1; part += 1 / 24) {
+    const along = part * part * (3 - 2 * part); // it leaves and arrives upright
+    const [x, y] = [x0 + (x1 - x0) * along, y0 + (y1 - y0) * part];
+    const [dx, dy] = [(x1 - x0) * 6 * part * (1 - part), y1 - y0];
+    const half = (wide0 + (wide1 - wide0) * along) / 2 / Math.hypot(dx, dy);
+    left.push(`${(x - dy * half).toFixed(2)} ${(y + dx * half).toFixed(2)}`);
+    right.unshift(`${(x + dy * half).toFixed(2)} ${(y - dx * half).toFixed(2)}`);
+  }
+  return `M ${[...left, ...right].join(" L ")} Z`;
+}
+
+/**
+ * The block: its nodes are tabs, which show what they name.
+ * @param {any} ui
+ * @param {{onshow: (k: number) => void, panel: string}} options  the panel is what the tabs control
+ */
+function blockPart(ui, { onshow, panel }) {
+  const id = ui.id("step");
+  const list = el("div", { class: "block-nodes", role: "tablist", "aria-label": "Steps", "aria-orientation": "vertical" });
+  const picture = svg("svg", { class: "block-flow", "aria-hidden": "true" });
+  const words = el("p", { class: "note" });
+  const body = el("div", { class: "block-body" }, picture, list);
+  const node = el("div", { class: "block" }, words, body);
+  /** @type {Flow | null} */
+  let flow = null;
+  let [token, made] = [0, ""];
+  const tabs = roving(list, {
+    count: () => flow.steps.length,
+    onmove(k) {
+      onshow(k);
+      ui.say(`Step ${k + 1} of ${flow.steps.length}: ${flow.steps[k].title}`);
+    },
+    onpick: (k) => tabs.go(k),
+  });
+  ui.redraw(draw);
+
+  /** The nodes anew, where they are others than before. */
+  function build() {
+    const { steps } = flow;
+    const wanted = JSON.stringify(steps.map((step) => [step.name, step.title, signOf(step), step.changed]));
+    if (wanted === made) return;
+    made = wanted;
+    const held = list.contains(ui.focused());
+    fill(list, steps.map((step, k) =>
+      el("button", {
+        type: "button", role: "tab", id: `${id}-${k}`, "data-i": k, "aria-controls": panel, tabindex: -1,
+        "aria-label": `${k + 1} ${step.name}: ${step.title}`, class: step.changed ? "changed" : "",
+      }, el("span", { class: "block-name", "data-sign": signOf(step) }, el("span", { class: "walk-count" }, String(k + 1)), ` ${step.name}`))));
+    if (held) list.children[Math.min(tabs.at, steps.length - 1)].focus();
+  }
+
+  function draw() {
+    const width = Math.min(460, node.clientWidth);
+    if (!flow || !width) return;
+    const { steps } = flow;
+    const places = placesInBlock(steps);
+    const [stream, first] = width < 400 ? [60, 122] : [68, 162]; // where lanes 0 and 1 are
+    const pitch = Math.min(96, (width - first - 44) / 2);
+    const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
+    const height = LINE * (places.at(-1).line + 1);
+    const lengths = steps.map((step) => lengthIn(flow, step, token));
+    const scale = WIDEST / Math.max(1e-9, ...lengths.filter((length, k) => length !== null && steps[k].side !== "place"));
+    const wide = lengths.map((length) => (length === null ? THIN : Math.max(1, Math.min(WIDEST, length * scale))));
+    for (const [k, button] of [...list.children].entries()) Object.assign(button.style, { left: `${at[k][0]}px`, top: `${at[k][1]}px` });
+    body.style.height = `${height}px`;
+    for (const attributes of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) picture.setAttribute(...attributes);
+    const ribbons = steps.map((step, k) => {
+      const read = readIn(steps, k);
+      const [stays, sum] = [["sum", "norm", "joined", "given", "row"].includes(step.op.kind), step.op.kind === "sum"];
+      let left = at[k][0] - (sum ? wide[read[0]] / 2 : 0); // what is added lies side by side
+      return read.map((i) => {
+        const end = sum ? left + wide[i] / 2 : left;
+        left += sum ? wide[i] : 0;
+        const kind = lengths[i] === null ? "numbers" : places[i].lane || places[k].lane ? "branch" : "stream";
+        const last = stays && lengths[i] !== null ? wide[i] : wide[k];
+        const about = { class: `ribbon ${kind}`, "data-from": steps[i].name, "data-to": step.name, "data-wide": wide[i].toFixed(3) };
+        return svg("path", { ...about, d: ribbonPath(at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last) });
+      });
+    });
+    const said = steps.map((_, k) => svg("text", { x: stream + 66, y: at[k][1] + 4, class: "block-words" }, streamWords(flow, k, token)));
+    fill(picture, ribbons, others(at, scale), said);
+  }
+
+  /** What the other heads bring to those that are joined. */
+  function others(at, scale) {
+    const k = flow.steps.findIndex(({ op }) => op.kind === "joined");
+    const joined = k >= 0 && flow.array(flow.steps[k].name);
+    if (!joined?.row) return [];
+    const [row, size, [x, y]] = [joined.row(token), flow.steps[k].op.width, at[k]];
+    let left = x + 74;
+    return Array.from({ length: row.length / size }, (_, h) => {
+      if (h === flow.head) return null;
+      const across = Math.max(1, Math.hypot(...row.slice(h * size, (h + 1) * size)) * scale);
+      left += across + 3;
+      return svg("path", { class: "ribbon other", "data-head": h, d: ribbonPath(left - across / 2, y - LINE + 8, across, x + 34, y - 8, across) });
+    });
+  }
+
+  return {
+    node,
+    idOf: (k) => `${id}-${k}`,
+    go: (k) => tabs.go(k, false),
+    /**
+     * Shows a flow, the vectors being those of a token.
+     * @param {Flow} next
+     * @param {number} of
+     * @param {number} at  the step that is shown
+     */
+    set(next, of, at) {
+      [flow, token] = [next, of];
+      build();
+      for (const tab of list.children) tab.setAttribute("aria-selected", String(Number(tab.dataset.i) === at));
+      tabs.at = at;
+      tabs.refresh();
+      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), " is long there. On the left is the residual stream, which each part adds to.");
+      draw();
+    },
+  };
+}

@@ -1,0 +1,75 @@
+// The chosen layer of a run as data flows through it, and how one row of its head's weights arises, as a table.
+
+/**
+ * The chosen layer as data flows through it, and the steps of the chosen row as a table.
+ * @param {any} ui
+ * @param {any} store
+ */
+function stepsPart(ui, store) {
+  const title = el("h3", {});
+  const view = stepsView(ui, { onpick: (step, row) => step.side === "queries" && store.set({ query: row }) });
+  const table = rowTable();
+  const node = el("div", { class: "steps", "data-part": "steps" }, title, view.node, table.node);
+  let [known, first, asked] = [{ key: "", parameters: null }, true, ""];
+  let now = null;
+
+  /** The parameters of the layer, asked for once; null until they are there, or where they are not to be had. */
+  function parametersFor(run, layer) {
+    const key = layer ? String(layer) : JSON.stringify(run.ids);
+    if (known.key === key || !store.engine.parameters) return known.key === key ? known.parameters : null;
+    if (asked === key) return null;
+    asked = key;
+    store.engine.parameters(...parametersOf(run, layer)).then((parameters) => {
+      known = { key, parameters };
+      if (now) update(now);
+    }, reportError);
+    return null;
+  }
+
+  /** @param {Now} next */
+  function update(next) {
+    now = next;
+    const { state, run, model } = next;
+    node.hidden = !run?.blocks?.[state.layer]?.q;
+    if (node.hidden || !state.inside || !run.tokens.length) return;
+    const flow = flowOf(run, state, model, parametersFor(run, state.layer));
+    fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
+    view.set(flow, first ? { name: "scores" } : {});
+    first = false;
+    table.set(next);
+  }
+  return { node, update };
+}
+
+/** How the weights of the chosen query arise, key by key: score, scale, mask, softmax. */
+function rowTable() {
+  const [summary, lead] = [el("summary", {}), el("p", { class: "note" })];
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps" });
+  const node = el("details", { class: "as-table row-table" }, summary, lead, box);
+
+  /** @param {Now} now */
+  function set({ state, run }) {
+    const vectors = vectorsOf(run, state.layer, state.head);
+    const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
+    const { layer, head, edits } = state;
+    const usual = 1 / Math.sqrt(vectors.d);
+    const scale = scaleOf(edits, usual);
+    const hidden = hiddenBy(edits, layer, head, T);
+    const given = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
+    const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
+    fill(summary, "From ", word(run.tokens[query]), ` to its weights in head ${layer}.${head}, as a table`);
+    fill(lead, given ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query; what the mask leaves goes through softmax, and the weights sum to 1.");
+    const rows = Array.from({ length: T }, (_, key) => {
+      let score = 0;
+      for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
+      const away = hidden[query * T + key];
+      return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(score * scale)),
+        el("td", { class: away ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
+        el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
+    });
+    const by = scale === usual ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`;
+    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && scale !== usual ? "changed" : "" }, text));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, summary.textContent), el("thead", {}, el("tr", {}, heads, el("td", {}))), el("tbody", {}, rows)));
+  }
+  return { node, set };
+}

@@ -1,0 +1,180 @@
+"""The layer as data flows through it, in the live page: widths and matrices by the formula."""
+
+import re
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+from qkv.models import Model
+
+from .conftest import Visit
+from .edited import Edit, run
+from .playing import PLACE, TEXT, held, live_page, opened, until
+from .support import press, read, readout, tight
+from .test_walk_shift import numbers_in
+
+HEAD = 2
+FULL = ["X", "Q", "K", "V", "scores", "scaled", "weights", "context", "joined", "out", "R", "N1"]
+FULL += ["pre", "post", "mlp", "R2", "Y"]
+VECTORS = [name for name in FULL if name not in ("scores", "scaled", "weights")]
+EDITS: list[Edit] = [
+    {"op": "hide", "token": 4},
+    {"op": "scale", "value": 0.3},
+    {"op": "ablate", "layer": 3, "head": HEAD},
+]
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+def part(page: Page) -> Locator:
+    return page.locator("[data-part=steps]")
+
+
+def names(page: Page) -> list[str]:
+    """The nodes of the block, once it knows the parameters."""
+    tabs = part(page).get_by_role("tab")
+    until(lambda: tabs.count() > 12)
+    return [text.split()[-1] for text in tabs.all_inner_texts()]
+
+
+def choose(page: Page, name: str) -> None:
+    part(page).get_by_role("tab", name=re.compile(rf"^\d+ {name}:")).click()
+
+
+def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:
+    """LayerNorm in float64."""
+    gain, shift = (np.float64(model.parameters[f"{name}.{end}"]) for end in ("weight", "bias"))
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + model.design.eps) * gain + shift
+
+
+def layer_by_formula(model: Model, layer: int, edits: list[Edit]) -> dict[str, np.ndarray]:
+    """Each step of the layer, (T, ...), in float64."""
+    ids = list(model.tokenize(TEXT).ids)
+    whole = run(model, ids, edits)
+    inside, x = whole.inside[layer], whole.resid[layer]
+    size = model.dim // model.num_heads
+    q, k, v = (inside[name][:, HEAD * size : (HEAD + 1) * size] for name in "qkv")
+    scale = [1 / np.sqrt(size), *(edit["value"] for edit in edits if edit["op"] == "scale")][-1]
+    weights = whole.pattern[layer, HEAD]
+    found = {"X": x, "Q": q, "K": k, "V": v, "scores": q @ k.T, "scaled": q @ k.T * scale}
+    found |= {"weights": weights, "context": weights @ v, "joined": inside["z"]}
+    found |= {"out": inside["attn_out"], "R": inside["resid_mid"]}
+    found["N1"] = normed(inside["resid_mid"], model, f"blocks.{layer}.norm1")
+    found |= {name: inside[name] for name in ("pre", "post")} | {"mlp": inside["mlp_out"]}
+    return found | {"R2": inside["resid_post"], "Y": whole.resid[layer + 1]}
+
+
+def widths(page: Page) -> dict[str, float]:
+    """How wide a ribbon is as it leaves each node."""
+    found = (
+        part(page)
+        .locator(".ribbon[data-from]")
+        .evaluate_all("all => all.map((one) => [one.dataset.from, Number(one.dataset.wide)])")
+    )
+    return {name: wide for name, wide in found}
+
+
+def reads(page: Page) -> set[tuple[str, str]]:
+    """Which node reads which, as drawn."""
+    found = (
+        part(page)
+        .locator(".ribbon[data-from]")
+        .evaluate_all("all => all.map((one) => [one.dataset.from, one.dataset.to])")
+    )
+    return {(a, b) for a, b in found}
+
+
+@pytest.mark.parametrize("edits", [[], EDITS], ids=["as it is", "edited"])
+def test_ribbons_are_as_wide_as_vectors_are_long(
+    visit: Visit, html: str, model: Model, edits: list[Edit]
+) -> None:
+    page = opened(visit, html, edits=edits)
+    shown = names(page)
+    more = ["masked", "instead"] if edits else []
+    assert [name for name in shown if name not in more] == FULL
+    assert set(more) <= set(shown)
+    found = layer_by_formula(model, 3, edits)
+    lengths = {name: float(np.linalg.norm(found[name][PLACE])) for name in VECTORS}
+    wide, longest = widths(page), max(lengths.values())
+    for name in VECTORS[:-1]:  # the last leads nowhere
+        if name in wide:  # what is removed leads nowhere either
+            expected = max(1.0, 60 * lengths[name] / longest)
+            assert wide[name] == pytest.approx(expected, abs=0.01), name
+    assert ("X", "R") in reads(page)
+    assert ("out", "R") in reads(page)
+    assert ("instead" if edits else "context", "joined") in reads(page)
+    said = part(page).locator(".block-words").all_text_contents()
+    for name, what, adds in (("R", "attention", "out"), ("R2", "the MLP", "mlp")):
+        form, numbers = numbers_in(said[shown.index(name)])
+        assert form == f"length #: {what} added #"
+        np.testing.assert_allclose(numbers, [lengths[name], lengths[adds]], atol=0.051)
+
+
+@pytest.mark.parametrize(("layer", "edits"), [(0, []), (3, []), (3, EDITS)])
+def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
+    visit: Visit, html: str, model: Model, layer: int, edits: list[Edit]
+) -> None:
+    page = opened(visit, html, layer=layer, head=HEAD, edits=edits)
+    until(lambda: ("E" in names(page)) is (layer == 0))
+    found = layer_by_formula(model, layer, edits)
+    for name in FULL:
+        choose(page, name)
+        page.locator(".steps-view .map").first.focus()
+        press(page, "ArrowDown", "Control+Home")
+        for _ in range(PLACE):
+            press(page, "ArrowDown")
+        told = readout(part(page))
+        where, _, value = told[""].rpartition(" = ")
+        column = re.search(r", ([^,]*)\]$", where)[1]
+        at = int(column) if column.isdigit() else 0
+        assert where.startswith(f"{name}[[MASK], ")
+        number = float(found[name][PLACE, at])
+        assert read(value) == pytest.approx(number, abs=2e-3), name
+        if name in ("Q", "V", "scores", "context", "out", "pre", "mlp", "R", "R2"):
+            assert summed(told["="]) == pytest.approx(number, abs=0.02), name
+    assert tight(page)
+
+
+def summed(text: str) -> float:
+    """What a sum of products or of named numbers comes to, as it is spelled."""
+    plain = text.replace("\N{MINUS SIGN}", "-")
+    terms = [term.strip() for term in re.split(r" \+ ", plain)]
+    found = 0.0
+    for term in terms:
+        if "more:" in term:
+            found += float(re.search(r"more: (-?[\d.e-]+)", term)[1])
+        else:
+            factors = [float(x) for x in re.findall(r"-?\d+\.\d+(?:e-\d+)?", term)]
+            found += float(np.prod(factors))
+    return found
+
+
+def test_what_the_reader_changed_is_orange_in_it(visit: Visit, html: str) -> None:
+    page = opened(visit, html, edits=EDITS)
+    names(page)
+    changed = part(page).locator("[role=tab].changed").all_inner_texts()
+    assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
+    choose(page, "instead")
+    assert "You removed the head" in part(page).locator("h3").nth(1).inner_text()
+
+
+def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(visit: Visit, html: str) -> None:
+    page = opened(visit, html)
+    names(page)
+    chosen = part(page).get_by_role("tab", selected=True)
+    assert chosen.inner_text().split()[-1] == "scores"
+    chosen.focus()
+    press(page, "ArrowDown", "ArrowRight", "Home")
+    assert chosen.inner_text().split()[-1] == "X"
+    press(page, "End")
+    assert chosen.inner_text().split()[-1] == "Y"
+    page.locator(".steps-view .map").first.focus()
+    press(page, "ArrowDown", "Control+Home", "ArrowDown", "ArrowDown", "Enter")
+    until(lambda: held(page)["query"] == 2)
+    until(lambda: "wore" in part(page).locator(".block .note").inner_text())
+    assert chosen.inner_text().split()[-1] == "Y"
