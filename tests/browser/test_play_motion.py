@@ -63,6 +63,11 @@ def figures(page: Page) -> list[str]:
     return motion(page).locator(".motion-figure").all_inner_texts()
 
 
+def said(page: Page) -> str:
+    """What stands above the picture."""
+    return motion(page).locator(".motion-said").inner_text()
+
+
 def names(page: Page) -> list[str]:
     return motion(page).locator(".motion-name").all_inner_texts()
 
@@ -112,11 +117,17 @@ def test_every_moment_is_the_trace(page: Page, trace: Trace) -> None:
     like(drawn(page)[1:-1], products / np.abs(products).max(), 3)
     to(page, 30)
     assert (figures(page)[0], figures(page)[-1]) == ("score", "")
+    best = weights.argmax()
+    name, score = trace.tokens[best], f"{products[best].sum():.2f}"
+    assert said(page).endswith(f"how well it fits the query. For {name}: {score}.")
     raw = [read(x) for x in figures(page)[1:-1]]
     np.testing.assert_allclose(raw, products.sum(-1), atol=0.0052)
     to(page, 34)
     assert figures(page)[0] == "÷ √32"
     np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], scaled, atol=0.0052)
+    assert said(page).endswith(
+        f"sum to 1.00. For {name}: {scaled[best]:.2f} → {weights[best]:.3f}."
+    )
     to(page, 45)
     like(drawn(page)[1:-1], v / np.abs(v).max(), 3)
     to(page, 50)

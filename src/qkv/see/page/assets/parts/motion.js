@@ -329,7 +329,7 @@ function motionPart(ui) {
     const { rows, name, d, by, given, removed, total } = row;
     const best = rows.filter(({ others }) => !others).reduce((a, b) => (b.weight > a.weight ? b : a));
     const none = rows.every(({ weight }) => weight === 0);
-    const its = (text) => (none ? "" : [" ", word(best.name), `: ${text}.`]);
+    const its = (text) => (none ? "" : [" For ", word(best.name), `: ${text}.`]);
     if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
     if (moment === 1) return "Number by number, query times key: blue where both have the same sign, red where not.";
     if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
