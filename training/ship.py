@@ -23,6 +23,7 @@ from training import (
     decoder,
     decoder_card,
     everyday,
+    play_cards,
     role_file,
     roles,
     told,
@@ -148,6 +149,7 @@ def ship(
             file.write(content.encode())
     if not model.generates:
         role_file.keep(place)
+        play_cards.keep(place, play_cards.lesson(model))
     return place, found
 
 

@@ -37,6 +37,7 @@ _PARTS = (
     "outcome",
     "pair",
     "second",
+    "cards",
 )
 _LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
 SCRIPTS = {

@@ -7,6 +7,7 @@
 #             "hide": [places of the word that the first button hides]},
 #   "stories": [STORY, ...],     those of the model's card
 #   "roles": {"layer.head": [role, the measure that it has it by]},
+#   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
 #   of a page that a server shows also "next": whether logits are for the next token,
 #   "guesses": whether they are for masked words }
 #
@@ -31,16 +32,17 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.models import Model
 
-ROLES = "roles.json"  # beside a model that comes with qkv
+ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
 
 
 def known_of(model: Model) -> dict[str, Any]:
-    """The stories and the roles of a model, where it is one that came with them."""
+    """The stories, the roles and the cards of a model, where it is one that came with them."""
     folder = _folder_of(model)
     stories = _kept(folder, STORIES).get("stories", [])
     return {
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
+        "cards": _kept(folder, CARDS).get("cards", []),
     }
 
 

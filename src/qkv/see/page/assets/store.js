@@ -14,6 +14,8 @@
  * @property {"pattern" | "effect" | "change"} colouring  of the map
  * @property {boolean} beside  whether the original stands beside
  * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
+ * @property {number | null} card  of the lesson, where it is open
+ * @property {number | null} guess  the option that the reader took on it
  */
 
 /**
@@ -31,7 +33,7 @@
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
-const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence" };
+const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", card: null, guess: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
@@ -346,7 +348,7 @@ function isState(found, start) {
     if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
     if (name === "inside" || name === "beside") return typeof value === "boolean";
-    return whole(value) || (value === null && (name === "place" || name === "query"));
+    return whole(value) || (value === null && ["place", "query", "card", "guess"].includes(name));
   });
 }
 

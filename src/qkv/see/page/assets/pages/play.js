@@ -42,6 +42,7 @@ function play(box, data, ui) {
   box.classList.add("play");
   box.append(
     el("header", { class: "top" }, el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : " [MASK] is a word for the model to guess."}`), badge),
+    parts.cards.node,
     tabs.node,
     el("div", { class: "regions" }, above, el("div", { class: "saying" }, headline, inside), below),
     trouble,
@@ -86,6 +87,7 @@ VIEWS.play = play;
 /** The parts, by name; `before` is the head once more, of the text without edits. */
 function partsOf(ui, store) {
   const parts = {
+    cards: cardsPart(ui, store),
     sentence: sentencePart(ui, store),
     changes: changesPart(ui, store),
     map: mapPart(ui, store),

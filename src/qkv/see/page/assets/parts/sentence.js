@@ -35,7 +35,7 @@ function sentencePart(ui, store) {
   const node = el(
     "div",
     { "data-part": "sentence" },
-    el("div", { class: "write" }, field, exampleMenu(store)),
+    el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
     chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
     cutNote,

@@ -1,0 +1,175 @@
+// A first lesson in cards: each says what there is to see and asks for a guess; then the page shows what happens, and
+// the card what it comes to. Whether a guess is right is measured by runs of the model that the page has.
+
+const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_cards.py
+
+/**
+ * What is measured: the weight of a query on keys together (the mean of all heads where none is named), the chance of
+ * a word at the place, the chance that is with other words than without edits.
+ * @typedef {{of: "weight" | "chance" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
+ *
+ * Its texts have *words* of the text in them, and {0} for the number of the first probe.
+ * @typedef {object} Card
+ * @property {string} name
+ * @property {string} read
+ * @property {string} ask
+ * @property {string[]} options
+ * @property {string} told  once the reader has guessed
+ * @property {Partial<PlayState>} before  what the page shows
+ * @property {Partial<PlayState>} after  and then
+ * @property {Probe[]} probes
+ * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
+ */
+
+/**
+ * What the probes of a card measure.
+ * @param {any} engine  of the store
+ * @param {Card} card
+ * @returns {Promise<number[]>}
+ */
+async function probedBy(engine, { before, probes }) {
+  const { words } = await engine.model;
+  const runs = new Map();
+  const run = (edits) => {
+    const key = JSON.stringify(edits);
+    if (!runs.has(key)) runs.set(key, engine.run(before.text, edits, { at: [before.place] }));
+    return runs.get(key);
+  };
+  return Promise.all(probes.map(async (probe) => {
+    const found = await run(probe.edits);
+    if (probe.of === "weight") return weightOf(found, probe);
+    const chances = chancesOf(found.logits);
+    return probe.of === "chance" ? chances[words.indexOf(probe.word)] : movedChance(chancesOf((await run([])).logits), chances);
+  }));
+}
+
+/**
+ * @param {Run} run
+ * @param {Probe} probe
+ */
+function weightOf({ tokens, pattern }, { layer, head, query, keys }) {
+  const heads = head === undefined ? pattern.flat() : [pattern[layer][head]];
+  const total = heads.reduce((sum, weights) => sum + keys.reduce((own, key) => own + weights[query * tokens.length + key], 0), 0);
+  return total / heads.length;
+}
+
+/**
+ * Which option is right.
+ * @param {Card} card
+ * @param {number[]} values  of its probes
+ */
+function rightOf({ right }, values) {
+  if (right.of === "largest") {
+    const own = right.among.map((probe) => values[probe]);
+    return own.indexOf(Math.max(...own));
+  }
+  const by = values[right.to] - values[right.from];
+  return Math.abs(by) < AS_MUCH ? 1 : by < 0 ? 0 : 2;
+}
+
+/** A text of a card as nodes. */
+function cardWords(text, card, values) {
+  return text.split(/(\*[^*]+\*|\{\d+\})/).map((part) => {
+    if (part.startsWith("*")) return word(part.slice(1, -1));
+    return part.startsWith("{") ? el("b", {}, probeNumber(card, values, Number(part.slice(1, -1)))) : part;
+  });
+}
+
+function probeNumber({ probes }, values, i) {
+  return probes[i].of === "weight" ? fixed(values[i], 2) : chance(values[i]);
+}
+
+/** Begins the lesson; null where the model has none. */
+function lessonButton(store) {
+  const { cards = [] } = store.data;
+  const open = () => openCard(store, 0);
+  return cards.length ? el("button", { type: "button", class: "lesson", onclick: open }, `A lesson: ${cards.length} cards`) : null;
+}
+
+function openCard(store, k) {
+  store.set({ ...store.data.cards[k].before, beside: false, second: null, card: k, guess: null });
+}
+
+/**
+ * The lesson: the card that is open.
+ * @param {any} ui
+ * @param {any} store
+ * @returns {Part}
+ */
+function cardsPart(ui, store) {
+  /** @type {Card[]} */
+  const cards = store.data.cards ?? [];
+  const title = el("h3", { tabindex: -1 });
+  const [read, ask] = [el("p", {}), el("p", { class: "ask", id: ui.id("ask") })];
+  const options = el("div", { class: "options", role: "group", "aria-labelledby": ask.id });
+  const told = el("p", { class: "told", role: "status" });
+  const back = el("button", { type: "button", onclick: () => openCard(store, at - 1) }, "Back");
+  const next = el("button", { type: "button", class: "next", onclick: () => (at + 1 < cards.length ? openCard(store, at + 1) : close()) });
+  const end = el("button", { type: "button", onclick: close }, "End");
+  const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
+    el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
+  const measured = new Map(); // by card
+  let [at, drawn, kept] = [null, null, null]; // kept: what the reader had before the lesson
+
+  function close() {
+    store.set({ ...kept, card: null, guess: null });
+  }
+
+  function guess(i) {
+    if (store.state.guess !== null) return;
+    store.set({ ...cards[at].after, guess: i });
+    next.focus({ preventScroll: true });
+  }
+
+  /** A card, once its numbers are there. */
+  function draw() {
+    const [card, values] = [cards[at], measured.get(at)];
+    fill(title, `Card ${at + 1} of ${cards.length}`);
+    fill(read, cardWords(card.read, card, values));
+    fill(ask, cardWords(card.ask, card, values));
+    fill(options, card.options.map((label, i) => el("button", { type: "button", onclick: () => guess(i) },
+      el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, card, values)), el("span", { class: "figure" }))));
+    back.disabled = at === 0;
+    if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened it, not an address
+    drawn = at;
+  }
+
+  /** What the reader guessed, and what is so. */
+  function mark(own) {
+    const [card, values] = [cards[at], measured.get(at)];
+    const best = rightOf(card, values);
+    [...options.children].forEach((button, i) => {
+      const [sign, , figure] = button.children;
+      button.setAttribute("aria-pressed", String(own === i));
+      button.setAttribute("aria-disabled", String(own !== null));
+      button.classList.toggle("right", own !== null && i === best);
+      fill(sign, own === null ? null : i === best ? "✓" : i === own ? "✗" : null);
+      fill(figure, own === null || card.right.of !== "largest" ? null : probeNumber(card, values, card.right.among[i]));
+    });
+    fill(told, own === null ? null : [el("b", {}, own === best ? "Right. " : "Not so. "), cardWords(card.told, card, values)]);
+    fill(next, at + 1 === cards.length ? "Done" : "Next");
+    next.classList.toggle("ready", own !== null);
+  }
+
+  /** @param {Pick<Now, "state" | "run">} now */
+  function update({ state, run }) {
+    at = state.card !== null && cards[state.card] ? state.card : null;
+    node.hidden = at === null || !measured.get(at);
+    if (at === null) [drawn, kept] = [null, state];
+    if (at === null || !run) return;
+    const mine = at;
+    if (!measured.has(mine)) {
+      measured.set(mine, null);
+      const heard = (values) => {
+        measured.set(mine, values);
+        update({ state: store.state, run });
+      };
+      probedBy(store.engine, cards[mine]).then(heard, reportError);
+    }
+    node.hidden = !measured.get(mine);
+    if (node.hidden) return;
+    if (drawn !== mine) draw();
+    mark(state.guess);
+  }
+  return { node, update };
+}

@@ -1,0 +1,44 @@
+"""The cards of the lesson, and what their probes measure in float64."""
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.models.files.find import shipped
+
+from . import edited
+
+KEPT = json.loads((shipped()["wordnet"] / "cards.json").read_text("utf-8"))
+
+
+@cache
+def run_of(text: str, edits: str) -> edited.Result:
+    """A text as the model that ships reads it, with edits as JSON."""
+    model = qkv.load("wordnet")
+    return edited.run(model, model.tokenize(text).ids.tolist(), json.loads(edits))
+
+
+def by_the_formula(card: dict[str, Any]) -> list[float]:
+    """What the probes measure, in float64."""
+    words, place = qkv.load("wordnet").tokenizer.vocabulary, card["before"]["place"]
+
+    def run(edits: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        result = run_of(card["before"]["text"], json.dumps(edits))
+        chances = np.exp(result.logits[place] - result.logits[place].max())
+        return result.pattern, chances / chances.sum()
+
+    measured = []
+    for probe in card["probes"]:
+        pattern, chances = run(probe["edits"])
+        if probe["of"] == "weight":
+            own = pattern[..., probe["query"], probe["keys"]].sum(-1)  # (layers, H)
+            named = "head" in probe
+            measured.append(own[probe["layer"], probe["head"]] if named else own.mean())
+        elif probe["of"] == "chance":
+            measured.append(chances[words[probe["word"]]])
+        else:
+            measured.append(np.abs(chances - run([])[1]).sum() / 2)
+    return measured

@@ -1,0 +1,169 @@
+"""The lesson of the live page: what a card asks, what the page shows then, what it says of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from training.play_cards import right
+
+from .conftest import Visit
+from .lesson import KEPT, by_the_formula
+from .outcome import is_written
+from .play import address, after, button, opened_at, part, ready, shown
+from .test_play_page import check_layout
+
+CARDS = KEPT["cards"]
+OWN = "The moon shines in the [MASK]."
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("lesson") / "play.html"
+    qkv.play(OWN).to_html(path)
+    return path.read_text("utf-8")
+
+
+def begin(page: Page) -> None:
+    after(page, page.get_by_role("button", name="A lesson").click)
+    part(page, "cards").wait_for()
+
+
+def options(page: Page) -> list[str]:
+    return page.locator(".options button").all_inner_texts()
+
+
+def held(page: Page) -> dict[str, Any]:
+    """What stands in the address."""
+    pairs = page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
+    return {name: value if name == "text" else json.loads(value) for name, value in pairs.items()}
+
+
+def check_told(card: dict[str, Any], text: str, said: str) -> None:
+    """A text is what is said, with the numbers of the probes in their places."""
+    measured = by_the_formula(card)
+    parts = re.split(r"(\{\d+\})", text.replace("*", ""))
+    pattern = "".join(r"(< 0\.001|\d\.\d+)" if x[:1] == "{" else re.escape(x) for x in parts)
+    found = re.fullmatch(pattern, said)
+    assert found, (text, said)
+    for mark, shown_ in zip(re.findall(r"\{(\d+)\}", text), found.groups(), strict=True):
+        digits = 2 if card["probes"][int(mark)]["of"] == "weight" else 3
+        assert is_written(shown_, measured[int(mark)], digits), (mark, shown_)
+
+
+@pytest.mark.parametrize("guesses_right", [True, False])
+def test_each_card_leads_the_page_and_tells_right_from_wrong(
+    visit: Visit, html: str, guesses_right: bool
+) -> None:
+    page = ready(visit(opened_at(html, "")))
+    begin(page)
+    for number, card in enumerate(CARDS, 1):
+        box = part(page, "cards")
+        assert box.get_by_role("heading").inner_text() == f"Card {number} of 12"
+        says, asks = box.locator("p").all_inner_texts()[:2]
+        check_told(card, card["read"], says)
+        assert asks == card["ask"].replace("*", "")
+        assert options(page) == [label.replace("*", "") for label in card["options"]]
+        state = {"layer": 3, "head": 2, "inside": False, "colouring": "pattern"} | held(page)
+        before = {name: value for name, value in card["before"].items() if name in state}
+        assert before.items() <= state.items()
+        own = right(card, by_the_formula(card))
+        guess = own if guesses_right else (own + 1) % len(card["options"])
+        box.locator(".options button").nth(guess).click()
+        page.wait_for_timeout(600)
+        told = box.locator(".told").inner_text()
+        verdict = "Right. " if guesses_right else "Not so. "
+        assert told.startswith(verdict)
+        check_told(card, card["told"], told.removeprefix(verdict))
+        check_options(page, card, own, guess)
+        assert held(page)["guess"] == guess
+        assert held(page).get("edits", []) == card["after"]["edits"]
+        if number < len(CARDS):
+            after(page, button(page, "Next").click)
+
+
+def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> None:
+    """The right one has its mark, the guess too, and those that were measured their numbers."""
+    measured = by_the_formula(card)
+    for k, label in enumerate(page.locator(".options button").all()):
+        sign, name, figure = label.locator("> span").all_text_contents()
+        assert sign == ("✓" if k == own else "✗" if k == guess else "")
+        assert name == card["options"][k].replace("*", "")
+        if card["right"]["of"] == "largest":
+            probe = card["right"]["among"][k]
+            digits = 2 if card["probes"][probe]["of"] == "weight" else 3
+            assert is_written(figure, measured[probe], digits)
+        else:
+            assert figure == ""
+        assert label.get_attribute("aria-pressed") == str(k == guess).lower()
+
+
+def test_at_its_end_the_reader_has_what_was_there(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    after(page, button(page, "Hide moon").click)
+    own = shown(page)
+    begin(page)
+    assert not page.get_by_label("Your sentence").is_visible()
+    page.locator(".options button").first.click()
+    after(page, button(page, "Next").click)
+    after(page, button(page, "Back").click)
+    assert "Card 1" in part(page, "cards").inner_text()
+    after(page, button(page, "End").click)
+    assert not part(page, "cards").is_visible()
+    assert shown(page) == own
+
+
+def test_a_card_is_in_the_address(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    begin(page)
+    page.locator(".options button").nth(1).click()
+    page.wait_for_timeout(600)
+    again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
+    part(again, "cards").wait_for()
+    assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
+    none = ready(visit(opened_at(html, address(card=99))))
+    assert not part(none, "cards").is_visible()
+
+
+def test_it_is_read_and_answered_with_the_keys_alone(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    page.get_by_role("button", name="A lesson").focus()
+    after(page, lambda: page.keyboard.press("Enter"))
+    part(page, "cards").wait_for()
+    page.keyboard.press("Tab")  # from the heading
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    page.wait_for_timeout(600)
+    assert page.locator(".options button").nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator(".told").get_attribute("role") == "status"
+    after(page, lambda: page.keyboard.press("Enter"))  # it is at Next
+    assert "Card 2" in part(page, "cards").inner_text()
+
+
+def test_a_changed_model_has_no_lesson(visit: Visit, model: qkv.Model) -> None:
+    changed = {name: array * 1.001 for name, array in model.parameters.items()}
+    page = ready(visit(qkv.play(OWN, model=model.with_parameters(changed))._document()))
+    assert page.get_by_role("button", name="A lesson").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_cards_fit_the_window_and_pass_axe(
+    visit: Visit, html: str, width: int, scheme: str
+) -> None:
+    page = ready(visit(opened_at(html, ""), width=width, height=800, scheme=scheme))
+    begin(page)
+    for number in (1, 7, 11):
+        state = CARDS[number - 1]["after"] | {"card": number - 1, "guess": 0}
+        hash_ = address(**state)
+        after(page, lambda to=hash_: page.evaluate("to => { location.hash = to; }", to))
+        page.get_by_role("heading", name=f"Card {number} of").wait_for()
+        check_layout(page)
+        sizes = page.locator(".cards button").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect().height)"
+        )
+        assert min(sizes) >= 44

@@ -1,0 +1,358 @@
+"""What the cards of the live page are about: sentences and heads, found by rules (`play_cards`).
+
+The *lesson's sentence* carries most cards. In it a head has its largest weight, from the missing
+word, on a content word of the filler, 0.5 or more and not on a neighbour; hiding that word, and
+leaving that head out, each make another word the first guess. Of these it is the sentence with the
+largest weight. A first guess after a change counts if it is a word of letters, no function word,
+none of the sentence, and has a chance of 2% or more.
+
+- *second*, for hiding a word: the next such sentence of another family with another word, if no
+  other card is about it.
+- *neighbour*: the head with the largest mean weight on the previous or the next token, over the
+  pool; in the lesson's sentence the word that has the filler's beside it there. The word that is
+  put in its place is a filler's of another family, the one with the next largest weight where the
+  weight on the place stays within 0.08.
+- *other*: in the lesson's sentence the head, of the same layer if there is one, with the largest
+  weight from the missing word on another content word, 0.4 or more.
+- *causal*: of the sentences where the filler comes after the gap, and where another word comes
+  first once no token sees what follows it, that where the first guess falls most.
+- *equal*: two heads whose largest weights, from the missing word, are on the same content word,
+  0.4 or more and within 0.01 of each other; without the one more of the chance moves than without
+  the other, by 0.1 or more. First come pairs where the first guess stays without one of them
+  alone, then those with the largest difference.
+- *worth*: two words that stand there once, the mean weight of all heads on the one 1.2 times that
+  on the other, a word of the filler; hiding the other moves 1.3 times the chance or more, and 0.1
+  more. First come pairs where the first guess stays without the one alone, then those with the
+  largest difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models import Model
+from qkv.see.analysis.words import is_function_word
+from qkv.text import Tokenized
+from training.frames import MASK, Candidate
+
+Card = dict[str, Any]
+Edit = dict[str, Any]
+Head = tuple[int, int]
+
+LEAST, LEAST_AFTER = 0.05, 0.02  # chances of a first guess
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # weights, and what tells an answer from others
+STAYS, ALIKE = 0.08, 0.01  # weights that are nearly the same
+MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
+
+
+@dataclass(frozen=True, eq=False)
+class Sentence:
+    """A sentence with a missing word, as a model reads it.
+
+    Attributes:
+        model: the model.
+        spelled: the sentence.
+        text: its tokens, each of them a word.
+        place: of the missing one.
+        candidate: where the sentence is from, if it is from `stories.txt`.
+    """
+
+    model: Model
+    spelled: str
+    text: Tokenized
+    place: int
+    candidate: Candidate | None = None
+    _kept: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model, sentence: str, candidate: Candidate | None = None) -> Sentence:
+        """A sentence."""
+        text = model.tokenize(sentence)
+        return cls(model, sentence, text, text.tokens.index(MASK), candidate)
+
+    def run(self, edits: Sequence[Edit]) -> tuple[Array, Array]:
+        """The weights (layers, H, T, T) and the chances (V) at the missing word, with edits."""
+        key = repr(edits)
+        if key not in self._kept:
+            self._kept[key] = self._run(edits)
+        return self._kept[key]
+
+    def _run(self, edits: Sequence[Edit]) -> tuple[Array, Array]:
+        ids = self.text.ids.tolist()
+        hide: list[Any] = []
+        change: dict[Any, Any] = {}
+        for edit in edits:
+            if edit["op"] == "swap":
+                ids[edit["token"]] = self.vocabulary[edit["with"]]
+            elif edit["op"] == "causal":
+                hide += list(combinations(range(len(ids)), 2))
+            elif edit["op"] == "hide":
+                hide.append(edit["token"])
+            elif edit["op"] == "scale":
+                times = edit["value"] * (self.model.dim / self.model.num_heads) ** 0.5
+                for layer in range(self.model.num_layers):
+                    change["attn_scores", layer] = lambda scores, by=times: scores * by
+        ablate = [(edit["layer"], edit["head"]) for edit in edits if edit["op"] == "ablate"]
+        trace = self.model.trace(
+            [ids], names=["pattern"], logits=True, ablate=ablate, hide=hide, edit=change
+        )
+        logits = trace["logits"][0, self.place].astype(np.float64)
+        chances = np.exp(logits - logits.max())
+        return np.array(trace.attentions)[:, 0], chances / chances.sum()
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each word."""
+        assert self.model.tokenizer is not None
+        return self.model.tokenizer.vocabulary
+
+    @property
+    def words(self) -> dict[str, list[int]]:
+        """The words, each with its places; not the missing one."""
+        own: dict[str, list[int]] = {}
+        for place, token in enumerate(self.text.tokens):
+            if token.isalpha():
+                own.setdefault(token, []).append(place)
+        return own
+
+    @property
+    def looks(self) -> Array:
+        """What the missing word looks at: (layers, H, T)."""
+        return self.run([])[0][:, :, self.place]
+
+    def guesses(self, edits: Sequence[Edit], count: int = 1) -> list[tuple[str, float]]:
+        """The likeliest words, with their chances."""
+        _, chances = self.run(edits)
+        assert self.model.tokenizer is not None
+        best = np.argsort(-chances, kind="stable")[:count]
+        return [(self.model.tokenizer.token(int(k)) or "", float(chances[k])) for k in best]
+
+    def becomes(self, edits: Sequence[Edit]) -> str | None:
+        """The word that comes first with edits; None for the same one, or if it does not count."""
+        [(word, chance)] = self.guesses(edits)
+        counts = chance >= LEAST_AFTER and is_content(word) and word not in self.words
+        return word if counts and word != self.guesses([])[0][0] else None
+
+    def moved(self, edits: Sequence[Edit]) -> float:
+        """The chance that is with other words then."""
+        return float(abs(self.run(edits)[1] - self.run([])[1]).sum() / 2)
+
+    def hidden(self, word: str) -> list[Edit]:
+        """The edits that hide a word."""
+        return [{"op": "hide", "token": place} for place in self.words[word]]
+
+    def top(self, head: Head) -> tuple[str, float]:
+        """The token that a head looks at most from the missing word, and the weight."""
+        row = self.looks[head]
+        return self.text.tokens[int(row.argmax())], float(row.max())
+
+    def clear(self, head: Head, word: str, query: int | None = None) -> bool:
+        """Whether a head's weight on a word is the largest on any, by 0.1, from a query."""
+        row = self.run([])[0][head][self.place if query is None else query]
+        own = {name: float(row[at].sum()) for name, at in self.words.items()}
+        return all(own[word] >= x + APART for name, x in own.items() if name != word)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What the cards are about; None where nothing was found.
+
+    Attributes:
+        sentence: the lesson's.
+        head: the head that looks at `word` there.
+        word: the filler's word.
+        second: another sentence that would do for the lesson, and the same of it.
+        neighbour: (head, by how many places it looks aside, the query, another one, the word to
+            put in).
+        other: another head, and the word that it looks at.
+        causal: a sentence, the head and the word that it looks at.
+        equal: a sentence, the word, the head with less effect, and that with more.
+        worth: a sentence, the word with more weight, and that with more effect.
+    """
+
+    sentence: Sentence
+    head: Head
+    word: str
+    second: tuple[Sentence, Head, str] | None
+    neighbour: tuple[Head, int, int, int, str] | None
+    other: tuple[Head, str] | None
+    causal: tuple[Sentence, Head, str] | None
+    equal: tuple[Sentence, str, Head, Head] | None
+    worth: tuple[Sentence, str, str] | None
+
+
+def is_content(word: str) -> bool:
+    """Whether a word is one of letters and no function word."""
+    return word.isalpha() and len(word) > 1 and not is_function_word(word)
+
+
+def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
+    """The sentences in which a model finds the missing word."""
+    tokenizer = model.tokenizer
+    if tokenizer is None or tokenizer.mask != MASK or model([[0, 1]]).logits is None:
+        return []
+    kept = []
+    for one in given:
+        text = model.tokenize(one.sentence)
+        if all(x.isalpha() or x in (MASK, ".", ",") for x in text.tokens[1:-1]):
+            [[(word, chance)]] = model.predict(one.sentence, top_k=1)
+            if word in one.right and chance >= LEAST:
+                kept.append(Sentence.of(model, one.sentence, one))
+    return kept
+
+
+def found(sentences: Sequence[Sentence]) -> Examples | None:
+    """What the cards can be about; None without a sentence for the lesson."""
+    large = sorted(_large(sentences), key=lambda one: -one[0])
+    lessons = [one[1:] for one in large if _serves(*one[1:])]
+    if not lessons:
+        return None
+    sentence, head, word = lessons[0]
+    others = [one for one in large if _family(one[1]) != _family(sentence) and one[3] != word]
+    told = _first(_causal(sentences)), _first(_equal(sentences)), _first(_worth(sentences))
+    used = [one[0] for one in told if one is not None]
+    second = [one[1:] for one in others if one[1:] in lessons and one[1] not in used]
+    return Examples(
+        sentence,
+        head,
+        word,
+        second[0] if second else None,
+        _neighbour(sentences, sentence, word, [one[3] for one in others]),
+        _other(sentence, head, word),
+        *told,
+    )
+
+
+def _serves(sentence: Sentence, head: Head, word: str) -> bool:
+    """Whether another word comes first without the word, and without the head."""
+    removed = [{"op": "ablate", "layer": head[0], "head": head[1]}]
+    return bool(sentence.becomes(sentence.hidden(word)) and sentence.becomes(removed))
+
+
+def _first(ranked: Iterator[tuple[Any, ...]]) -> Any:
+    """The best of what is found, by what stands first in each, without that."""
+    best = max(ranked, key=lambda one: one[0], default=None)
+    return None if best is None else best[1:]
+
+
+def _family(sentence: Sentence) -> str:
+    return "" if sentence.candidate is None else sentence.candidate.family
+
+
+def _cue(sentence: Sentence) -> set[str]:
+    """The content words of the filler."""
+    cue = set() if sentence.candidate is None else set(sentence.candidate.cue)
+    return {word for word in cue & sentence.words.keys() if is_content(word)}
+
+
+def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Head, str]]:
+    """Large weights on words of the filler, from the missing word."""
+    for sentence in sentences:
+        for head in np.ndindex(*sentence.looks.shape[:2]):
+            word, weight = sentence.top(head)
+            if weight < LARGE or word not in _cue(sentence) or not sentence.clear(head, word):
+                continue
+            if all(abs(place - sentence.place) > 1 for place in sentence.words[word]):
+                yield weight, sentence, head, word
+
+
+def _neighbour(
+    sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
+) -> tuple[Head, int, int, int, str] | None:
+    """The head that looks aside, and who looks at `word` by it; with it, a second query."""
+    means = {by: np.mean([_aside(one, by) for one in sentences], axis=0) for by in (-1, 1)}
+    by = max(means, key=lambda which: means[which].max())
+    layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)
+    head = int(layer), int(number)
+    pattern, _ = sentence.run([])
+    own = [place for at in sentence.words.values() for place in at]
+    pairs = [q for q in own if q + by in own and pattern[head][q, q + by] >= LARGE]
+    queries = [q for q in pairs if sentence.text.tokens[q + by] == word]
+    queries = [q for q in queries if sentence.clear(head, word, q)]
+    if not queries or len(pairs) < 2:
+        return None
+    query = queries[0]
+    shown = next(q for q in pairs[::-1] if q != query)
+    for put in fillers:
+        swapped, _ = sentence.run([{"op": "swap", "token": query + by, "with": put}])
+        change = abs(float(swapped[head][query, query + by] - pattern[head][query, query + by]))
+        if put not in sentence.words and change < STAYS:
+            return head, by, query, shown, put
+    return None
+
+
+def _aside(sentence: Sentence, by: int) -> Array:
+    """The mean weight of each head on the token so many places on: (layers, H)."""
+    pattern, _ = sentence.run([])
+    return np.asarray(pattern.diagonal(by, 2, 3).mean(-1))
+
+
+def _other(sentence: Sentence, head: Head, word: str) -> tuple[Head, str] | None:
+    """Another head, of the same layer if there is one, that looks at another content word."""
+    best = None
+    for other in np.ndindex(*sentence.looks.shape[:2]):
+        name, weight = sentence.top(other)
+        fits = is_content(name) and name != word and weight >= LARGE_TOO
+        rank = other[0] == head[0], weight
+        if fits and sentence.clear(other, name) and (best is None or rank > best[0]):
+            best = rank, other, name
+    return None if best is None else best[1:]
+
+
+def _causal(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Head, str]]:
+    for sentence in sentences:
+        later = [x for x in _cue(sentence) if min(sentence.words[x]) > sentence.place]
+        if not later or not sentence.becomes([{"op": "causal"}]):
+            continue
+        looks = {x: sentence.looks[:, :, sentence.words[x]].sum(-1) for x in sorted(later)}
+        word = max(looks, key=lambda x: looks[x].max())
+        layer, head = np.unravel_index(int(looks[word].argmax()), looks[word].shape)
+        first = sentence.vocabulary[sentence.guesses([])[0][0]]
+        before, after = (sentence.run(edits)[1][first] for edits in ([], [{"op": "causal"}]))
+        yield float(np.log(before / after)), sentence, (int(layer), int(head)), word
+
+
+def _equal(
+    sentences: Sequence[Sentence],
+) -> Iterator[tuple[tuple[bool, float], Sentence, str, Head, Head]]:
+    for sentence in sentences:
+        tops = {head: sentence.top(head) for head in np.ndindex(*sentence.looks.shape[:2])}
+        large = [x for x, (word, w) in tops.items() if w >= LARGE_TOO and is_content(word)]
+        for pair in combinations(large, 2):
+            (word, one), (other, two) = (tops[head] for head in pair)
+            if word != other or abs(one - two) > ALIKE:
+                continue
+            removed = [[{"op": "ablate", "layer": layer, "head": h}] for layer, h in pair]
+            moved = [sentence.moved(edits) for edits in removed]
+            less, more = (pair[k] for k in np.argsort(moved, kind="stable"))
+            stays, turns = (removed[k] for k in np.argsort(moved, kind="stable"))
+            if max(moved) - min(moved) >= APART:
+                rank = _turns(sentence, stays, turns), max(moved) - min(moved)
+                yield rank, sentence, word, less, more
+
+
+def _worth(
+    sentences: Sequence[Sentence],
+) -> Iterator[tuple[tuple[bool, float], Sentence, str, str]]:
+    for sentence in sentences:
+        mean = sentence.looks.mean((0, 1))
+        once = {word: at[0] for word, at in sentence.words.items() if len(at) == 1}
+        for seen, used in permutations(once, 2):
+            if used not in _cue(sentence) or mean[once[seen]] < MORE_WEIGHT * mean[once[used]]:
+                continue
+            stays, turns = sentence.hidden(seen), sentence.hidden(used)
+            less, more = sentence.moved(stays), sentence.moved(turns)
+            if more >= MORE_MOVED * less and more >= less + APART:
+                yield (_turns(sentence, stays, turns), more - less), sentence, seen, used
+
+
+def _turns(sentence: Sentence, stays: Sequence[Edit], turns: Sequence[Edit]) -> bool:
+    """Whether the first guess stays with the one, and becomes another word with the other."""
+    [(first, _)], [(still, _)] = sentence.guesses([]), sentence.guesses(stays)
+    return first == still and sentence.becomes(turns) is not None

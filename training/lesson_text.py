@@ -1,0 +1,347 @@
+"""The words of the live page's cards, put around what `training.lesson` found.
+
+A card is read in fifteen seconds: what there is to see, what happens now, and a question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from training.lesson import Card, Edit, Examples, Head, Sentence
+
+WORDS, GUESSES = 6, 4  # that there are to choose from
+TIMES = 4  # the temperature
+GAP = "*?*"
+
+
+def write(examples: Examples | None) -> list[Card]:
+    """The cards, in their order; of what was not found there are none."""
+    if examples is None:
+        return []
+    cards = [_weight(examples), _sum(examples), _back(examples), *_neighbour(examples)]
+    cards += [_other(examples), _causal(examples), _temperature(examples)]
+    cards += [_hide(examples), _remove(examples), _equal(examples), _worth(examples)]
+    return [card for card in cards if card is not None]
+
+
+# ---- one token's weights
+
+
+def _weight(given: Examples) -> Card:
+    one, head, word = given.sentence, given.head, given.word
+    query = next(iter(one.words.values()))[0]
+    return {
+        "name": "weight",
+        "read": f"Each word reads the others: a thick line is a large weight. You see where "
+        f"*{one.text.tokens[query]}* looks. {GAP} is the missing word.",
+        "ask": f"Where will {GAP} look most?",
+        **_words(one, head, one.place),
+        "told": f"*{word}* has the largest weight. A weight is a share: that much of what {GAP} "
+        "reads in this head comes from there.",
+        "before": _state(one, head, query),
+        "after": _state(one, head),
+    }
+
+
+def _sum(given: Examples) -> Card:
+    one, head, word = given.sentence, given.head, given.word
+    every, hidden = list(range(len(one.text))), one.hidden(word)
+    return {
+        "name": "sum",
+        "read": f"{GAP} gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
+        "look at it.",
+        "ask": "What becomes of its share?",
+        "options": [
+            "It is lost: less than 1 is left",
+            "The others take it over: still 1",
+            "All get more: over 1",
+        ],
+        "probes": [
+            _probe(head, one.place, one.words[word]),
+            _probe(head, one.place, every),
+            _probe(head, one.place, every, hidden),
+        ],
+        "right": {"of": "change", "from": 1, "to": 2},
+        "told": f"All weights of {GAP} together were {{1}} and are {{2}}. The softmax "
+        "always shares out one whole.",
+        "before": _state(one, head),
+        "after": _state(one, head, edits=hidden),
+    }
+
+
+def _back(given: Examples) -> Card:
+    one, head, word = given.sentence, given.head, given.word
+    place = one.words[word][0]
+    return {
+        "name": "back",
+        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The one that looks has a query, "
+        "the one that is looked at has a key.",
+        "ask": f"And how much does *{word}* look back at {GAP}?",
+        "options": ["Less", "As much", "More"],
+        "probes": [_probe(head, one.place, one.words[word]), _probe(head, place, [one.place])],
+        "right": {"of": "change", "from": 0, "to": 1},
+        "told": "{1}. Each word has both, and they are different numbers: what it looks for is "
+        "not what it is found by.",
+        "before": _state(one, head),
+        "after": _state(one, head, place),
+    }
+
+
+# ---- positions and heads
+
+
+def _neighbour(given: Examples) -> list[Card | None]:
+    if given.neighbour is None:
+        return []
+    one, word = given.sentence, given.word
+    head, by, query, shown, put = given.neighbour
+    names = one.text.tokens
+    side = "before" if by < 0 else "after"
+    swap = [{"op": "swap", "token": query + by, "with": put}]
+    position = {
+        "name": "position",
+        "read": f"This is another head, {_name(head)}. In it *{names[shown]}* looks at "
+        f"*{names[shown + by]}*.",
+        "ask": f"Where will *{names[query]}* look most?",
+        **_words(one, head, query),
+        "told": f"At *{word}*, the word {side} it. This head goes by position: every token "
+        "carries the number of its place.",
+        "before": _state(one, head, shown),
+        "after": _state(one, head, query),
+    }
+    swapped = {
+        "name": "swap",
+        "read": f"*{names[query]}* looks at *{word}* with a weight of {{0}}. Now we write "
+        f"*{put}* in that place.",
+        "ask": f"Will *{names[query]}* still look there?",
+        "options": ["Less than before", "As much as before", "More than before"],
+        "probes": [_probe(head, query, [query + by]), _probe(head, query, [query + by], swap)],
+        "right": {"of": "change", "from": 0, "to": 1},
+        "told": "{1}, and it was {0}. To this head it matters where a word stands, not which word "
+        "it is.",
+        "before": _state(one, head, query),
+        "after": _state(one, head, query, edits=swap),
+    }
+    return [position, swapped]
+
+
+def _other(given: Examples) -> Card | None:
+    if given.other is None:
+        return None
+    one, (head, word) = given.sentence, given.other
+    return {
+        "name": "heads",
+        "read": f"In head {_name(given.head)} the missing word looks at *{given.word}*. Head "
+        f"{_name(head)} reads the same words, with numbers of its own.",
+        "ask": f"Where does {GAP} look most in head {_name(head)}?",
+        **_words(one, head, one.place),
+        "told": f"At *{word}*. Each head looks for something else, and what they find is put "
+        "together.",
+        "before": _state(one, given.head),
+        "after": _state(one, head),
+    }
+
+
+# ---- masks and temperature
+
+
+def _causal(given: Examples) -> Card | None:
+    if given.causal is None:
+        return None
+    one, head, word = given.causal
+    edits: list[Edit] = [{"op": "causal"}]
+    first, was, now, guesses = _guesses(one, edits)
+    return {
+        "name": "mask",
+        "read": f"The model says *{first}*, since *{word}* comes later. Now a mask: no word sees "
+        "what stands after it. Models that write text work so.",
+        "ask": f"What will it say for {GAP} now?",
+        **guesses,
+        "told": f"*{first}* falls from {was} to {now}. What is masked has the weight 0, as if it "
+        "were not there.",
+        "before": _state(one, head),
+        "after": _state(one, head, edits=edits),
+    }
+
+
+def _temperature(given: Examples) -> Card:
+    one, head, word = given.sentence, given.head, given.word
+    size = one.model.dim / one.model.num_heads
+    edits = [{"op": "scale", "value": 1 / (TIMES * size**0.5)}]
+    return {
+        "name": "temperature",
+        "read": f"Before the softmax there are scores. We divide them all by {TIMES}: that is "
+        f"called temperature {TIMES}. *{word}* has {{0}} now.",
+        "ask": f"What becomes of the weight on *{word}*?",
+        "options": ["It gets smaller", "It stays", "It gets larger"],
+        "probes": [
+            _probe(head, one.place, one.words[word]),
+            _probe(head, one.place, one.words[word], edits),
+        ],
+        "right": {"of": "change", "from": 0, "to": 1},
+        "told": "{1}, and it was {0}. Heat makes weights even, cold gives all to "
+        "the largest score.",
+        "before": _state(one, head),
+        "after": _state(one, head, edits=edits),
+    }
+
+
+# ---- hidden words, removed heads
+
+
+def _hide(given: Examples) -> Card | None:
+    if given.second is None:
+        return None
+    one, head, word = given.second
+    edits = one.hidden(word)
+    first, was, now, guesses = _guesses(one, edits)
+    return {
+        "name": "hide",
+        "read": f"For {GAP} the model says *{first}*. Now *{word}* is hidden from all heads.",
+        "ask": "What will it say?",
+        **guesses,
+        "told": f"*{first}* falls from {was} to {now}: it came from *{word}*. Hide a word, and you "
+        "see what it was good for.",
+        "before": _state(one, head, tab="result"),
+        "after": _state(one, head, edits=edits, tab="result"),
+    }
+
+
+def _remove(given: Examples) -> Card:
+    one, head, word = given.sentence, given.head, given.word
+    edits = _removed(head)
+    first, was, now, guesses = _guesses(one, edits)
+    return {
+        "name": "remove",
+        "read": f"All words are in sight again. Now we take out one head, {_name(head)}: the one "
+        f"in which {GAP} looks at *{word}*.",
+        "ask": "What will the model say?",
+        **guesses,
+        "told": f"*{first}* falls from {was} to {now}. *{word}* is still there, and other heads "
+        "see it, but this one brought it to the gap.",
+        "before": _state(one, head, tab="result"),
+        "after": _state(one, head, edits=edits, tab="result"),
+    }
+
+
+# ---- what weights do not mean
+
+
+def _equal(given: Examples) -> Card | None:
+    if given.equal is None:
+        return None
+    one, word, less, more = given.equal
+    heads = sorted([less, more])
+    keys = one.words[word]
+    probes = [_probe(head, one.place, keys) for head in heads]
+    probes += [{"of": "moved", "edits": _removed(head)} for head in heads]
+    at = {head: f"{{{2 + heads.index(head)}}}" for head in heads}
+    return {
+        "name": "equal",
+        "read": f"Two heads look at *{word}* alike: {{0}} of the weight in head {_name(heads[0])}, "
+        f"{{1}} in head {_name(heads[1])}.",
+        "ask": f"Without which one will the guess for {GAP} change more?",
+        "options": [f"Head {_name(head)}" for head in heads],
+        "probes": probes,
+        "right": {"of": "largest", "among": [2, 3]},
+        "told": f"Without head {_name(less)}, {_first(one, _removed(less))} ({at[less]} of the "
+        f"chance goes to other words), without head {_name(more)}, {_first(one, _removed(more))} "
+        f"({at[more]}). Equal weights, unequal effects: a weight does not say what was read there.",
+        "before": _state(one, heads[0]),
+        "after": _state(one, more, edits=_removed(more), tab="result"),
+    }
+
+
+def _worth(given: Examples) -> Card | None:
+    if given.worth is None:
+        return None
+    one, seen, used = given.worth
+    words = sorted([seen, used], key=lambda word: one.words[word])
+    probes = [_probe(None, one.place, one.words[word]) for word in words]
+    probes += [{"of": "moved", "edits": one.hidden(word)} for word in words]
+    at = {word: f"{{{2 + words.index(word)}}}" for word in words}
+    head = _strongest(one, used)
+    return {
+        "name": "worth",
+        "read": f"Over all heads {GAP} gives *{words[0]}* {{0}} of its weight and *{words[1]}* "
+        "{1}, on average.",
+        "ask": "Which word, once hidden, will change the guess more?",
+        "options": [f"*{word}*" for word in words],
+        "probes": probes,
+        "right": {"of": "largest", "among": [2, 3]},
+        "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the chance "
+        f"goes to other words), without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
+        "A weight says where was looked, not what it was worth: to know that, take it away.",
+        "before": _state(one, head, tab="result"),
+        "after": _state(one, head, edits=one.hidden(used), tab="result"),
+    }
+
+
+# ---- parts of a card
+
+
+def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> dict[str, Any]:
+    """What the page shows: a head of a sentence, from the missing word unless said."""
+    own = {"text": one.spelled, "edits": [], "place": one.place}
+    own |= {"query": one.place if query is None else query, "layer": head[0], "head": head[1]}
+    return own | {"inside": False, "colouring": "pattern", "tab": "heads"} | more
+
+
+def _probe(
+    head: Head | None, query: int, keys: Sequence[int], edits: Sequence[Edit] = ()
+) -> dict[str, Any]:
+    """The weight from a query on keys together, in a head, or the mean of all."""
+    own = {} if head is None else {"layer": head[0], "head": head[1]}
+    return {"of": "weight", "edits": list(edits), **own, "query": query, "keys": list(keys)}
+
+
+def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
+    """The words of a sentence to choose from: those with the largest weights."""
+    row = one.run([])[0][head][query]
+    largest = sorted(one.words, key=lambda word: -float(row[one.words[word]].sum()))[:WORDS]
+    words = [word for word in one.words if word in largest]
+    return {
+        "options": [f"*{word}*" for word in words],
+        "probes": [_probe(head, query, one.words[word]) for word in words],
+        "right": {"of": "largest", "among": list(range(len(words)))},
+    }
+
+
+def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str, Any]]:
+    """Words for the gap to choose from: the first guess before, the first now, the next before.
+
+    Returns:
+        The first guess before, the marks of its chance before and now, and what a card needs.
+    """
+    before = [word for word, _ in one.guesses([], 8) if word.isalpha() and word not in one.words]
+    now = one.guesses(edits)[0][0]
+    words = sorted({now, *[word for word in before if word != now][: GUESSES - 1]})
+    probes = [{"of": "chance", "edits": edits, "word": word} for word in words]
+    own = {
+        "options": [f"*{word}*" for word in words],
+        "probes": [*probes, {"of": "chance", "edits": [], "word": before[0]}],
+        "right": {"of": "largest", "among": list(range(len(words)))},
+    }
+    return before[0], f"{{{len(words)}}}", f"{{{words.index(before[0])}}}", own
+
+
+def _removed(head: Head) -> list[Edit]:
+    return [{"op": "ablate", "layer": head[0], "head": head[1]}]
+
+
+def _first(one: Sentence, edits: Sequence[Edit]) -> str:
+    """Which word comes first with edits, in words."""
+    [(before, _)], [(after, _)] = one.guesses([]), one.guesses(edits)
+    return f"*{after}* stays first" if after == before else f"*{after}* comes first"
+
+
+def _strongest(one: Sentence, word: str) -> Head:
+    """The head in which the missing word looks most at a word."""
+    weights = one.looks[:, :, one.words[word]].sum(-1)
+    layer, head = divmod(int(weights.argmax()), weights.shape[1])
+    return layer, head
+
+
+def _name(head: Head) -> str:
+    return f"{head[0]}.{head[1]}"

@@ -1,0 +1,133 @@
+"""The cards of the live page: a first lesson on attention, twelve guesses that a reader can check.
+
+`python -m training.play_cards MODEL` searches and prints them; MODEL is a folder, a name, or
+nothing for the encoder that ships. `--keep` writes them to cards.json beside the model, where the
+page of `qkv.play` reads them; `training.ship` does so for a new model. `training.lesson` has the
+rules that their examples are found by, `training.lesson_text` the words.
+
+What is searched: the sentences of `stories.txt` (`training.frames` reads them). Of these the pool:
+each word is one token, and the model's first guess is one that was written beside the filler, with
+a chance of 5% or more. A card whose rule nothing in the pool meets is left out, and that is said.
+
+A card is what the page needs to ask and to check it, by its own run:
+
+    {"name": "hide", "read": str, "ask": str, "options": [str, ...], "told": str,
+     "before": STATE, "after": STATE,       what the page shows before and after the guess
+     "probes": [PROBE, ...],                what is measured
+     "right": {"of": "largest", "among": [probe of each option]}
+           or {"of": "change", "from": probe, "to": probe}}     options: less, as much, more
+
+    STATE = {"text", "edits", "place", "query", "layer", "head"} and what else the page's state has
+    PROBE = {"of": "weight", "edits", "query", "keys": [...], "layer"?, "head"?}   without: mean
+          | {"of": "chance", "edits", "word"}      of a word at the place
+          | {"of": "moved", "edits"}               the chance that is with other words than without
+
+In its texts *word* is a word of the text or of the vocabulary ("?" the missing one), {0} is the
+number of the first probe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import qkv
+from qkv.files import replacing
+from qkv.models import Model
+from qkv.see.page.play import CARDS
+from training import command
+from training.frames import candidates
+from training.lesson import Card, Sentence, found, pool
+from training.lesson_text import write
+
+PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+AS_MUCH = 0.1  # a change that is smaller is none; as in cards.js
+
+
+def lesson(model: Model) -> dict[str, Any]:
+    """The cards of a model, and in how many sentences they were looked for.
+
+    >>> lesson(qkv.load("random"))["cards"]
+    []
+    """
+    given = candidates()
+    sentences = pool(model, given)
+    examples = found(sentences)
+    return {"searched": len(given), "pool": len(sentences), "cards": write(examples)}
+
+
+def values(sentence: Sentence, card: Card) -> list[float]:
+    """What the probes of a card measure."""
+    _, before = sentence.run([])
+    measured = []
+    for probe in card["probes"]:
+        pattern, chances = sentence.run(probe["edits"])
+        if probe["of"] == "weight":
+            heads = pattern
+            if "head" in probe:
+                heads = pattern[probe["layer"], probe["head"]][None, None]
+            measured.append(float(heads[..., probe["query"], probe["keys"]].sum(-1).mean()))
+        elif probe["of"] == "chance":
+            measured.append(float(chances[sentence.vocabulary[probe["word"]]]))
+        else:
+            measured.append(float(abs(chances - before).sum() / 2))
+    return measured
+
+
+def right(card: Card, measured: Sequence[float]) -> int:
+    """Which of its options is right."""
+    rule = card["right"]
+    if rule["of"] == "largest":
+        of = [measured[probe] for probe in rule["among"]]
+        return of.index(max(of))
+    by = measured[rule["to"]] - measured[rule["from"]]
+    return 1 if abs(by) < AS_MUCH else 0 if by < 0 else 2
+
+
+def keep(folder: Path, kept: dict[str, Any]) -> None:
+    """Write the cards beside a model, each on a line."""
+    cards = ",\n".join(json.dumps(card) for card in kept["cards"])
+    counts = ", ".join(f'"{name}": {kept[name]}' for name in ("searched", "pool"))
+    with replacing(folder / CARDS) as file:
+        file.write(f'{{{counts}, "cards": [\n{cards}\n]}}\n'.encode())
+
+
+def shown(model: Model, kept: dict[str, Any]) -> str:
+    """The cards as plain text, with the answer and its numbers."""
+    lines = [f"{len(kept['cards'])} cards, from {kept['pool']} of {kept['searched']} sentences", ""]
+    for number, card in enumerate(kept["cards"], 1):
+        measured = values(Sentence.of(model, card["before"]["text"]), card)
+
+        def filled(text: str, numbers: Sequence[float] = measured) -> str:
+            return re.sub(r"\{(\d)\}", lambda mark: f"{numbers[int(mark[1])]:.3f}", text)
+
+        own = right(card, measured)
+        options = " | ".join(f"[{x}]" if k == own else x for k, x in enumerate(card["options"]))
+        lines += [f"{number} {card['name']}: {card['before']['text']}", filled(card["read"])]
+        lines += [card["ask"], options, filled(card["told"]), ""]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Find the cards of one model."""
+    parser = argparse.ArgumentParser(prog="python -m training.play_cards", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", nargs="?", default=str(PLACE), help="a folder or a name (wordnet)")
+    parser.add_argument("--keep", action="store_true", help="write them beside the model")
+    given = parser.parse_args(arguments)
+    folder = Path(given.model)
+    if given.keep and not folder.is_dir():
+        raise ValueError(f"play_cards: {given.model} is no folder to keep cards in: name one")
+    model = qkv.load(given.model)
+    kept = lesson(model)
+    say(shown(model, kept))
+    if given.keep:
+        keep(folder, kept)
+
+
+if __name__ == "__main__":
+    command(main)
