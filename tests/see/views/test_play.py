@@ -162,15 +162,17 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
     roles = json.loads((shipped()["wordnet"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
     assert len(roles) > 5
+    cards = json.loads((shipped()["wordnet"] / "cards.json").read_text("utf-8"))["cards"]
+    assert data["cards"] == cards
     assert inside["name"] == "wordnet"
 
 
-def test_a_changed_model_has_neither(model: qkv.Model) -> None:
+def test_a_changed_model_has_none_of_them(model: qkv.Model) -> None:
     changed = dict(model.parameters)
     changed["embed.weight"] = np.array(changed["embed.weight"])
     changed["embed.weight"][5, 5] += 1
     data, _ = data_of(play(OPPOSITE, model=model.with_parameters(changed))._document())
-    assert (data["stories"], data["roles"]) == ([], {})
+    assert (data["stories"], data["roles"], data["cards"]) == ([], {}, [])
 
 
 def test_the_page_is_one_file_with_its_policy_and_picture(
