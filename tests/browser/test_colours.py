@@ -59,7 +59,7 @@ def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> N
 
 
 def thumbnails(page: Page) -> np.ndarray:
-    """The pictures of all heads, `(heads, rows, columns, 3)`, once they are drawn."""
+    """The pictures of all heads, `(heads, rows, columns, 3)`, the first layer first, once drawn."""
     count = page.locator(".thumb").count()
     page.wait_for_function(
         "(count) => document.querySelector('.qkv-view').shadowRoot"
@@ -77,7 +77,9 @@ def thumbnails(page: Page) -> np.ndarray:
         })"""
     )
     high, wide, _ = found[0]
-    return np.array([data for _, _, data in found]).reshape(count, high, wide, 4)[..., :3]
+    names = page.locator("[data-head]").evaluate_all("all => all.map((one) => one.dataset.head)")
+    pictures = np.array([data for _, _, data in found]).reshape(count, high, wide, 4)[..., :3]
+    return pictures[np.argsort(names)]
 
 
 def shaded(values: np.ndarray, end: float) -> np.ndarray:

@@ -210,17 +210,17 @@ def test_the_list_by_keyboard(visit: Visit) -> None:
 def test_everything_is_reached_by_tab(visit: Visit) -> None:
     page = visit(page_of(made(WORDS)))
     reached = []
-    for _ in range(10):
+    for _ in range(11):
         press(page, "Tab")
         reached.append(
             page.evaluate(
                 "() => { const node = document.querySelector('.qkv-view').shadowRoot.activeElement;"
-                " return node && (node.role || node.getAttribute('role') || node.type); }"
+                " return node && (node.getAttribute('role') || node.type || node.localName); }"
             )
         )
     assert [name for name in reached if name] == [
-        *("select-one", "select-one", "select-one", "checkbox", "checkbox"),
-        *("checkbox", "option", "application", "select-one", "option"),
+        *("select-one", "select-one", "select-one", "checkbox", "checkbox", "checkbox"),
+        *("application", "option", "summary", "select-one", "button"),
     ]
 
 
@@ -321,24 +321,29 @@ def test_contribution_is_weight_times_length(visit: Visit) -> None:
 def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     text = made(WORDS)
     page = visit(page_of(text, query=5))
-    heads = page.locator(".head")
-    assert heads.count() == 8
+    heads = page.locator("[data-head]")
+    names = [f"{layer}.{head}" for layer in (1, 0) for head in range(4)]  # the last layer on top
+    assert heads.evaluate_all("all => all.map((head) => head.dataset.head)") == names
     page.locator(".thumb canvas").nth(7).wait_for()
-    heads.nth(6).click()
+    page.locator("[data-head='1.2']").click()
     weights = text.weights[1][2]
     best = int(weights[5].argmax())
     assert f": {weights[5, best]:.2f} (layer 1, head 2)" in sentence(page)
+    assert said(page) == sentence(page)
     assert page.get_by_label("Layer", exact=True).input_value() == "1"
     assert "You chose layer 1, head 2" in page.locator(".view").inner_text()
     page.get_by_label("Order").select_option("first")
     means = np.array([part[:, :, 0].mean(axis=1) for part in text.weights]).ravel()
     shown = [name.get_attribute("aria-label") for name in heads.all()]
     order = np.argsort(-means.round(3), kind="stable")
-    assert [name.split(":")[0] for name in shown] == [
+    assert [name.rsplit(", ", 1)[0] for name in shown] == [
         f"layer {k // 4}, head {k % 4}" for k in order
     ]
-    numbers = [float(name.split(": ")[1]) for name in shown]
+    numbers = [float(name.rsplit(", ", 1)[1]) for name in shown]
     np.testing.assert_allclose(numbers, means[order], atol=0.006)
+    assert page.locator("[data-part=map] .figure").all_inner_texts() == [
+        f"{number:.2f}" for number in numbers
+    ]
     # by keyboard: the tab stop is the open head; one to the right, then open it
     place = list(order).index(6)
     heads.nth(place).focus()
@@ -346,6 +351,8 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     press(page, step, "Enter")
     opened = order[there]
     assert f"layer {opened // 4}, head {opened % 4}" in sentence(page)
+    page.get_by_label("Order").select_option("place")
+    assert heads.evaluate_all("all => all.map((head) => head.dataset.head)") == names
 
 
 def test_a_text_of_two_sentences(visit: Visit) -> None:
@@ -374,7 +381,7 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
         "Encoder",
         "Cross",
     ]
-    page.get_by_label("Attention").select_option("1")
+    page.get_by_label("Attention").select_option("Cross")
     token(page, 3).click()
     assert [name for name, _ in keys(page)] == source
     best = int(weights[0, 0, 3].argmax())
@@ -386,5 +393,5 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
 
 def test_the_heads_that_were_asked_for_are_marked(visit: Visit) -> None:
     page = visit(page_of(made(WORDS), heads=[1, 3]))
-    marked = page.locator(".head.asked").evaluate_all("nodes => nodes.map((node) => node.title)")
-    assert marked == [f"layer {layer}, head {head}" for layer in (0, 1) for head in (1, 3)]
+    marked = page.locator(".asked").evaluate_all("all => all.map((head) => head.dataset.head)")
+    assert marked == [f"{layer}.{head}" for layer in (1, 0) for head in (1, 3)]

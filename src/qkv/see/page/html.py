@@ -27,6 +27,7 @@ _PARTS = (
     "python",
     "sentence",
     "changes",
+    "view_bar",
     "map",
     "paint",
     "weight",
@@ -40,8 +41,10 @@ _PARTS = (
     "cards",
 )
 _LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
+_RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")
 SCRIPTS = {
-    **dict.fromkeys(("show", "compare"), (*_HEAD, "engine/recorded", "pages/show")),
+    "show": (*_HEAD, *_RECORDED, "parts/map", "parts/head", "parts/received", "pages/show"),
+    "compare": (*_HEAD, *_RECORDED, "parts/head", "pages/compare"),
     "walk": (*_STEPS, "pages/walk"),
     **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
     "play": (*_HEAD, *_LIVE, "pages/play"),

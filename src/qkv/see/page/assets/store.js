@@ -16,6 +16,7 @@
  * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
  * @property {number | null} card  of the lesson, where it is open
  * @property {number | null} guess  the option that the reader took on it
+ * @property {boolean} merge  whether the pieces of a word are one
  */
 
 /**
@@ -30,10 +31,11 @@
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
+ * @property {number} [high]  the end of the scale, where several texts have one
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
-const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", card: null, guess: null };
+const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
@@ -141,6 +143,8 @@ function playStore(data, heard) {
     const key = JSON.stringify([text, place, layer]);
     const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
     const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
+    original.words ??= wordsOf(text, original);
+    run.words = original.words;
     unchanged = { key, run: original };
     const second = await secondOf(self.engine, state, tokens.run, model, signal);
     return { state, run, original, second };
@@ -174,7 +178,7 @@ function playStore(data, heard) {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const { run = null, original = null, second = null } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run ? wordsOf(said.text, original) : [] });
+    heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
   }
 
   /** Writes the address, when the reader pauses. */
@@ -218,19 +222,6 @@ function whenOpen(open, missing) {
 /** @returns {PlayState} */
 function stateOf(fields) {
   return Object.freeze({ ...fields, edits: Object.freeze([...fields.edits]) });
-}
-
-function pick(from, names) {
-  return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
-}
-
-const NUMBERS = new WeakMap(); // runs in their order
-let runs = 0;
-
-/** Which run it is, for what is drawn once for each. */
-function numberOf(run) {
-  if (!NUMBERS.has(run)) NUMBERS.set(run, (runs += 1));
-  return NUMBERS.get(run);
 }
 
 // ---- places in a text
@@ -347,7 +338,7 @@ function isState(found, start) {
     if (name === "second" && value === null) return true;
     if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
-    if (name === "inside" || name === "beside") return typeof value === "boolean";
+    if (typeof start[name] === "boolean") return typeof value === "boolean";
     return whole(value) || (value === null && ["place", "query", "card", "guess"].includes(name));
   });
 }

@@ -253,9 +253,11 @@ function scaleBar(ui, low, high, label) {
   );
 }
 
+const STRETCH = "stretch the scale to the largest"; // of weights, which else ends at 1
+
 /** The switch of a scale of weights: it ends at 1, or at the largest that it shows. */
 function stretcher(ui, checked, onchange) {
-  return toggle(ui, "stretch the scale to the largest", checked, onchange);
+  return toggle(ui, STRETCH, checked, onchange);
 }
 
 // ---- the heat map
@@ -321,7 +323,7 @@ function heatmap(ui, options) {
     const [n, m] = [o.rows.length, o.columns.length];
     const { min = 12, max = 32, height } = o.cell || {};
     const names = o.named ? Math.ceil(Math.min(widths[0], width < 480 ? 76 : 104)) + 8 : 0;
-    const left = names + (o.left ? o.left.size + 4 : 0);
+    const left = Math.max(2, names + (o.left ? o.left.size + 4 : 0)); // frames have their room
     const gap = o.extra ? 8 : 0;
     const all = m + (o.extra ? 1 : 0);
     const fits = (width - left - gap - 2) / all;

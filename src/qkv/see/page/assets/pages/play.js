@@ -90,6 +90,7 @@ function partsOf(ui, store) {
     cards: cardsPart(ui, store),
     sentence: sentencePart(ui, store),
     changes: changesPart(ui, store),
+    view: viewBarPart(ui, store),
     map: mapPart(ui, store),
     head: headPart(ui, store),
     before: originalHead(ui, store),
@@ -119,6 +120,7 @@ function originalHead(ui, store) {
 /** A place on the page, with the part of its name. */
 function regionOf(ui, name, label, parts) {
   const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
+  if (name === "map") node.prepend(parts.view.node);
   if (name === "head")
     fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
   return { name, node };

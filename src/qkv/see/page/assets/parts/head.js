@@ -1,5 +1,6 @@
 // One head: its weights as lines and as a heat map on one axis of tokens, with what they are made of around them (the
-// keys K above, the queries Q on the left, the values V on the right). The mask can be painted (paint.js).
+// keys K above, the queries Q on the left, the values V on the right). The mask can be painted (paint.js), a row of
+// weights be set (weight.js). Of a text that was run before there are the weights alone, and a click holds a row in view.
 
 const STRIP = 64; // how long a vector is drawn, in pixels
 
@@ -27,21 +28,36 @@ function vectorsOf(run, layer, head) {
 
 // ---- one head
 
+/** What the rows in view do, in words: of three, and how many more there are. */
+function wordsOfRows(head, rows, at) {
+  const { text } = head.source;
+  if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
+  const where = `layer ${text.layers[at.l]}, head ${at.h}`;
+  const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, where, at.mode === "length")]);
+  return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
+}
+
 /**
- * One head of the text.
+ * One head of the text. A page may put `title`, and `said`, which says what is in view, elsewhere.
  * @param {any} ui
  * @param {any} store
  */
 function headPart(ui, store) {
   const title = el("h3", {});
   const said = el("p", { class: "head-words" });
-  const paint = paintBar(ui, store, step);
-  const list = lines(ui, { onhover: preview, onpick: (r) => choose(r), onfree: () => preview(null) });
+  const saidBox = el("div", { class: "head-said" }, said);
+  const holds = Boolean(store.recorded); // whether a click holds a row; else it only chooses the query
+  const paint = holds ? null : paintBar(ui, store, step);
+  const list = lines(ui, { onhover: preview, onpick: choose, onfree: free });
   const map = heatmap(ui, {
-    describe: (r, c) => withDifference(cellNumbers(shown.head, shown.at, r, c), shown.head, shown.far, r, c),
-    changed: paint.changed,
-    onpoint: (r) => preview(r),
+    describe(r, c) {
+      const found = cellNumbers(shown.head, shown.at, r, c);
+      return shown.far ? withDifference(found, shown.head, shown.far, r, c) : found;
+    },
+    changed: paint?.changed,
+    onpoint: point,
     onpick: touch,
+    onfree: free,
     onlayout: align,
   });
   const values = el("canvas", { "aria-hidden": "true" });
@@ -49,62 +65,92 @@ function headPart(ui, store) {
   const operand = el("div", { class: "operand", role: "img" }, el("b", { class: "operand-name" }, "V"), values,
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
-  const weights = weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
+  const weights = holds ? null : weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
   const table = weightTable();
-  const linesBox = el("div", { class: "lines-box" }, said, el("div", { class: "lines-row" }, list.node, operand));
+  const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
-  const node = el("div", { class: "one-head", "data-part": "head" }, title, body, paint.node, around, table.node);
+  const node = el("div", { class: "one-head", "data-part": "head" }, title, body, paint?.node, around, table.node);
   let now = null;
-  let shown = null; // {run, head, at, vectors}: the head as it is to be seen
+  let shown = null; // {run, head, far, at, high, vectors}: the head as it is to be seen
   let [hover, key, aligned, as] = [null, 0, false, ""];
-  paint.over(map);
-  paint.node.append(weights.controls);
+  let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, that of the row at rest, those in view together
+  paint?.over(map);
+  paint?.node.append(weights.controls);
   ui.redraw(() => now && refresh(layout()));
 
-  const query = () => Math.min(now.state.query ?? now.state.place ?? 0, Math.max(0, now.run.tokens.length - 1));
+  const rowOf = (token) => Math.max(0, shown.head.rowAt(Math.min(token, now.run.tokens.length - 1)));
+  const tokenOf = (r) => shown.head.rows[r].first;
 
-  function choose(r) {
-    hover = null;
-    store.set({ query: r });
-    if (now.state.query === r) refresh();
+  /** The rows in view: those held, else the one under pointer or focus, else that of the query. */
+  function active() {
+    const rows = held.map(shown.head.rowAt).filter((r) => r >= 0);
+    if (rows.length) return [...new Set(rows)];
+    if (hover !== null) return [hover];
+    return shown.head.rows.length ? [rowOf(cursor)] : [];
   }
 
-  function preview(r) {
+  /** A row was chosen: it is the query; with Shift it is one more in view. */
+  function choose(r, add = false) {
+    const token = tokenOf(r);
+    const before = held.length || holds || !add ? held : [cursor];
+    const same = (other) => rowOf(other) === r;
+    const [others, on] = [before.filter((other) => !same(other)), before.some(same)];
+    const kept = on && (add || !others.length) ? [] : [token];
+    hover = null;
+    store.set({ query: token });
+    [asked, cursor, held] = [now.state.query, token, holds || add ? [...(add ? others : []), ...kept] : []];
+    refresh({}, false, holds);
+  }
+
+  function free() {
+    [hover, held] = [null, []];
+    refresh({}, false, holds);
+  }
+
+  function preview(r, aloud) {
     if (!shown || hover === r) return;
     hover = r;
-    refresh();
+    if (holds && aloud && r !== null && !held.length) cursor = tokenOf(r);
+    refresh({}, false, holds && aloud);
+  }
+
+  /** A cell is looked at: its row is, in the lines too. */
+  function point(r) {
+    preview(r, false);
+    if (r !== null && active()[0] === r) list.reveal(r);
   }
 
   /** A cell was picked: its link is painted where the mask is, else its query is chosen. */
-  function touch(r, c) {
-    key = c;
-    if (paint.takes(r, c)) refresh();
-    else choose(r);
+  function touch(r, c, event) {
+    key = Math.min(c, shown.head.columns.length - 1);
+    if (paint?.takes(r, key)) refresh();
+    else choose(r, event.shiftKey);
   }
 
   function step(which, by) {
-    const last = now.run.tokens.length - 1;
-    const to = (x) => Math.max(0, Math.min(last, x + by));
-    if (which === "query") store.set({ query: to(query()) });
+    const { rows, columns } = shown.head;
+    const to = (all, x) => Math.max(0, Math.min(all.length - 1, x + by));
+    if (which === "query") store.set({ query: tokenOf(to(rows, rowOf(cursor))) });
     else {
-      key = to(key);
+      key = to(columns, key);
       refresh();
     }
   }
 
   /** Lines and heat map side by side, rows level with rows, where there is room for it: what the map is to know. */
   function layout() {
-    const { state, run } = now;
-    const [room, T] = [node.clientWidth, run.tokens.length];
+    const { state } = now;
+    const { rows, columns, away } = shown.head;
+    const [room, across, gap] = [node.clientWidth, columns.length + (away ? 1 : 0), away ? 8 : 0];
     const around_ = shown.vectors ? STRIP + 8 : 0;
-    const cell = Math.min(40, Math.floor((room - 2 * around_ - 300) / Math.max(1, T)));
-    aligned = state.inside && T <= LISTED && cell >= 14;
+    const cell = Math.min(40, Math.floor((room - 2 * around_ - gap - 300) / Math.max(1, across)));
+    aligned = state.inside && Math.max(rows.length, across) <= LISTED && cell >= 14;
     body.classList.toggle("aligned", aligned);
-    body.style.gridTemplateColumns = aligned ? `${around_ + T * cell + 6}px minmax(0, 1fr)` : "";
+    body.style.gridTemplateColumns = aligned ? `${around_ + across * cell + gap + 6}px minmax(0, 1fr)` : "";
     mapBox.hidden = !state.inside;
     operand.hidden = !shown.vectors || !state.inside;
-    said.style.height = "";
+    saidBox.style.height = "";
     return { named: !aligned, cell: aligned ? { min: 12, max: cell, height: ROW } : { min: 12, max: 44 } };
   }
 
@@ -112,15 +158,15 @@ function headPart(ui, store) {
   function align({ left, top, cell, tall }) {
     mapBox.dataset.cells = `${left} ${top} ${cell} ${tall}`;
     const header = list.node.querySelector(".from").offsetHeight;
-    said.style.height = aligned ? `${Math.max(0, top - header)}px` : "";
+    saidBox.style.height = aligned ? `${Math.max(0, top - header)}px` : "";
   }
 
   function drawValues() {
     if (operand.hidden) return;
-    const { vectors } = shown;
-    const places = list.listed().map(({ c }) => c);
+    const { vectors, head } = shown;
+    const places = list.listed().map(({ c }) => head.columns[c]?.first);
     strip(values, places.length, (k, c) => (places[k] === undefined ? 0 : vectors.v.at(places[k], c) / vectors.v.high));
-    strip(result, 1, (_, c) => vectors.z.at(hover ?? query(), c) / vectors.z.high);
+    strip(result, 1, (_, c) => vectors.z.at(tokenOf(active()[0]), c) / vectors.z.high);
     operand.style.setProperty("--header", `${list.node.querySelector(".from").offsetHeight}px`);
     operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, what the weights make of them`);
   }
@@ -136,66 +182,87 @@ function headPart(ui, store) {
       }
   }
 
-  /** Shows a row: the one that is looked at, else the query. What else the map is to know comes with it. */
-  function refresh(more = {}, fresh = false) {
-    const { at, run } = shown;
-    const head = weights.over(shown.head, at);
-    const [own, best] = [query(), hover ?? query()];
-    const some = head.rows.length > 0;
-    key = Math.min(key, Math.max(0, head.columns.length - 1));
-    fill(said, some ? lookWords(head, best, `layer ${at.l}, head ${at.h}`, false) : "There are no tokens.");
-    list.set({ head, active: some ? [best] : [], held: hover === null, high: 1 }, fresh);
-    paint.set({ head, at, own, key });
-    weights.set({ head, at, run, own, key, held: best === own }, now.state.inside);
-    map.set({ ...more, marked: some ? [best] : [], picked: some ? [own, key] : null });
+  /** Shows the rows in view. What else the map is to know comes with it; `fresh`: other tokens than before. */
+  function refresh(more = {}, fresh = false, aloud = false) {
+    const { at, high, run } = shown;
+    const head = weights ? weights.over(shown.head, at) : shown.head;
+    const rows = active();
+    const own = rows.length ? rowOf(cursor) : 0;
+    const best = rows.length ? head.known(rows[0])[0] : null;
+    key = Math.max(0, Math.min(key, head.columns.length - 1));
+    fill(said, wordsOfRows(head, rows, at));
+    list.set({ head, active: rows, held: holds ? held.length > 0 : hover === null, high }, fresh);
+    paint?.set({ head, at, own, key });
+    weights?.set({ head, at, run, own, key, held: rows[0] === own }, now.state.inside);
+    const picked = rows.length && !holds ? [own, key] : null;
+    map.set({ ...more, marked: rows, picked, home: best ? [rows[0], best[0]] : null });
     drawValues();
+    if (aloud) ui.say(said.textContent);
   }
 
-  function stripOf(name, vector) {
-    return { name, count: shown.vectors.d, value: vector.at, high: vector.high, size: STRIP };
+  function stripOf(name, vector, spans) {
+    return { name, count: shown.vectors.d, value: (k, c) => vector.at(spans[k].first, c), high: vector.high, size: STRIP };
+  }
+
+  /** What stands above the head: which one it is, and what of it is known; of a text that was run before, its name. */
+  function titleOf({ state }, name) {
+    if (holds) return visible(shown.head.source.text.name || "");
+    const role = store.data?.roles?.[name];
+    const removed = isRemoved(state.edits, state.layer, state.head) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
+    return [`Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""), removed];
   }
 
   /** @param {Now} next */
   function update(next) {
     now = next.run ? next : null;
-    for (const part of [paint, weights]) part.update(next);
+    for (const part of [paint, weights]) part?.update(next);
     if (!now) return;
     const { state, run, original } = now;
-    const seen = seenIn(run, state.edits);
-    const at = { l: state.layer, h: state.head, merge: false, mode: "weight" };
-    const vectors = state.inside ? vectorsOf(run, at.l, at.h) : null;
-    const was = as;
-    const texts = JSON.stringify([run.tokens, at.l, at.h]);
-    const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, []), at) : null;
-    shown = { run, head: arrange(seen, at), far, at, vectors };
+    const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
+    const head = arrange(seenIn(run, state.edits, state), at);
+    const { text } = head.source;
+    const far = state.colouring === "change" && run !== original ? arrange(seenIn(original, [], state), at) : null;
+    const vectors = state.inside && !(state.merge && text.words) ? vectorsOf(run, at.l, at.h) : null;
+    const [was, before] = [as, shown];
+    as = JSON.stringify([head.rows.map((row) => row.name), head.columns.length, at.l, at.h]);
+    shown = { run, head, far, at, high: next.high ?? endOfScale(head, at), vectors };
     hover = null;
-    as = texts;
-    const { head } = shown;
-    const name = `${at.l}.${at.h}`;
-    const role = store.data?.roles?.[name];
-    const removed = isRemoved(state.edits, at.l, at.h) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
-    fill(title, `Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""), removed);
-    if (was !== texts) key = head.known(query())?.[0]?.[0] ?? 0;
-    const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
-    const about = {
-      label: `weights of layer ${at.l}, head ${at.h}`,
-      rows: head.rows.map((row) => row.name),
-      columns: head.columns.map((column) => column.name),
-      value: far ? difference : paint.weight,
-      low: far ? -1 : 0,
-      high: 1,
-      bar: far ? "weight now minus weight in the original" : "weight",
-      left: vectors ? stripOf("Q", vectors.q) : null,
-      top: vectors ? stripOf("K", vectors.k) : null,
-    };
-    refresh({ ...about, ...layout() }, was !== texts);
+    if (state.query !== asked || !holds) cursor = state.query ?? state.place ?? 0;
+    if (state.query !== asked || String(before?.run.tokens) !== String(run.tokens)) held = [];
+    asked = state.query;
+    fill(title, titleOf(now, `${text.layers[at.l]}.${at.h}`));
+    title.hidden = holds && !text.name;
+    if (was !== as && head.rows.length) key = head.known(rowOf(cursor))[0]?.[0] ?? 0;
+    refresh({ ...aboutOf(far), ...layout() }, was !== as);
     around.hidden = !vectors;
     if (vectors)
       fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
-    paint.node.hidden = table.node.hidden = !state.inside;
-    table.set(head, at);
+    if (paint) paint.node.hidden = !state.inside;
+    table.node.hidden = !state.inside || head.sparse;
+    if (!table.node.hidden) table.set(head, at);
   }
-  return { node, body, update };
+
+  /** What the heat map shows: the head, or how far it is from another. */
+  function aboutOf(far) {
+    const { head, at, high, vectors } = shown;
+    const { layers, name } = head.source.text;
+    const kind = at.mode === "length" ? "contribution" : "weight";
+    const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
+    return {
+      label: `${kind}s of layer ${layers[at.l]}, head ${at.h}${name ? `, ${visible(name)}` : ""}`,
+      rows: head.rows.map((row) => row.name),
+      columns: head.columns.map((column) => column.name),
+      value: far ? difference : paint?.weight ?? ((r, c) => head.at(r, c)),
+      entries: head.sparse ? head.known : null,
+      extra: head.away ? { name: "out of sight", value: head.gone } : null,
+      low: far ? -1 : 0,
+      high: far ? 1 : high,
+      bar: far ? "weight now minus weight in the original" : `${kind}${at.stretch ? ", stretched" : ""}`,
+      left: vectors ? stripOf("Q", vectors.q, head.rows) : null,
+      top: vectors ? stripOf("K", vectors.k, head.columns) : null,
+    };
+  }
+  return { node, body, title, said, update };
 }
 
 /** All weights of a head as a table, made when it is opened. */

@@ -1,82 +1,36 @@
 // The map of the model: its layers upward, its heads across, each a small picture of what it does to this text, with
 // its measured role and a switch that removes it. Three colourings: its pattern, what removing it changes, and what
-// the reader's changes have changed in it.
+// the reader's changes have changed in it. Of a text that was run before there are the patterns; where heads were
+// measured on it, they can stand in the order of a measure.
 
 const COLOURINGS = [
   ["pattern", "pattern"],
   ["effect", "what removing it changes"],
   ["change", "difference from the original"],
 ];
-
-// ---- a run as what the views of a recorded text read
-
-const IN_SIGHT = new WeakMap(); // run -> what is in sight of it
+/** @type {[string, number, string][]} */
+const MEASURES = [
+  ["entropy", 1, "entropy, most focused first"],
+  ["previous", -1, "weight on the previous token"],
+  ["next", -1, "weight on the next token"],
+  ["first", -1, "weight on the first token"],
+  ["separators", -1, "weight on separators"],
+  ["distance", -1, "mean distance, farthest first"],
+];
 
 /**
- * What `reader` makes of a text in a payload; of a run of the model the same is made here.
- * @param {Run} run
- * @param {Edit[]} edits  with which it was run
+ * The heads of a text in the order of a measure, as [layer, head, figure], and how many stand in a row; by their place
+ * the last layer comes first.
  */
-function sourceOf(run, edits) {
-  if (run.source) return run.source;
-  const { tokens, special, pattern, blocks, causal } = run;
-  const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
-  const masks = new Map(); // by head, where edits say
-  const maskOf = (l, h) => {
-    const key = l * heads + h;
-    if (!masks.has(key)) masks.set(key, hiddenBy(edits, l, h, T));
-    return masks.get(key);
-  };
-  const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
-  // a row that is set by hand may have a weight where a mask is: this one is seen
-  const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
-  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && ((causal && j > i) || score(l, h, i, j) === -Infinity); // the model's mask
-  const flags = special.map(Number);
-  return {
-    text: {
-      tokens,
-      keys: null,
-      special: flags,
-      words: null,
-      name: "",
-      layers: pattern.map((_, l) => l),
-      heads,
-      length: T,
-      key_length: T,
-      hidden: causal || edits.some(({ op }) => ["hide", "mask", "causal"].includes(op)),
-      scale: pattern.map((_, l) => (blocks?.[l]?.q ? scaleOf(edits, 1 / Math.sqrt(blocks[l].q.length / T / heads)) : null)),
-      summary: null,
-      left_out: [],
-    },
-    keys: tokens,
-    keySpecial: flags,
-    keyWords: null,
-    row(l, h, i, give) {
-      const weights = pattern[l][h];
-      for (let j = 0; j < T; j++) give(j, weights[i * T + j]);
-    },
-    hidden: (l, h, i, j) => changed(l, h, i, j) || own(l, h, i, j),
-    changed,
-    norm: () => null,
-    received: (l, h, j) => tokens.reduce((total, _, i) => total + pattern[l][h][i * T + j], 0),
-    score,
-  };
-}
-
-/** What is in sight of a run, kept as long as the run: all of its tokens. */
-function seenIn(run, edits) {
-  if (!IN_SIGHT.has(run)) IN_SIGHT.set(run, sight(sourceOf(run, edits), { merge: false, skip: false, mode: "weight", part: "all" }));
-  return IN_SIGHT.get(run);
-}
-
-/** The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second. */
-function differenceOf(seen, other) {
-  const made = (l, h) => {
-    const before = other.made(l, h);
-    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - before[r].values.get(c)])) });
-    return seen.made(l, h).map(minus);
-  };
-  return { rows: seen.rows, columns: seen.columns, made };
+function headsInOrder({ layers, heads, measures }, order) {
+  const all = layers.flatMap((_, l) => Array.from({ length: heads }, (__, h) => [layers.length - 1 - l, h, ""]));
+  const [, sign] = MEASURES.find(([name]) => name === order && measures?.[name]) ?? [];
+  if (!sign) return { all, wide: heads };
+  const value = ([l, h]) => measures[order][l][h];
+  const rank = (head) => value(head) ?? 1e9 * sign; // the last, where there is none
+  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten is too wide here
+  all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
+  return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
 
 // ---- a head taken out, and put back
@@ -156,15 +110,22 @@ function mapPart(ui, store) {
   const measure = el("p", { class: "note" });
   const chosen = el("p", { class: "chosen" });
   const colouring = choice(ui, "Colour", COLOURINGS, "pattern", (value) => store.set({ colouring: value }));
+  const order = choice(ui, "Order", [], "place", (value) => {
+    sorted = value;
+    update(now);
+  });
+  const live = !store.recorded;
+  const heading = el("h3", {});
   const node = el("div", { class: "model", "data-part": "map" },
-    el("div", { class: "bar" }, el("h3", {}, "The map of the model"), colouring.node), measure, grid, key, chosen);
+    el("div", { class: "bar" }, heading, live ? colouring.node : order.node), measure, grid, key, live ? chosen : null);
   const pictures = fewAtATime();
-  const sweep = effects(store, () => now && show());
+  const sweep = live ? effects(store, () => now && show()) : null;
   const roles = store.data?.roles ?? {};
-  let [now, cells, shape, painted, scale] = [null, [], "", "", ""];
+  let [now, seen, cells, shape, painted, scale] = [null, null, [], "", "", ""];
+  let [sorted, wide] = ["place", 1];
   const move = roving(grid, {
     count: () => cells.length,
-    columns: () => now.model.heads,
+    columns: () => wide,
     onmove: tabStop,
     onpick: (i) => store.set({ layer: cells[i].layer, head: cells[i].head }),
   });
@@ -178,30 +139,37 @@ function mapPart(ui, store) {
     cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
   }
 
-  /** The cells of a model, the last layer on top. */
-  function build({ layers, heads }) {
-    grid.style.setProperty("--wide", heads);
-    const order = Array.from({ length: layers * heads }, (_, i) => ({ layer: layers - 1 - Math.floor(i / heads), head: i % heads }));
-    cells = order.map(({ layer, head }, i) => cellOf(layer, head, i));
-    const rows = Array.from({ length: layers }, (_, r) => [
-      el("span", { class: "layer-name", "aria-hidden": "true" }, el("span", { class: "layer-word" }, "layer "), String(layers - 1 - r)),
-      cells.slice(r * heads, (r + 1) * heads).map((cell) => cell.node),
-    ]);
-    fill(grid, rows);
+  /** The cells of a text: the last layer on top, or in the order of a measure. */
+  function build(text) {
+    const found = headsInOrder(text, sorted);
+    const placed = !found.all[0][2];
+    wide = found.wide;
+    grid.style.setProperty("--wide", wide);
+    grid.classList.toggle("sorted", !placed);
+    cells = found.all.map(([layer, head, figure], i) => cellOf(text, layer, head, figure, i));
+    const nodes = cells.map((cell) => cell.node);
+    const named = (l) => el("span", { class: "layer-name", "aria-hidden": "true" }, el("span", { class: "layer-word" }, "layer "), String(text.layers[l]));
+    fill(grid, placed ? text.layers.map((_, r) => [named(text.layers.length - 1 - r), nodes.slice(r * wide, (r + 1) * wide)]) : nodes);
+    fill(heading, live ? "The map of the model" : `All heads: ${text.layers.length} × ${text.heads}`);
+    const measured = MEASURES.filter(([name]) => text.measures?.[name]).map(([name, , said]) => [name, said]);
+    order.put([["place", "layer, then head"], ...measured]);
+    order.set(placed ? "place" : sorted);
     move.at = 0;
   }
 
-  function cellOf(layer, head, i) {
-    const name = `${layer}.${head}`;
+  function cellOf(text, layer, head, figure_, i) {
+    const name = `${text.layers[layer]}.${head}`;
     const thumb = el("span", { class: "thumb" });
-    const figure = el("b", { class: "figure" });
-    const [role, value] = roles[name] ?? ["mixed", null];
-    const said = value === null ? role : `${role} ${number(value)}`;
-    const button = el("button", { type: "button", class: "cell-head", "data-i": i, "data-head": name, title: `head ${name}: ${said}` },
-      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), el("span", { class: value === null ? "role dim" : "role" }, said), figure));
+    const figure = el("b", { class: "figure" }, figure_);
+    const [role, value] = roles[name] ?? [live ? "mixed" : "", null];
+    const said = figure_ || (value === null ? role : `${role} ${number(value)}`);
+    const asked = store.data?.start?.heads?.includes(head);
+    const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, said].filter(Boolean).join(": ") },
+      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), live ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
     const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
       el("span", { class: "power-word" }));
-    return { layer, head, name, said, thumb, figure, button, power, node: el("div", { class: "cell" }, button, power) };
+    const number_ = text.layers[layer];
+    return { layer, head, name, called: `layer ${number_}, head ${head}`, said, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
   function flip(layer, head) {
@@ -212,6 +180,7 @@ function mapPart(ui, store) {
   /** The number that a colouring gives a head, and what is said of it. */
   function valueOf(cell) {
     const { state, run, original } = now;
+    if (!live) return { value: null, text: cell.figure_, said: "" };
     const removed = isRemoved(state.edits, cell.layer, cell.head);
     if (state.colouring === "change") {
       const far = movedShare(original.pattern[cell.layer][cell.head], run.pattern[cell.layer][cell.head]);
@@ -226,7 +195,7 @@ function mapPart(ui, store) {
   /** What a colouring shows, and in what measure. */
   function explained() {
     const { state, run } = now;
-    if (state.colouring === "pattern") return "Each square is a head: down the tokens that look, across those that are looked at. Choose one to open it; its switch takes it out.";
+    if (state.colouring === "pattern") return `Each square is a head: down the tokens that look, across those that are looked at. Choose one to open it${live ? "; its switch takes it out" : ""}.`;
     if (state.colouring === "change")
       return state.edits.length
         ? "Weights now minus weights in the original, blue for more and red for less. The number is the share of a row's weight that went elsewhere, on average (half the sum of the differences)."
@@ -240,7 +209,7 @@ function mapPart(ui, store) {
   function show() {
     const { state, model } = now;
     const values = cells.map(valueOf);
-    const high = state.colouring === "pattern" ? 1 : Math.max(1e-9, ...values.map(({ value }) => value ?? 0));
+    const high = state.colouring === "pattern" ? now.high ?? endOfScale(arrange(seen, { l: state.layer, h: state.head }), state) : Math.max(1e-9, ...values.map(({ value }) => value ?? 0));
     cells.forEach((cell, i) => {
       const { said, text } = values[i];
       const removed = isRemoved(state.edits, cell.layer, cell.head);
@@ -249,20 +218,20 @@ function mapPart(ui, store) {
       cell.node.classList.toggle("removed", removed);
       cell.node.classList.toggle("edited", own);
       cell.button.setAttribute("aria-pressed", String(now_));
-      cell.button.setAttribute("aria-label", [`layer ${cell.layer}, head ${cell.head}`, cell.said, said, removed && "removed", own && "changed"].filter(Boolean).join(", "));
+      cell.button.setAttribute("aria-label", [cell.called, cell.said, said, removed && "removed", own && "changed"].filter(Boolean).join(", "));
       cell.power.setAttribute("aria-checked", String(!removed));
       fill(cell.power.firstChild, removed ? "off" : "on");
       fill(cell.figure, text);
       cell.figure.hidden = !text;
       if (now_ && !grid.contains(ui.focused())) move.at = i;
-      if (now_) fill(chosen, el("b", {}, `Head ${cell.name}`), `: ${[cell.said, said].filter(Boolean).join("; ")}${removed ? " (removed)" : ""}.`);
+      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), `: ${[cell.said, said].filter(Boolean).join("; ")}${removed ? " (removed)" : ""}.`);
     });
     move.refresh();
     tabStop();
     colouring.set(state.colouring);
     fill(measure, explained());
     paint(values, high);
-    const names = { pattern: "weight", effect: "chance that moves", change: "difference of weights" };
+    const names = { pattern: state.mode === "length" ? "contribution" : "weight", effect: "chance that moves", change: "difference of weights" };
     const ends = state.colouring === "change" ? [-1, 1] : [0, high];
     const said = JSON.stringify([ends, state.colouring, model.name]);
     if (said !== scale) fill(key, scaleBar(ui, ...ends, names[state.colouring]));
@@ -271,10 +240,10 @@ function mapPart(ui, store) {
 
   /** The small pictures, where they are not those already. */
   function paint(values, high) {
-    const { state, run, original } = now;
+    const { state, original } = now;
     const size = Math.round((cells[0]?.thumb.clientWidth || 64) * Math.min(2, window.devicePixelRatio || 1));
     const plain = state.colouring === "effect";
-    const which = plain ? "effect" : `${state.colouring} ${numberOf(run)} ${numberOf(original)} ${size}`;
+    const which = plain ? "effect" : `${state.colouring} ${numberOf(seen)} ${numberOf(original)} ${size} ${high}`;
     if (plain)
       cells.forEach(({ thumb, figure }, i) => {
         const colour = shade(ui, (values[i].value ?? 0) / high);
@@ -283,12 +252,12 @@ function mapPart(ui, store) {
         thumb.dataset.value = figure.textContent;
       });
     else if (which !== painted) {
-      const seen = seenIn(run, state.edits);
-      const from = state.colouring === "change" ? differenceOf(seen, seenIn(original, [])) : seen;
+      const from = state.colouring === "change" ? differenceOf(seen, seenIn(original, [], state)) : seen;
+      const end = state.colouring === "change" ? 1 : high;
       pictures(cells.length, (i) => {
         const { thumb, layer, head } = cells[i];
         thumb.style.background = "";
-        fill(thumb, thumbnail(ui, { seen: from, high: 1 }, { l: layer, h: head }, size));
+        fill(thumb, thumbnail(ui, { seen: from, high: end }, { l: layer, h: head }, size));
       });
     }
     if (plain && painted !== which) pictures(0, () => {});
@@ -299,15 +268,18 @@ function mapPart(ui, store) {
   function update(next) {
     now = next.run ? next : null;
     if (!now) return;
-    const { state, model } = now;
-    if (`${model.layers} ${model.heads}` !== shape) {
-      build(model);
-      shape = `${model.layers} ${model.heads}`;
+    const { state, run } = now;
+    seen = seenIn(run, state.edits, state);
+    const { text } = seen.source;
+    const made = JSON.stringify([text.name, text.layers, text.heads, sorted]);
+    if (made !== shape) {
+      build(text);
+      shape = made;
       painted = "";
     }
-    if (!state.inside || state.colouring !== "effect") sweep.stop();
+    if (!state.inside || state.colouring !== "effect") sweep?.stop();
     if (!state.inside) return;
-    if (state.colouring === "effect") sweep.want(now);
+    if (state.colouring === "effect") sweep?.want(now);
     show();
   }
   return { node, update };

@@ -1,6 +1,13 @@
 // What of one head is in sight, whichever page shows it and wherever its numbers come from; and its small picture.
 // Goes after view.js.
 
+/** What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights. */
+const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
+
+function pick(from, names) {
+  return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
+}
+
 // ---- one head of one text
 
 /** What a text's packed numbers say; l and h count from 0 within what is held. */
@@ -142,6 +149,114 @@ function arrange(seen, { l, h }) {
     /** Whether it is a reader's changes that hide it. */
     changed: (r, c) => Boolean(text.hidden && source.changed) && everywhere(r, c, source.changed),
   };
+}
+
+// ---- a run as what is read of a recorded text
+
+const IN_SIGHT = new WeakMap(); // run -> {source, what is in sight of it by way}
+
+/**
+ * What `reader` makes of a text in a payload; of a run of the model the same is made here.
+ * @param {Run} run
+ * @param {Edit[]} edits  with which it was run
+ */
+function sourceOf(run, edits) {
+  if (run.source) return run.source;
+  const { tokens, special, pattern, blocks, causal } = run;
+  const words = spansOf(run);
+  const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
+  const masks = new Map(); // by head, where edits say
+  const maskOf = (l, h) => {
+    const key = l * heads + h;
+    if (!masks.has(key)) masks.set(key, hiddenBy(edits, l, h, T));
+    return masks.get(key);
+  };
+  const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
+  // a row that is set by hand may have a weight where a mask is: this one is seen
+  const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
+  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && ((causal && j > i) || score(l, h, i, j) === -Infinity); // the model's mask
+  const flags = special.map(Number);
+  return {
+    text: {
+      tokens,
+      keys: null,
+      special: flags,
+      words,
+      name: "",
+      layers: pattern.map((_, l) => l),
+      heads,
+      length: T,
+      key_length: T,
+      hidden: causal || edits.some(({ op }) => ["hide", "mask", "causal"].includes(op)),
+      scale: pattern.map((_, l) => (blocks?.[l]?.q ? scaleOf(edits, 1 / Math.sqrt(blocks[l].q.length / T / heads)) : null)),
+      summary: null,
+      left_out: [],
+    },
+    keys: tokens,
+    keySpecial: flags,
+    keyWords: words,
+    row(l, h, i, give) {
+      const weights = pattern[l][h];
+      for (let j = 0; j < T; j++) give(j, weights[i * T + j]);
+    },
+    hidden: (l, h, i, j) => changed(l, h, i, j) || own(l, h, i, j),
+    changed,
+    norm: () => null,
+    received: (l, h, j) => tokens.reduce((total, _, i) => total + pattern[l][h][i * T + j], 0),
+    score,
+  };
+}
+
+/** All tokens of a run as words, [first, last + 1, name]; null where each is one. */
+function spansOf({ tokens, words = [] }) {
+  if (words.every(([first, last]) => last - first === 1)) return null;
+  const many = new Map(words.filter(([first, last]) => last - first > 1).map((span) => [span[0], span]));
+  const found = [];
+  for (let t = 0; t < tokens.length; t = found.at(-1)[1]) found.push(many.get(t) ?? [t, t + 1, tokens[t]]);
+  return found;
+}
+
+/**
+ * What is in sight of a run, kept as long as the run.
+ * @param {Run} run
+ * @param {Edit[]} edits  with which it was run
+ * @param {any} state  that of the page: what it has of SIGHT
+ */
+function seenIn(run, edits, state = SIGHT) {
+  if (!IN_SIGHT.has(run)) IN_SIGHT.set(run, { source: sourceOf(run, edits), ways: new Map() });
+  const { source, ways } = IN_SIGHT.get(run);
+  const asked = pick({ ...SIGHT, ...state }, Object.keys(SIGHT));
+  const way = JSON.stringify(asked);
+  if (!ways.has(way)) ways.set(way, sight(source, asked));
+  return ways.get(way);
+}
+
+/**
+ * Where the scale of a head ends: at 1, at the largest length of all heads, or at its own largest.
+ * @param {any} head  as `arrange` gives it
+ * @param {any} state  that of the page
+ */
+function endOfScale(head, { stretch, mode }) {
+  return (stretch ? head.own : mode === "length" ? head.highest() : 1) || 1;
+}
+
+const NUMBERS = new WeakMap(); // runs, and what is in sight of them, in their order
+let numbered = 0;
+
+/** Which one it is, for what is drawn once for each. */
+function numberOf(one) {
+  if (!NUMBERS.has(one)) NUMBERS.set(one, (numbered += 1));
+  return NUMBERS.get(one);
+}
+
+/** The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second. */
+function differenceOf(seen, other) {
+  const made = (l, h) => {
+    const before = other.made(l, h);
+    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - before[r].values.get(c)])) });
+    return seen.made(l, h).map(minus);
+  };
+  return { rows: seen.rows, columns: seen.columns, made };
 }
 
 // ---- a head in words and numbers

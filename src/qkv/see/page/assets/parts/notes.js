@@ -1,0 +1,34 @@
+// What the pages of texts that were run before say of them. Goes after recorded.js.
+
+function titleNode(data) {
+  return el("h2", { class: "title" }, el("bdi", {}, visible(data.title)));
+}
+
+function helpOf() {
+  return el("p", { class: "note" }, "Hover or use the arrow keys to look. Click or press Enter to hold a token, with Shift to add one; Esc lets go.");
+}
+
+/** Why it is this head. */
+function whyOf({ state, run }, start) {
+  const layer = run.source.text.layers[state.layer];
+  const was = `layer ${start.layer}, head ${start.head}`;
+  if (layer === start.layer && state.head === start.head) return `L${was.slice(1)} is shown because ${start.chosen}.`;
+  return `You chose layer ${layer}, head ${state.head}. The page opened on ${was} because ${start.chosen}.`;
+}
+
+/** What a reader should know of what is in sight of these runs, as lines. */
+function notesOf({ state }, runs) {
+  const long = state.mode === "length";
+  const texts = runs.map(({ source }) => source.text);
+  const said = [
+    long &&
+      "A contribution is the length of what a key sends to a query, |weight × v W_O| (Kobayashi et al. 2020): much weight on a short vector moves little.",
+    runs.some((run) => seenIn(run, [], state).away) &&
+      "Nothing was renormalised: what went to tokens that are left out is shown as “out of sight”.",
+    state.merge &&
+      texts.some(({ words, key_words: others }) => words || others) &&
+      `Merged: what a word's pieces receive is summed, what they look at is averaged${long ? "; summed lengths are an upper bound of the length of the sum" : ""}.`,
+    ...texts[0].left_out,
+  ];
+  return said.filter(Boolean).map((line) => el("p", { class: "note" }, line));
+}

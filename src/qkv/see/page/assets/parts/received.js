@@ -1,0 +1,46 @@
+// What each key of a long text received from all queries, as bars. Of such a text a page holds the largest weights only.
+
+/**
+ * @param {any} ui
+ * @returns {Part}
+ */
+function receivedPart(ui) {
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const note = el("p", { class: "note" });
+  const node = el("section", { class: "panel", "data-part": "received", hidden: true },
+    el("h3", {}, "Weight received by each key (height: logarithm of 1 + weight)"), el("div", { class: "strip" }, canvas), note);
+  let [source, values, best] = [null, [], []];
+  function draw() {
+    const [width, tall] = [canvas.parentElement.clientWidth, 56];
+    if (!values.length || !width) return;
+    const pen = canvas2d(canvas, width, tall);
+    pen.fillStyle = ui.color("--line-0");
+    const each = width / values.length;
+    const share = (value) => Math.log1p(value) / Math.log1p(values[best[0]] || 1);
+    values.forEach((value, j) => pen.fillRect(Math.floor(j * each), tall, Math.max(1, each), -tall * share(value)));
+  }
+  const say = (places) =>
+    fill(
+      note,
+      places.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (place ${count(j)}) received ${number(values[j])}`]),
+      ` of ${count(source.text.length)}.`,
+    );
+  canvas.addEventListener("pointermove", (event) => {
+    const j = Math.floor((event.offsetX * values.length) / canvas.clientWidth);
+    if (j in values) say([j]);
+  });
+  canvas.addEventListener("pointerleave", () => say(best));
+  ui.redraw(draw);
+
+  /** @param {Now} now */
+  function update({ state, run }) {
+    node.hidden = !run?.source?.text.summary;
+    if (node.hidden) return;
+    source = run.source;
+    values = source.keys.map((_, j) => source.received(state.layer, state.head, j));
+    best = values.map((_, j) => j).sort((a, b) => values[b] - values[a]).slice(0, 3);
+    say(best);
+    draw();
+  }
+  return { node, update };
+}

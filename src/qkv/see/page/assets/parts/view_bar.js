@@ -1,0 +1,73 @@
+// What of a text is in sight, to be chosen: pieces or words, special tokens, one of two sentences, weights or
+// contributions, the end of the scale. It stands in the state; there is a control for what the text has. Where the
+// texts were run before, there are menus for text, layer and head too.
+
+const SHOWN = [
+  ["weight", "weight"],
+  ["length", "contribution |weight × v W_O|"],
+];
+const SENTENCES = [["all", "all"], ...["AA", "AB", "BA", "BB"].map((part) => [part, part.split("").join(" → ")])];
+
+/**
+ * @param {any} ui
+ * @param {any} store
+ * @returns {Part}
+ */
+function viewBarPart(ui, store) {
+  const change = (name) => (value) => store.set({ [name]: value });
+  const menu = (name, label, options) => choice(ui, label, options, options[0]?.[0], change(name));
+  const whole = (name, label) => choice(ui, label, [], 0, (value) => store.set({ [name]: Number(value) }));
+  const check = (name, label) => {
+    const { node, input } = toggle(ui, label, false, change(name));
+    return { node, set: (on) => (input.checked = on) };
+  };
+  const texts = store.recorded ? store.data.texts : [];
+  const [layer, head] = [whole("layer", "Layer"), whole("head", "Head")];
+  const controls = {
+    text: menu("text", "Attention", texts.map(({ name }) => [name, visible(name)])),
+    layer,
+    head,
+    mode: menu("mode", "Show", SHOWN),
+    part: menu("part", "Sentences", SENTENCES),
+    skip: check("skip", "leave out special tokens"),
+    merge: check("merge", "merge subwords into words"),
+    stretch: check("stretch", STRETCH),
+  };
+  const node = el("div", { class: "bar", role: "group", "aria-label": "what to show", "data-part": "view" }, Object.values(controls).map((one) => one.node));
+  let menus = "";
+
+  /** Those that a text has a use for. */
+  function useful(text) {
+    if (!store.recorded) return { merge: text.words };
+    const any = (has) => texts.some(has);
+    return {
+      text: store.data.kind === "show" && texts.length > 1,
+      layer: true,
+      head: true,
+      mode: any(({ norms }) => norms),
+      part: any(({ split }) => split),
+      skip: any(({ special, key_special: other }) => [...special, ...(other || [])].includes(1)),
+      merge: any(({ words, key_words: other }) => words || other),
+      stretch: true,
+    };
+  }
+
+  /** @param {Now} now */
+  function update({ state, run }) {
+    node.hidden = !run || !state.inside;
+    if (node.hidden) return;
+    const { text } = seenIn(run, state.edits).source;
+    const made = JSON.stringify([text.layers, text.heads]);
+    if (made !== menus) {
+      layer.put(text.layers.map((name, l) => [l, String(name)]));
+      head.put(Array.from({ length: text.heads }, (_, h) => [h, String(h)]));
+      menus = made;
+    }
+    const offered = useful(text);
+    for (const [name, control] of Object.entries(controls)) {
+      control.node.hidden = !offered[name];
+      control.set(state[name]);
+    }
+  }
+  return { node, update };
+}
