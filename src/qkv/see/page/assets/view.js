@@ -327,7 +327,7 @@ function heatmap(ui, options) {
     const gap = o.extra ? 8 : 0;
     const all = m + (o.extra ? 1 : 0);
     const fits = (width - left - gap - 2) / all;
-    const whole = fits < min && !large && !o.text;
+    const whole = n * m > 0 && fits < min && !large && !o.text;
     const roomy = Math.floor(Math.min(max, fits, Math.max(min, 600 / n)));
     const cell = whole ? Math.min(fits, 480 / n) : Math.max(min, roomy);
     const tall = (!whole && height) || cell;

@@ -33,7 +33,7 @@ function viewBarPart(ui, store) {
     merge: check("merge", "merge subwords into words"),
     stretch: check("stretch", STRETCH),
   };
-  const node = el("div", { class: "bar", role: "group", "aria-label": "what to show", "data-part": "view" }, Object.values(controls).map((one) => one.node));
+  const node = el("div", { class: "bar", role: "group", "aria-label": "what to show", "data-part": "view", hidden: true }, Object.values(controls).map((one) => one.node));
   let menus = "";
 
   /** Those that a text has a use for. */
