@@ -27,7 +27,7 @@ function compare(box, data, ui) {
   function update(now) {
     const { state } = now;
     bar.update(now);
-    const high = Math.max(...runs.map((run) => endOfScale(arrange(seenIn(run, [], state), { l: state.layer, h: state.head }), state)));
+    const high = Math.max(...runs.map((run) => endOfScale(seenIn(run, [], state), state)));
     for (const side of sides) side.update({ ...now, high });
     fill(why, whyOf(now, data.start));
     fill(notes, notesOf(now, runs));

@@ -228,7 +228,7 @@ function headPart(ui, store) {
     shown = { run, head, far, at, high: next.high ?? endOfScale(head, at), vectors };
     hover = null;
     if (state.query !== asked || !holds) cursor = state.query ?? state.place ?? 0;
-    if (state.query !== asked || String(before?.run.tokens) !== String(run.tokens)) held = [];
+    if (state.query !== asked || (before?.run !== run && String(before?.run.tokens) !== String(run.tokens))) held = [];
     asked = state.query;
     fill(title, titleOf(now, `${text.layers[at.l]}.${at.h}`));
     title.hidden = holds && !text.name;

@@ -136,7 +136,6 @@ function arrange(seen, { l, h }) {
   return {
     ...seen,
     sparse: Boolean(text.summary),
-    own: largest(made),
     known: (r) => made[r].known, // [[column, value], ...], largest first
     values: (r) => made[r].values,
     gone: (r) => made[r].gone,
@@ -233,11 +232,11 @@ function seenIn(run, edits, state = SIGHT) {
 
 /**
  * Where the scale of a head ends: at 1, at the largest length of all heads, or at its own largest.
- * @param {any} head  as `arrange` gives it
+ * @param {any} seen  what is in sight
  * @param {any} state  that of the page
  */
-function endOfScale(head, { stretch, mode }) {
-  return (stretch ? head.own : mode === "length" ? head.highest() : 1) || 1;
+function endOfScale(seen, { stretch, mode, layer, head }) {
+  return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
 const NUMBERS = new WeakMap(); // runs, and what is in sight of them, in their order
