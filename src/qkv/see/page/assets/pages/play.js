@@ -60,7 +60,7 @@ function play(box, data, ui) {
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
-    const unfolded = state.inside || narrow.matches;
+    const unfolded = state.inside || (narrow.matches && state.card === null);
     box.dataset.tab = state.tab;
     box.dataset.inside = String(unfolded);
     box.dataset.beside = String(state.beside && state.edits.length > 0);
