@@ -52,7 +52,8 @@ SCRIPTS = {
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_COMMENTS = re.compile(r"^ *(//|/?\*).*\n", re.MULTILINE)  # that have a line of their own
+# Comments that have a line of their own, and blanks before code.
+_FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +", re.MULTILINE)
 
 
 def fragment(payload: dict[str, Any], static: str) -> str:
@@ -127,10 +128,10 @@ def script_json(data: Any) -> str:
 
 @lru_cache(maxsize=64)
 def asset(name: str) -> str:
-    """The text of a file in assets/; empty if there is none of this name. Scripts lose comments."""
+    """The text of a file in assets/, of a script its code alone; empty if there is no such file."""
     file = files("qkv.see").joinpath("page", "assets", name)
     text = file.read_text("utf-8") if file.is_file() else ""
-    return _COMMENTS.sub("", text) if name.endswith(".js") else text
+    return _FOR_READERS.sub("", text) if name.endswith(".js") else text
 
 
 def _tokens(payload: dict[str, Any]) -> str:
