@@ -76,7 +76,7 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> None:
 
 def table(page: Page) -> np.ndarray:
     """All weights of the head that is shown, as its table has them; hidden ones are NaN."""
-    details = page.locator("[data-part=head] details")
+    details = page.locator("[data-part=head] > details")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
     rows = details.locator("tbody tr").evaluate_all(

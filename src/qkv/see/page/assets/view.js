@@ -274,6 +274,7 @@ function stretcher(ui, checked, onchange) {
  * changed(i, j): whether the reader hid this cell; named: whether rows have their names beside them;
  * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
+ * onnumber(c) or (null): a number of one of those vectors is pointed at;
  * cell: {min, max, height}; bar: its name | false.
  */
 function heatmap(ui, options) {
@@ -295,6 +296,7 @@ function heatmap(ui, options) {
   let widths = null; // of the widest names of rows and of columns
   let shape = null; // where things are: see layout
   let orange = null; // the stripes of what the reader hid
+  let lit = null; // which number of the cell's vectors is marked
 
   const font = (size) => `${size}px ${ui.color("--font")}`;
   const x = (j) => shape.left + j * shape.cell + (j >= shape.m ? shape.gap : 0);
@@ -398,6 +400,7 @@ function heatmap(ui, options) {
     });
     if (o.left) within(0, top, () => beside(pen, i0, i1, down));
     if (o.top) within(left, 0, () => above(pen, j0, Math.min(j1, m), right));
+    if (o.left && o.top && lit !== null) encircle(pen, right, down);
     pen.textBaseline = "middle";
     [pen.fillStyle, pen.font, pen.textAlign] = [ui.color("--dim"), `bold ${font(12)}`, "right"];
     if (o.left) pen.fillText(o.left.name, left - 8, top - 10);
@@ -483,6 +486,38 @@ function heatmap(ui, options) {
         pen.fillStyle = css(shade(ui, o.top.value(j, c) / o.top.high));
         pen.fillRect(x(j) - right, top - 4 - (c + 1) * high, Math.max(1, cell - (cell > 8 ? 1 : 0)), Math.ceil(high));
       }
+  }
+
+  /** Marks one number of the two vectors that meet in a cell. */
+  function encircle(pen, right, down) {
+    const [i, j] = at || o.picked || [];
+    if (!(j < shape.m)) return;
+    const { names, top, left, cell, tall } = shape;
+    const [wide, high] = [o.left.size / o.left.count, o.top.size / o.top.count];
+    const [own, over] = [names + lit * wide, top - 4 - (lit + 1) * high];
+    const spots = [];
+    if (y(i) >= down + top - 1) spots.push([own, y(i) - down, wide, tall - 1]);
+    if (x(j) >= right + left - 1) spots.push([x(j) - right, over, cell - 1, high]);
+    for (const [px, py, w, h] of spots) {
+      pen.lineWidth = 2;
+      for (const [colour, room] of /** @type {[string, number][]} */ ([["--paper", 3], ["--ink", 1.5]])) {
+        pen.strokeStyle = ui.color(colour);
+        pen.strokeRect(px - room, py - room, w + 2 * room, h + 2 * room);
+      }
+    }
+  }
+
+  /** The number of a vector under the pointer. */
+  function numberUnder(event) {
+    if (!shape || !o.left || !o.top) return null;
+    const { left, top, names, cell, tall, n, m } = shape;
+    const frame = box.getBoundingClientRect();
+    const [px, py] = [event.clientX - frame.left, event.clientY - frame.top];
+    const [i, j] = [(py + box.scrollTop - top) / tall, (px + box.scrollLeft - left) / cell];
+    const own = Math.floor(((px - names) / o.left.size) * o.left.count);
+    const over = Math.floor(((top - 4 - py) / o.top.size) * o.top.count);
+    if (py >= top && i < n && own >= 0 && own < o.left.count) return own;
+    return px >= left && j < m && over >= 0 && over < o.top.count ? over : null;
   }
 
   /** The whole matrix as a small picture: each pixel the largest of its cells. */
@@ -571,15 +606,20 @@ function heatmap(ui, options) {
     point(i, j, true);
   }
 
-  box.addEventListener(
-    "pointermove",
-    (event) => event.pointerType === "touch" || point(...(under(event) || [null])),
-  );
-  box.addEventListener("pointerleave", () => ui.focused() === box || point(null));
+  box.addEventListener("pointermove", (event) => {
+    if (event.pointerType === "touch") return;
+    point(...(under(event) || [null]));
+    if (o.onnumber) o.onnumber(numberUnder(event));
+  });
+  box.addEventListener("pointerleave", () => {
+    if (o.onnumber) o.onnumber(null);
+    if (ui.focused() !== box) point(null);
+  });
   box.addEventListener("blur", () => point(null));
   box.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
   box.addEventListener("click", (event) => {
     const cell = under(event);
+    if (o.onnumber) o.onnumber(numberUnder(event));
     if (!cell) return;
     point(...cell);
     if (o.onpick) o.onpick(...cell, event);
@@ -616,9 +656,16 @@ function heatmap(ui, options) {
     draw();
   }
 
+  /** Marks a number of the vectors of the cell, or none. */
+  function mark(c) {
+    if (c === lit) return;
+    lit = c;
+    draw();
+  }
+
   set({});
   ui.redraw(paintAll);
-  return { node, set, draw, point, under };
+  return { node, set, draw, point, under, mark };
 }
 
 /** Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear. */

@@ -100,6 +100,7 @@ function partsOf(ui, store) {
     second: secondPart(ui, store),
   };
   parts.head.body.append(parts.motion.node);
+  scorePart(ui, parts.head);
   return parts;
 }
 

@@ -9,7 +9,8 @@ const OVER = 14; // how high a strip of numbers over them is
  * What bars show.
  * @typedef {object} Bars
  * @property {string} label  what they are the sum of
- * @property {[string, ArrayLike<number>][]} rows  what each is made of, as strips over the bars: a name, numbers
+ * @property {[string, ArrayLike<number>, number?][]} rows  what each is made of, as strips over the bars: a name, numbers
+ *   and the end of their scale, where that is not the largest
  * @property {string} name  of the bars
  * @property {number[]} values  how long each is
  * @property {number | null} high  the end of their scale; null where the largest is
@@ -161,9 +162,9 @@ function sumBars(ui, { onpoint, writes = true } = {}) {
     place = { left, wide };
     [pen.textBaseline, pen.font, pen.fillStyle] = ["middle", `12px ${ui.color("--font")}`, ui.color("--ink")];
     const stripes = hatch(ui, pen);
-    rows.forEach(([called, numbers], line) => {
+    rows.forEach(([called, numbers, end], line) => {
       const finite = Array.from(numbers).filter(Number.isFinite);
-      const most = finite.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1;
+      const most = end ?? (finite.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1);
       pen.fillStyle = ui.color("--ink");
       pen.fillText(cut(called, 18), 0, line * OVER + OVER / 2, left - 6);
       Array.from(numbers).forEach((x, k) => {

@@ -23,7 +23,7 @@ function vectorsOf(run, layer, head) {
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
     return { at, high };
   };
-  return { d, q: of(block.q), k: of(block.k), v: of(block.v), z: of(block.z) };
+  return { d, q: of(block.rot_q ?? block.q), k: of(block.rot_k ?? block.k), v: of(block.v), z: of(block.z) };
 }
 
 // ---- one head
@@ -56,6 +56,7 @@ function headPart(ui, store) {
     },
     changed: paint?.changed,
     onpoint: point,
+    onnumber: (c) => self.onnumber?.(c),
     onpick: touch,
     onfree: free,
     onlayout: align,
@@ -71,10 +72,13 @@ function headPart(ui, store) {
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
   const node = el("div", { class: "one-head", "data-part": "head" }, title, body, paint?.node, around, table.node);
+  // what others may hear of: the cell that is looked at, (now, shown, query, key) by their tokens; a number of Q or K
+  const self = { node, body, title, said, map, oncell: null, onnumber: null, update };
   let now = null;
   let shown = null; // {run, head, far, at, high, vectors}: the head as it is to be seen
   let [hover, key, aligned, as] = [null, 0, false, ""];
   let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, that of the row at rest, those in view together
+  let cell = null; // that is pointed at
   paint?.over(map);
   paint?.node.append(weights.controls);
   ui.redraw(() => now && refresh(layout()));
@@ -116,9 +120,16 @@ function headPart(ui, store) {
   }
 
   /** A cell is looked at: its row is, in the lines too. */
-  function point(r) {
-    preview(r, false);
+  function point(r, c) {
+    cell = r === null ? null : [r, c];
+    if (hover === r) tellCell();
+    else preview(r, false);
     if (r !== null && active()[0] === r) list.reveal(r);
+  }
+
+  function tellCell() {
+    const [r, c] = cell ?? [active()[0], key];
+    self.oncell?.(now, shown, shown.head.rows[r]?.first, shown.head.columns[c]?.first);
   }
 
   /** A cell was picked: its link is painted where the mask is, else its query is chosen. */
@@ -198,6 +209,7 @@ function headPart(ui, store) {
     const picked = rows.length && !holds ? [own, key] : null;
     map.set({ ...more, marked: rows, picked, home: best ? [rows[0], best[0]] : null });
     drawValues();
+    tellCell();
     if (aloud) ui.say(said.textContent);
   }
 
@@ -227,7 +239,7 @@ function headPart(ui, store) {
     const [was, before] = [as, shown];
     as = JSON.stringify([head.rows.map((row) => row.name), head.columns.length, at.l, at.h]);
     shown = { run, head, far, at, high: next.high ?? endOfScale(head, at), vectors };
-    hover = null;
+    hover = cell = null;
     if (state.query !== asked || !holds) cursor = state.query ?? state.place ?? 0;
     if (state.query !== asked || (before?.run !== run && String(before?.run.tokens) !== String(run.tokens))) held = [];
     asked = state.query;
@@ -263,7 +275,7 @@ function headPart(ui, store) {
       top: vectors ? stripOf("K", vectors.k, head.columns) : null,
     };
   }
-  return { node, body, title, said, update };
+  return self;
 }
 
 /** All weights of a head as a table, made when it is opened. */

@@ -1,0 +1,61 @@
+// How well a query and a key of one head fit: the products that make their score, and what becomes of it.
+
+/**
+ * The score of the cell that is looked at in a head, under its heat map.
+ * @param {any} ui
+ * @param {any} head  what headPart gives
+ */
+function scorePart(ui, head) {
+  const title = el("h4", {});
+  const line = el("p", { class: "score-line" });
+  const bars = sumBars(ui, { onpoint: head.map.mark });
+  const node = el("div", { class: "score" }, title, line, bars.node);
+
+  /**
+   * Shows a query and a key, both by their tokens.
+   * @param {Now} now
+   * @param {{at: {l: number, h: number}, vectors: any}} shown  the head and its vectors
+   * @param {number} i
+   * @param {number} j
+   */
+  function set({ run, state }, { at: { l, h }, vectors }, i, j) {
+    node.hidden = !vectors;
+    if (!vectors || !(i < run.tokens.length && j < run.tokens.length)) return;
+    const { edits } = state;
+    const { d, q, k } = vectors;
+    const [query, key] = [i, j].map((t) => run.tokens[t]);
+    const numbers = (vector, t) => Array.from({ length: d }, (_, c) => vector.at(t, c));
+    const sum = sumOf(numbers(q, i), numbers(k, j));
+    const made = productBars(`score of ${visible(query)} and ${visible(key)}`, sum, `Q ${visible(query)}`, `K ${visible(key)}`);
+    const [own, other] = made.rows;
+    bars.set({ ...made, rows: [[own[0], own[1], q.high], [other[0], other[1], k.high]] });
+    fill(title, "The score of ", word(query), " and ", word(key));
+    fill(line, becomes(sum.whole, run, edits, { l, h, i, j, d }));
+  }
+  Object.assign(head, { oncell: set, onnumber: bars.point });
+  head.body.after(node);
+}
+
+/** What becomes of a score: scale, mask, weight, in words; orange where the reader has changed it. */
+function becomes(score, run, edits, { l, h, i, j, d }) {
+  const T = run.tokens.length;
+  const usual = 1 / Math.sqrt(d);
+  const scale = scaleOf(edits, usual);
+  const scaled = score * scale;
+  const known = run.blocks[l].attn_scores?.[h]?.[i * T + j] ?? scaled;
+  const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
+  const hidden = mine || known === -Infinity;
+  const given = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
+  const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
+  const more = !hidden && Math.abs(known - scaled) > 1e-3 * Math.max(1, Math.abs(scaled));
+  return [
+    "score ",
+    el("b", {}, number(score, 3)),
+    el("span", { class: scale === usual ? null : "changed" }, scale === usual ? ` ÷ √${d}` : ` × ${number(scale, 3)}`),
+    " = ",
+    el("b", {}, number(scaled, 3)),
+    more ? step("with the model's own bias or cap", number(known, 3), false) : null,
+    step("mask", hidden ? "hidden" : "open", mine),
+    step(given ? "your weight" : "softmax: weight", number(run.pattern[l][h][i * T + j], 3), given),
+  ];
+}
