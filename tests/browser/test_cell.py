@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page
 
+from qkv.models import Model
 from qkv.see.draw.colours import shade
 from qkv.see.page.payload import payload_of
 from qkv.see.page.walk import walk_payload
 from qkv.see.steps.walk import Walk
+from qkv.trace import Trace
 
 from .conftest import Visit
-from .playing import picture
+from .playing import HEAD, PLACE, TEXT, cells, go, heat_map, live_page, opened, picture, until
 from .support import STATIC, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
@@ -141,3 +143,121 @@ def test_what_is_no_sum_has_no_bars(visit: Visit) -> None:
     for name, some in [("scores", True), ("scaled", False), ("context", True), ("joined", False)]:
         step_of(page, walk, name)
         assert chart(page).is_visible() is some
+
+
+# in the live page
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def trace(exact: Model) -> Trace:
+    return exact.trace(TEXT)
+
+
+def score_of(page: Page) -> Locator:
+    return page.locator("[data-part=head] .score")
+
+
+def of_head(trace: Trace, name: str) -> np.ndarray:
+    """The queries or keys of the head that is shown, (T, d)."""
+    return np.asarray(trace[name, HEAD[0]][0, :, HEAD[1]])
+
+
+def test_a_score_stands_over_its_products(visit: Visit, html: str, trace: Trace) -> None:
+    place = score_of(opened(visit, html))
+    q, k = of_head(trace, "q"), of_head(trace, "k")
+    weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
+    key = int(weights[PLACE].argmax())
+    products = q[PLACE] * k[key]
+    score = products.sum()
+    names, found = rows(place)
+    assert names == ["Q [MASK]", f"K {trace.tokens[key]}", "products"]
+    np.testing.assert_allclose(found, np.stack([q[PLACE], k[key], products], 1), atol=0.00051)
+    lengths, within = bars(place)
+    np.testing.assert_allclose(lengths, products, atol=within)
+    best = np.argsort(-np.abs(products))[:6]
+    terms = [f"{q[PLACE, c]:.3f}*{k[key, c]:.3f}" for c in best]
+    rest = f"… (26 more: {np.delete(products, best).sum():.3f})"
+    agree(place.locator(".sum-written").inner_text(), f"{' + '.join([*terms, rest])} = {score:.3f}")
+    agree(
+        place.locator(".score-line").inner_text(),
+        f"score {score:.3f} ÷ √32 = {score / 32**0.5:.3f} · mask open"
+        f" · softmax: weight {weights[PLACE, key]:.3f}",
+    )
+
+
+def test_the_score_follows_the_cell_that_is_looked_at(
+    visit: Visit, html: str, trace: Trace
+) -> None:
+    page = opened(visit, html)
+    place = score_of(page)
+    products = of_head(trace, "q")[:, None] * of_head(trace, "k")
+    rows(place)
+    page.locator("[data-part=head]").get_by_role("application").focus()
+    press(page, "ArrowDown", "Control+Home", "Home")
+    for i, j in [(0, 0), (0, 1), (1, 1)]:
+        np.testing.assert_allclose(rows(place)[1][:, 2], products[i, j], atol=0.00051)
+        press(page, "ArrowRight" if (i, j) == (0, 0) else "ArrowDown")
+    press(page, "Escape")
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
+    np.testing.assert_allclose(rows(place)[1][:, 2], products[PLACE, key], atol=0.00051)
+    page.get_by_role("button", name="next key").click()
+    np.testing.assert_allclose(rows(place)[1][:, 2], products[PLACE, key + 1], atol=0.00051)
+
+
+def test_a_product_and_its_two_numbers_mark_each_other(
+    visit: Visit, html: str, trace: Trace
+) -> None:
+    page = opened(visit, html)
+    place = score_of(page)
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
+    left, top, wide, tall = map(int, cells(page))
+    plain = heat_map(page).astype(int)
+    chart(place).focus()
+    press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")  # number 3
+    marked = np.abs(heat_map(page).astype(int) - plain).max(-1) > 30
+    spots = np.argwhere(marked)
+    beside = spots[spots[:, 1] < left]  # Q: 64 pixels of 32 numbers, 4 pixels from the cells
+    assert abs(beside[:, 1].mean() - (left - 68 + 7)) < 1.5
+    assert abs(beside[:, 0].mean() - (top + (PLACE + 0.5) * tall)) < 1.5
+    above = spots[spots[:, 1] >= left]  # K, its first number beside the cells
+    assert abs(above[:, 0].mean() - (top - 4 - 7)) < 1.5
+    assert abs(above[:, 1].mean() - (left + (key + 0.5) * wide)) < 1.5
+    chart(place).blur()
+    assert (np.abs(heat_map(page).astype(int) - plain).max(-1) <= 30).all()
+    page.locator("[data-part=head] .map").scroll_into_view_if_needed()
+    box: Any = page.locator("[data-part=head] .map").bounding_box()
+    said = place.locator(".sum-said")
+    for number, x, y in [
+        (5, left - 68 + 11, top + 2.5 * tall),
+        (9, left + 1.5 * wide, top - 4 - 19),
+    ]:
+        page.mouse.move(box["x"] + x, box["y"] + y)
+        until(lambda told=f"number {number}: ": said.inner_text().startswith(told))
+    term = place.locator("[data-bar]").first
+    term.hover()
+    assert said.inner_text().startswith(f"number {term.get_attribute('data-bar')}: ")
+    assert str(term.get_attribute("class")) == "on"
+
+
+def test_what_the_reader_changed_of_a_score_is_orange(
+    visit: Visit, html: str, trace: Trace
+) -> None:
+    page = opened(visit, html)
+    line = score_of(page).locator(".score-line")
+    assert line.locator(".changed").count() == 0
+    key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
+    mask = {"op": "mask", "query": PLACE, "key": key, "layer": HEAD[0], "head": HEAD[1]}
+    go(page, edits=[mask, {"op": "scale", "value": 0.3}])
+    assert line.locator(".changed").all_inner_texts() == [f" {TIMES} 0.300", "hidden"]
+    weights = [0.5, *[0.0] * 8, 0.5]
+    row = {"op": "row", "layer": HEAD[0], "head": HEAD[1], "query": PLACE, "weights": weights}
+    go(page, edits=[row])
+    for _ in range(9 - key):
+        page.get_by_role("button", name="next key").click()
+    assert "your weight 0.500" in line.inner_text()
+    assert line.locator(".changed").all_inner_texts() == ["0.500"]
