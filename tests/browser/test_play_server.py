@@ -147,7 +147,7 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
     for label, text in zip(("Your sentence", "A second sentence beside it"), texts, strict=True):
         page.get_by_label(label).fill(text)
     own = page.locator("[data-part=second]")
-    own.locator("> details summary").click()
+    own.locator("details summary").click()
     page.wait_for_timeout(1500)
     last = page.get_by_role("listbox", name="words of the sentence").get_by_role("option").last
     last.click()
@@ -157,7 +157,7 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
     layer, head = map(int, shown_head.groups())
     for k, text in enumerate(texts):
         trace = model.trace(text)
-        shown = own.locator("> details tbody tr").evaluate_all(
+        shown = own.locator("details tbody tr").evaluate_all(
             "(rows, k) => rows.map((row) => row.children[k + 1].textContent)", k
         )
         found = [float(x) for x in shown if x != "\N{EN DASH}"]

@@ -31,8 +31,6 @@ _PARTS = (
     "map",
     "paint",
     "weight",
-    "sums",
-    "cell",
     "score",
     "head",
     "flow",
