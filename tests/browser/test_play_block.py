@@ -17,7 +17,7 @@ from .test_walk_shift import numbers_in
 HEAD = 2
 FULL = ["X", "Q", "K", "V", "scores", "scaled", "weights", "context", "joined", "out", "R", "N1"]
 FULL += ["pre", "post", "mlp", "R2", "Y"]
-VECTORS = [name for name in FULL if name not in ("scores", "scaled", "weights")]
+VECTORS = [n for n in FULL if n not in ("scores", "scaled", "weights", "pre", "post")]
 EDITS: list[Edit] = [
     {"op": "hide", "token": 4},
     {"op": "scale", "value": 0.3},
@@ -98,12 +98,12 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
     more = ["masked", "instead"] if edits else []
     assert [name for name in shown if name not in more] == FULL
     assert set(more) <= set(shown)
-    found = layer_by_formula(model, 3, edits)
+    found, before = layer_by_formula(model, 3, edits), layer_by_formula(model, 3, [])
     lengths = {name: float(np.linalg.norm(found[name][PLACE])) for name in VECTORS}
     wide, longest = widths(page), max(lengths.values())
     for name in VECTORS[:-1]:  # the last leads nowhere
         if name in wide:  # what is removed leads nowhere either
-            expected = max(1.0, 60 * lengths[name] / longest)
+            expected = max(1.0, 34 * lengths[name] / longest)
             assert wide[name] == pytest.approx(expected, abs=0.01), name
     assert ("X", "R") in reads(page)
     assert ("out", "R") in reads(page)
@@ -111,8 +111,11 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
     said = part(page).locator(".block-words").all_text_contents()
     for name, what, adds in (("R", "attention", "out"), ("R2", "the MLP", "mlp")):
         form, numbers = numbers_in(said[shown.index(name)])
-        assert form == f"length #: {what} added #"
-        np.testing.assert_allclose(numbers, [lengths[name], lengths[adds]], atol=0.051)
+        expected = [lengths[name], lengths[adds]]
+        if edits:
+            expected.insert(1, float(np.linalg.norm(before[adds][PLACE])))
+        assert form == f"length #: {what} {'# → #' if edits else 'added #'}"
+        np.testing.assert_allclose(numbers, expected, atol=0.051)
 
 
 @pytest.mark.parametrize(("layer", "edits"), [(0, []), (3, []), (3, EDITS)])
@@ -161,6 +164,27 @@ def test_what_the_reader_changed_is_orange_in_it(visit: Visit, html: str) -> Non
     assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
     choose(page, "instead")
     assert "You removed the head" in part(page).locator("h3").nth(1).inner_text()
+
+
+def test_it_goes_from_layer_to_layer(visit: Visit, html: str, model: Model) -> None:
+    page = opened(visit, html)
+    names(page)
+    choose(page, "mlp")
+    buttons = [
+        part(page).get_by_role("button", name=name) for name in ("the layer before", "the next")
+    ]
+    assert buttons[1].is_disabled()
+    for layer in (2, 1, 0):
+        buttons[0].click()
+        until(lambda layer=layer: held(page)["layer"] == layer)
+        until(
+            lambda layer=layer: f"Layer {layer} as" in part(page).locator("h3").first.inner_text()
+        )
+        chosen = part(page).get_by_role("tab", selected=True)
+        assert chosen.inner_text().split()[-1] == "mlp"
+        value = float(layer_by_formula(model, layer, [])["mlp"][PLACE, 0])
+        assert read(readout(part(page))[""].rpartition(" = ")[2]) == pytest.approx(value, abs=2e-3)
+    assert buttons[0].is_disabled()
 
 
 def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(visit: Visit, html: str) -> None:

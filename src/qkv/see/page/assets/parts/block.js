@@ -40,10 +40,11 @@
  */
 
 const LINE = 44; // from one line of nodes to the next, in pixels
-const WIDEST = 60; // of a ribbon
-const THIN = 2; // of what is no vector
+const WIDEST = 34; // of a ribbon
+const THIN = 2; // of what is no vector, or one of hidden units
+const HIDDEN_UNITS = ["pre", "act", "up", "post"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
-const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "mask", softmax: "softmax", capped: "cap", times: "×" };
+const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
 /**
  * The places of the steps that are drawn as a block: {lane, line}. Lane 0 is the residual stream.
@@ -121,15 +122,17 @@ function lengthIn(flow, step, token) {
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
+ * @param {Flow | null} before  the same before the reader's changes
  */
-function streamWords(flow, k, token) {
+function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
-  const long = (name) => number(lengthIn(flow, flow.steps.find((one) => one.name === name), token), 1);
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", "logits", "chances"].includes(step.name)) return "";
   const adds = step.op.kind === "sum" ? step.op.terms[1] : "";
   const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
-  return `length ${number(length, 1)}${part ? `: ${part} added ${long(adds)}` : ""}`;
+  const long = (one) => number(lengthIn(one, one.steps.find(({ name }) => name === adds), token), 1);
+  const added = part && (before && long(before) !== long(flow) ? `: ${part} ${long(before)} → ${long(flow)}` : `: ${part} added ${long(flow)}`);
+  return `length ${number(length, 1)}${added ?? ""}`;
 }
 
 /** The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends. */
@@ -160,7 +163,7 @@ function blockPart(ui, { onshow, panel }) {
   const node = el("div", { class: "block" }, words, body);
   /** @type {Flow | null} */
   let flow = null;
-  let [token, made] = [0, ""];
+  let [token, made, before] = [0, "", null];
   const tabs = roving(list, {
     count: () => flow.steps.length,
     onmove(k) {
@@ -195,9 +198,9 @@ function blockPart(ui, { onshow, panel }) {
     const pitch = Math.min(96, (width - first - 44) / 2);
     const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
     const height = LINE * (places.at(-1).line + 1);
-    const lengths = steps.map((step) => lengthIn(flow, step, token));
+    const lengths = steps.map((step) => (HIDDEN_UNITS.includes(step.name) ? null : lengthIn(flow, step, token)));
     const scale = WIDEST / Math.max(1e-9, ...lengths.filter((length, k) => length !== null && steps[k].side !== "place"));
-    const wide = lengths.map((length) => (length === null ? THIN : Math.max(1, Math.min(WIDEST, length * scale))));
+    const wide = lengths.map((length) => (length === null ? THIN : length && Math.max(1, Math.min(WIDEST, length * scale))));
     for (const [k, button] of [...list.children].entries()) Object.assign(button.style, { left: `${at[k][0]}px`, top: `${at[k][1]}px` });
     body.style.height = `${height}px`;
     for (const attributes of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) picture.setAttribute(...attributes);
@@ -214,7 +217,7 @@ function blockPart(ui, { onshow, panel }) {
         return svg("path", { ...about, d: ribbonPath(at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last) });
       });
     });
-    const said = steps.map((_, k) => svg("text", { x: stream + 66, y: at[k][1] + 4, class: "block-words" }, streamWords(flow, k, token)));
+    const said = steps.map((_, k) => svg("text", { x: stream + 66, y: at[k][1] + 4, class: "block-words" }, streamWords(flow, k, token, before)));
     fill(picture, ribbons, others(at, scale), said);
   }
 
@@ -242,14 +245,15 @@ function blockPart(ui, { onshow, panel }) {
      * @param {Flow} next
      * @param {number} of
      * @param {number} at  the step that is shown
+     * @param {Flow | null} was  the same before the reader's changes
      */
-    set(next, of, at) {
-      [flow, token] = [next, of];
+    set(next, of, at, was = null) {
+      [flow, token, before] = [next, of, was];
       build();
       for (const tab of list.children) tab.setAttribute("aria-selected", String(Number(tab.dataset.i) === at));
       tabs.at = at;
       tabs.refresh();
-      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), " is long there. On the left is the residual stream, which each part adds to.");
+      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), " is long there; a thin line carries other numbers. On the left is the residual stream, which each part adds to.");
       draw();
     },
   };

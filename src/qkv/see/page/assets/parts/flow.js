@@ -5,8 +5,9 @@ const FEW_UNITS = 8; // hidden units that are shown of all
 /**
  * A flow that is being written down.
  * @param {string[]} tokens
+ * @param {number} token  whose vectors are measured
  */
-function flowWriter(tokens) {
+function flowWriter(tokens, token) {
   /** @type {FlowStep[]} */
   const steps = [];
   const arrays = new Map();
@@ -24,7 +25,7 @@ function flowWriter(tokens) {
     write(name, data, columns, about) {
       const wide = data.length / Math.max(1, T);
       arrays.set(name, numbersOf(data, [T, wide]));
-      const lengths = columns ? Array.from({ length: T }, (_, t) => lengthAt(data, t, wide)) : null;
+      const lengths = columns ? tokens.map((_, t) => (t === token ? lengthAt(data, t, wide) : NaN)) : null;
       const shape = `(T=${T}, ${columns || "T"}=${wide})`;
       const usual = { formula: name, code: name, note: "", side: "queries", shown: null, weights: false, cell: null };
       steps.push({ ...usual, name, shape, columns: columns ? null : "keys", lengths, ...about });
@@ -80,7 +81,7 @@ function flowOf(run, { layer, head, edits, query, place }, model, known) {
   if (!block?.q || !run.tokens.length) return null;
   const { tokens } = run;
   const token = Math.min(query ?? place ?? 0, tokens.length - 1);
-  const written = flowWriter(tokens);
+  const written = flowWriter(tokens, token);
   const sizes = { T: tokens.length, D: run.resid[0].length / tokens.length, eps: model.eps };
   const one = { ...written, ...sizes, run, layer, head, edits, token, block, known };
   if (!layer && known) embeddingFlow(one);

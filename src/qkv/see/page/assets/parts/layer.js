@@ -7,36 +7,45 @@
  */
 function stepsPart(ui, store) {
   const title = el("h3", {});
+  const go = (by) => () => store.set({ layer: Math.max(0, Math.min(now.run.pattern.length - 1, now.state.layer + by)) });
+  const [down, up] = [["‹", "the layer before", -1], ["›", "the next layer", 1]].map(([sign, name, by]) =>
+    el("button", { type: "button", "aria-label": name, onclick: go(by) }, sign));
   const view = stepsView(ui, { onpick: (step, row) => step.side === "queries" && store.set({ query: row }) });
   const table = rowTable();
-  const node = el("div", { class: "steps", "data-part": "steps" }, title, view.node, table.node);
-  let [known, first, asked] = [{ key: "", parameters: null }, true, ""];
+  const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
+  const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
+  let first = true;
   let now = null;
 
-  /** The parameters of the layer, asked for once; null until they are there, or where they are not to be had. */
+  /** The parameters of the layer, once they are there; null where they are not to be had, undefined while they come. */
   function parametersFor(run, layer) {
     const key = layer ? String(layer) : JSON.stringify(run.ids);
-    if (known.key === key || !store.engine.parameters) return known.key === key ? known.parameters : null;
-    if (asked === key) return null;
-    asked = key;
+    if (!store.engine.parameters) return null;
+    if (known.has(key)) return known.get(key) ?? undefined;
+    if (known.size > run.pattern.length) known.clear();
+    known.set(key, null);
     store.engine.parameters(...parametersOf(run, layer)).then((parameters) => {
-      known = { key, parameters };
+      known.set(key, parameters);
       if (now) update(now);
     }, reportError);
-    return null;
+    return undefined;
   }
 
   /** @param {Now} next */
   function update(next) {
     now = next;
-    const { state, run, model } = next;
+    const { state, run, original, model } = next;
     node.hidden = !run?.blocks?.[state.layer]?.q;
     if (node.hidden || !state.inside || !run.tokens.length) return;
-    const flow = flowOf(run, state, model, parametersFor(run, state.layer));
-    fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
-    view.set(flow, first ? { name: "scores" } : {});
-    first = false;
     table.set(next);
+    const parameters = parametersFor(run, state.layer);
+    if (parameters === undefined) return; // what was shown stays as long
+    const was = run === original ? null : flowOf(original, { ...state, edits: [] }, model, parameters);
+    fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
+    down.disabled = !state.layer;
+    up.disabled = state.layer === run.pattern.length - 1;
+    view.set(flowOf(run, state, model, parameters), { was, ...(first ? { name: "scores" } : {}) });
+    first = false;
   }
   return { node, update };
 }

@@ -11,7 +11,7 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   let flow = null;
   /** @type {ReturnType<typeof sumsOf> | null} */
   let sums = null;
-  let [at, token, keys] = [0, 0, []];
+  let [at, token, keys, before] = [0, 0, [], null];
   let pointed = null; // the cell under the pointer
 
   const step = () => flow.steps[at];
@@ -29,6 +29,8 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
 
   const id = ui.id("walk");
   const block = blockPart(ui, { onshow: (k) => show(k), panel: id });
+  // where the block stands below, a node that is chosen there takes the reader to what it shows
+  block.node.addEventListener("click", () => way.getBoundingClientRect().bottom < 0 && way.scrollIntoView());
   const go = (by) => () => by && block.go(at + by);
   const turn = ({ key }) => (go({ ArrowLeft: -1, ArrowRight: 1 }[key] || 0)());
   const [back, next] = [["◀ Back", -1], ["Next ▶", 1]].map(([text, by]) => el("button", { type: "button", onclick: go(by) }, text));
@@ -131,7 +133,7 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** What is said of the step. */
   function tell() {
     const one = step();
-    block.set(flow, token, at);
+    block.set(flow, token, at, before);
     panel.setAttribute("aria-labelledby", block.idOf(at));
     fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
     fill(formula, one.formula);
@@ -173,11 +175,11 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     /**
      * Shows a flow: the step of this name, else the one that was shown, and the vectors of a token.
      * @param {Flow} next
-     * @param {{name?: string, of?: number}} options
+     * @param {{name?: string, of?: number, was?: Flow | null}} options  `was`: the same before the reader's changes
      */
-    set(next, { name, of } = {}) {
+    set(next, { name, of, was: unchanged = null } = {}) {
       const was = name ?? flow?.steps[at].name;
-      flow = next;
+      [flow, before] = [next, unchanged];
       [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(next.array), null];
       const found = next.steps.findIndex((one) => one.name === was);
       show(found < 0 ? 0 : found);
