@@ -168,6 +168,22 @@ def test_logits_of_some_places_and_the_inside_of_some_layers(page: Page, exact: 
         np.testing.assert_allclose(unpacked(inside[name]), exactly.ravel(), rtol=0, atol=1e-5)
 
 
+def test_parameters_are_the_models_own(page: Page, exact: Model) -> None:
+    names = ["blocks.1.attn.q_proj.weight", "blocks.0.norm1.bias", "embed.weight"]
+    found = page.evaluate(
+        """async ([names, rows]) => {
+          const found = await qkv.parameters(names, rows);
+          return Object.fromEntries(names.map((name) => [name, Array.from(found[name])]));
+        }""",
+        [names, {"embed.weight": [7, 3, 7]}],
+    )
+    projection, bias, table = (exact.parameters[name] for name in names)
+    for name, expected in zip(names, (projection.T, bias, table[[7, 3, 7]]), strict=True):
+        np.testing.assert_array_equal(found[name], expected.ravel())
+    with pytest.raises(Error, match=r'the model has no "embed\.wait"'):
+        page.evaluate("qkv.parameters(['embed.wait'])")
+
+
 def test_a_sweep_removes_every_head_in_turn(page: Page, exact: Model) -> None:
     parts = page.evaluate(
         """async ([text, edits]) => {

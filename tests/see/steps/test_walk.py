@@ -635,6 +635,11 @@ def test_the_page_holds_what_the_sums_need(minilm: Model) -> None:
     for step, made in zip(view.steps, data["steps"], strict=True):
         np.testing.assert_array_equal(arrays[step.name], step.few)
         assert made["code"] == step.code
+        if step.columns is None:
+            lengths = np.sqrt((step.values.astype(np.float64) ** 2).sum(1))
+            np.testing.assert_allclose(unpacked(made["lengths"]), lengths, rtol=1e-6)
+        else:
+            assert made["lengths"] is None
         for operand in ("left", "right", "bias", "of", "gain", "shift"):
             assert made["op"].get(operand) in (None, *arrays)
     np.testing.assert_array_equal(arrays["own"], view.walk.own)
