@@ -99,7 +99,7 @@ function openCard(store, k) {
 function cardsPart(ui, store) {
   /** @type {Card[]} */
   const cards = store.data.cards ?? [];
-  const title = el("h3", { tabindex: -1 });
+  const title = el("h2", { tabindex: -1 });
   const [read, ask] = [el("p", {}), el("p", { class: "ask", id: ui.id("ask") })];
   const options = el("div", { class: "options", role: "group", "aria-labelledby": ask.id });
   const told = el("p", { class: "told", role: "status" });
