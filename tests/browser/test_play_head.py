@@ -263,3 +263,55 @@ def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
     values: Any = own(page).locator(".operand canvas").first.bounding_box()
     assert values["y"] == pytest.approx(map_top["y"] + top, abs=1.5)
     assert left < 80  # rows have their names in the lines beside them
+
+
+def test_pieces_of_a_word_are_one_where_the_reader_wants(
+    visit: Visit, html: str, model: Model
+) -> None:
+    text = "The unbelievable crown is on her [MASK]."
+    tokens = model.tokenize(text)
+    spans: list[list[int]] = []
+    for place, name in enumerate(tokens.tokens):
+        if name.startswith("##"):
+            spans[-1].append(place)
+        else:
+            spans.append([place])
+    assert max(map(len, spans)) > 2
+    place = tokens.tokens.index("[MASK]")
+    page = opened(visit, html, text=text, place=place, query=place)
+    weights = np.asarray(model.trace(text)["pattern", LAYER][0, NUMBER], np.float64)
+    shows(page, weights)
+    page.get_by_label("merge subwords into words").check()
+    shows(page, merged(weights, spans))
+    assert "unbelievable" in [name for name, _ in keys(own(page))]
+    until(lambda: held(page).get("merge") is True)
+    long = next(k for k, span in enumerate(spans) if len(span) > 2)
+    token(own(page), long).click()
+    until(lambda: held(page)["query"] == spans[long][0])
+    crown = spans.index([tokens.tokens.index("crown")])
+    while own(page).locator("[aria-label=Key] .step-word").inner_text() != "crown":
+        at = own(page).locator("[aria-label=Key] .step-word").inner_text()
+        names = [name for name, _ in keys(own(page))]
+        way = "next key" if names.index(at) < crown else "previous key"
+        own(page).get_by_role("button", name=way).click()
+    own(page).get_by_role("button", name="Hide this link").click()
+    links = [(query, *spans[crown], *HEAD) for query in spans[long]]
+    until(lambda: masks(held(page)["edits"]) == links)
+    hidden = model.trace(list(tokens.ids), hide=links)["pattern", LAYER][0, NUMBER]
+    shows(page, merged(np.asarray(hidden, np.float64), spans))
+
+
+def merged(weights: np.ndarray, spans: list[list[int]]) -> np.ndarray:
+    """What a word's pieces receive is summed, what they look at is averaged."""
+    return np.array([[weights[np.ix_(a, b)].sum(1).mean() for b in spans] for a in spans])
+
+
+def test_rows_are_added_to_the_view_with_shift(page: Page) -> None:
+    said = own(page).locator(".head-words")
+    token(own(page), 3).click(modifiers=["Shift"])
+    assert said.inner_text().startswith("[MASK] looks at ")
+    assert said.inner_text().count(" looks at ") == 2
+    token(own(page), 5).hover()
+    assert said.inner_text().count(" looks at ") == 2
+    press(page, "Escape")
+    assert said.inner_text().count(" looks at ") == 1
