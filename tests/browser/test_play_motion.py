@@ -147,7 +147,7 @@ def test_bars_are_as_long_as_scores_and_weights(page: Page, trace: Trace) -> Non
 
 
 def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
-    slider(page).scroll_into_view_if_needed()
+    motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
     token(page, 3).evaluate("node => node.click()")
     until(lambda: held(page)["query"] == 3)
@@ -165,7 +165,7 @@ def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
 
 
 def test_it_does_not_play_at_load_nor_after_a_change(page: Page) -> None:
-    slider(page).scroll_into_view_if_needed()
+    motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
     page.wait_for_timeout(300)
     go(page, edits=[{"op": "hide", "token": 4}])
@@ -200,7 +200,7 @@ def test_where_motion_is_not_wanted_its_end_stands_at_once(
 ) -> None:
     page = opened(visit, html)
     page.emulate_media(reduced_motion="reduce")
-    slider(page).scroll_into_view_if_needed()
+    motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
     token(page, 3).evaluate("node => node.click()")
     until(lambda: held(page)["query"] == 3)
@@ -218,7 +218,7 @@ def test_out_of_sight_it_waits(visit: Visit, html: str) -> None:
     go(page, query=3)
     page.wait_for_timeout(2000)
     assert slider(page).input_value() == "0"
-    slider(page).scroll_into_view_if_needed()
+    motion(page).locator("h4").evaluate("node => node.scrollIntoView()")
     until(lambda: slider(page).input_value() == str(END))
 
 
@@ -305,4 +305,5 @@ def test_it_has_its_room(visit: Visit, html: str, width: int, scheme: str) -> No
     for name in motion(page).locator(".motion-moments span").all():
         assert name.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
     after(page, token(page, 2).click)
+    motion(page).scroll_into_view_if_needed()
     until(lambda: slider(page).input_value() == str(END))

@@ -232,13 +232,14 @@ function motionPart(ui) {
   const list = el("ul", { class: "motion-rows", role: "list", "aria-label": "the row, key by key" });
   const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : play(at < last ? at : 0)) });
   const slider = el("input", { type: "range", class: "motion-at", "aria-label": "moment", min: 0, max: last * TICKS, step: 1, oninput: scrub, onkeydown: leap });
+  const stage = el("div", { class: "motion-stage" }, list, canvas);
   const names = MOMENTS.map((name) => el("span", {}, name));
   const node = el(
     "div",
     { class: "motion", "data-part": "motion" },
     el("div", { class: "motion-top" }, title, button),
     said,
-    el("div", { class: "motion-stage" }, list, canvas),
+    stage,
     slider,
     el("div", { class: "motion-moments", "aria-hidden": "true" }, names),
   );
@@ -257,7 +258,7 @@ function motionPart(ui) {
     fit();
     before = 0;
     if (playing) requestAnimationFrame(frame);
-  }, { threshold: 0.25 }).observe(node);
+  }, { threshold: 0.6 }).observe(stage);
 
   function frame(time) {
     if (!playing || !inView || !row) return;
