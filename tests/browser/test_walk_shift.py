@@ -317,6 +317,25 @@ def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
     ]
 
 
+def test_ribbons_are_those_of_the_row_that_is_chosen(visit: Visit) -> None:
+    walk = model_walk("bert")
+    page = visit(walk_page(walk))
+    steps = {step.name: step.values.astype(np.float64) for step in walk.steps}
+    page.get_by_role("tab", name=re.compile(r"^\d+ R:")).click()
+    for row in (walk.place, 3, 0):
+        page.locator(".map").first.focus()
+        press(page, "ArrowDown", "Control+Home", *["ArrowDown"] * row, "Enter")
+        assert f"vector of {walk.tokens[row]} has" in page.locator(".walk-panel .note").inner_text()
+        found = page.locator(".ribbon[data-from]").evaluate_all(
+            "all => all.map((one) => [one.dataset.from, Number(one.dataset.wide)])"
+        )
+        wide = dict(found)
+        for name in ("X", "Q", "V", "out", "R", "N1", "mlp", "R2"):
+            expected = np.linalg.norm(steps[name][row]) / np.linalg.norm(steps["X"][row])
+            if min(wide[name], wide["X"]) > 1.01:
+                assert wide[name] / wide["X"] == pytest.approx(expected, rel=2e-3), name
+
+
 def test_a_wrong_output_is_seen(visit: Visit) -> None:
     walk = lesson_walk()
     walk.own[2, 3] += 0.25

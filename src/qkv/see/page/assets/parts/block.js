@@ -41,8 +41,8 @@
 
 const LINE = 44; // from one line of nodes to the next, in pixels
 const WIDEST = 34; // of a ribbon
-const THIN = 2; // of what is no vector, or one of hidden units
-const HIDDEN_UNITS = ["pre", "act", "up", "post"];
+const THIN = 2; // of what is no vector, or one of other numbers than the stream's
+const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "chances"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
@@ -127,7 +127,7 @@ function lengthIn(flow, step, token) {
 function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
   const length = lengthIn(flow, step, token);
-  if (laneOf(step.name) || length === null || ["E", "logits", "chances"].includes(step.name)) return "";
+  if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
   const adds = step.op.kind === "sum" ? step.op.terms[1] : "";
   const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
   const long = (one) => number(lengthIn(one, one.steps.find(({ name }) => name === adds), token), 1);
@@ -198,9 +198,9 @@ function blockPart(ui, { onshow, panel }) {
     const pitch = Math.min(96, (width - first - 44) / 2);
     const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
     const height = LINE * (places.at(-1).line + 1);
-    const lengths = steps.map((step) => (HIDDEN_UNITS.includes(step.name) ? null : lengthIn(flow, step, token)));
-    const scale = WIDEST / Math.max(1e-9, ...lengths.filter((length, k) => length !== null && steps[k].side !== "place"));
-    const wide = lengths.map((length) => (length === null ? THIN : length && Math.max(1, Math.min(WIDEST, length * scale))));
+    const lengths = steps.map((step) => (OTHER_NUMBERS.includes(step.name) ? null : lengthIn(flow, step, token)));
+    const scale = WIDEST / Math.max(1e-9, ...lengths);
+    const wide = lengths.map((length) => (length === null ? THIN : length && Math.max(1, length * scale)));
     for (const [k, button] of [...list.children].entries()) Object.assign(button.style, { left: `${at[k][0]}px`, top: `${at[k][1]}px` });
     body.style.height = `${height}px`;
     for (const attributes of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) picture.setAttribute(...attributes);

@@ -48,7 +48,9 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     picks.set(step().name, [rowsOf(step())[k], columnsOf(step())[j]]);
     for (const each of [map, own]) each.set({ picked: [k, j], home: [k, j] });
     drawBars();
-    if (heard) heard(step(), rowsOf(step())[k]);
+    if (heard) return heard(step(), rowsOf(step())[k]);
+    if (step().side === "queries") token = rowsOf(step())[k];
+    tell();
   };
   const [map, own] = ["Result", "The model's own"].map((label) => heatmap(ui, { label, value: () => 0, onpoint, onpick }));
   const ownTitle = el("h4", {});
