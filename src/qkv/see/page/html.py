@@ -25,6 +25,8 @@ _HEAD = ("parts/sight", "parts/lines")
 _STEPS = ("parts/sums", "parts/cell", "parts/block", "parts/steps")
 _PARTS = (
     "python",
+    "picture",
+    "export",
     "sentence",
     "changes",
     "view_bar",

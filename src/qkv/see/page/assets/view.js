@@ -121,13 +121,16 @@ function ink(rgb) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
+const pens = { other: null }; // (canvas, width, height) => what is drawn with instead: see parts/picture.js
+
 /** A canvas as sharp as the screen, empty; drawn on in CSS pixels. */
 function canvas2d(canvas, width, height) {
   const ratio = Math.min(3, window.devicePixelRatio || 1);
-  canvas.width = Math.max(1, Math.round(width * ratio));
-  canvas.height = Math.max(1, Math.round(height * ratio));
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
+  if (pens.other) return pens.other(canvas, width, height);
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   return pen;
@@ -135,7 +138,7 @@ function canvas2d(canvas, width, height) {
 
 /** Diagonal stripes: what a mask hides. */
 function hatch(ui, pen, colour = "--hatch") {
-  const tile = el("canvas", { width: 6, height: 6 });
+  const tile = el("canvas", { width: 6, height: 6, "data-stroke": ui.color(colour) });
   const brush = tile.getContext("2d");
   brush.strokeStyle = ui.color(colour);
   brush.lineWidth = 1.2;
@@ -261,6 +264,8 @@ function stretcher(ui, checked, onchange) {
 }
 
 // ---- the heat map
+
+const MATRICES = new WeakMap(); // the options of each heat map, by its node
 
 /**
  * A matrix in colours on a canvas that is only as large as its window on it. Where cells would be too
@@ -664,6 +669,7 @@ function heatmap(ui, options) {
   }
 
   set({});
+  MATRICES.set(node, o);
   ui.redraw(paintAll);
   return { node, set, draw, point, under, mark };
 }
@@ -739,6 +745,7 @@ function mount(host, data, styles) {
       pending = setTimeout(() => fill(live, text), 150);
     },
     redraw: (draw) => drawers.push(draw),
+    repaint: () => paint(),
     color(name) {
       if (!colours.has(name)) colours.set(name, getComputedStyle(box).getPropertyValue(name).trim());
       return colours.get(name);

@@ -10,6 +10,7 @@ const ON_TAB = {
   result: ["outcome"],
 };
 const ABOVE = ["sentence", "changes"]; // the headline
+const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
 const REGIONS = {
   sentence: "The sentence",
   changes: "What you changed",
@@ -33,11 +34,16 @@ function play(box, data, ui) {
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
   const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
+  const saves = regions.filter(({ name }) => SAVED.includes(name)).map(({ name, node }) => {
+    const menu = saveMenu(ui, parts[name].node, node, () => aboutPart(name, told, store, parts[name]));
+    node.append(menu.node);
+    return menu;
+  });
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
-  let last = null;
+  let [last, told] = [null, null]; // what was heard, and the same as the parts are told it
 
   box.classList.add("play");
   box.append(
@@ -71,8 +77,8 @@ function play(box, data, ui) {
     fill(trouble, error);
     if (model) fill(badge, badgeOf(store, model));
     tabs.update(now);
-    const told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
-    for (const part of Object.values(parts)) {
+    told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
+    for (const part of [...Object.values(parts), ...saves]) {
       try {
         part.update(told);
       } catch (reason) {

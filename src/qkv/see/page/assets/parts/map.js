@@ -282,5 +282,5 @@ function mapPart(ui, store) {
     if (state.colouring === "effect") sweep?.want(now);
     show();
   }
-  return { node, update };
+  return { node, update, effects: sweep.of };
 }

@@ -266,35 +266,3 @@ function exampleMenu(store) {
   });
   return stories.length ? select : null;
 }
-
-// ---- what can be taken away
-
-/** A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked. */
-function toTakeAway(ui) {
-  const id = ui.id("take");
-  const label = el("label", { for: id });
-  const text = el("textarea", { id, readonly: true, rows: 8, spellcheck: "false", wrap: "off" });
-  const done = el("span", { class: "dim", role: "status" });
-  const copy = el("button", { type: "button", onclick: () => take() }, "Copy");
-  const close = el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close");
-  const node = el("div", { class: "take", hidden: true }, el("div", { class: "bar" }, label, copy, close, done), text);
-
-  async function take() {
-    text.select();
-    try {
-      await navigator.clipboard.writeText(text.value);
-      fill(done, "Copied.");
-    } catch {
-      fill(done, "Marked: copy it with the keys of your system.");
-    }
-  }
-
-  function show(name, value) {
-    fill(label, name);
-    text.value = value;
-    text.rows = Math.min(18, value.split("\n").length + 1);
-    node.hidden = false;
-    return take();
-  }
-  return { node, show };
-}

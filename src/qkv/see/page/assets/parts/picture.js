@@ -1,0 +1,392 @@
+// A part of a page as a picture of its own, in vectors: every box, text and line that stands in it is read from the
+// page and written as SVG; canvases are drawn once more, with a pen that writes SVG instead of setting pixels.
+
+const [MARGIN, FINEST] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
+const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
+const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
+  "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
+
+/**
+ * A part of the page as it stands there, without what it is worked with, on the page's own ground.
+ * @param {any} ui
+ * @param {HTMLElement} node
+ * @param {string} caption  what it is of: stands below it
+ * @returns {SVGElement}
+ */
+function pictureOf(ui, node, caption) {
+  const below = el("p", { class: "note export-caption" }, caption);
+  for (const map of node.querySelectorAll(".map"))
+    if (map.scrollWidth * map.scrollHeight > UNFOLDED) map.classList.add("in-window");
+  node.append(below);
+  node.classList.add("exporting");
+  try {
+    return drawnOf(ui, node, canvasesOf(ui), caption);
+  } finally {
+    node.classList.remove("exporting");
+    below.remove();
+    for (const map of node.querySelectorAll(".in-window")) map.classList.remove("in-window");
+    ui.repaint();
+  }
+}
+
+/** What canvases show, as SVG: all is drawn again, with other pens. */
+function canvasesOf(ui) {
+  const found = new Map();
+  pens.other = (canvas, width, height) => {
+    const pen = vectorPen(width, height);
+    found.set(canvas, pen.node);
+    return pen;
+  };
+  try {
+    ui.repaint();
+  } catch (reason) {
+    reportError(reason); // something else is drawn than the pen knows: it comes as pixels
+    found.clear();
+  } finally {
+    pens.other = null;
+  }
+  return found;
+}
+
+// ---- from the page to SVG
+
+function drawnOf(ui, node, canvases, caption) {
+  const out = svg("g");
+  const frame = node.getBoundingClientRect();
+  const edges = [frame.left, frame.top, frame.right, frame.bottom];
+  const widen = ({ left, top, right, bottom }) => {
+    [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];
+    [edges[2], edges[3]] = [Math.max(edges[2], right), Math.max(edges[3], bottom)];
+  };
+  visit(node, out);
+  const [left, top] = [edges[0] - MARGIN, edges[1] - MARGIN];
+  const [width, height] = [Math.ceil(edges[2] - left + MARGIN), Math.ceil(edges[3] - top + MARGIN)];
+  out.setAttribute("transform", `translate(${short(-left)} ${short(-top)})`);
+  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
+    svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
+
+  function visit(element, into) {
+    const style = getComputedStyle(element);
+    if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true }) || element.matches(".sr")) return;
+    const box = element.getBoundingClientRect();
+    let own = into;
+    if (style.opacity !== "1") into.append((own = svg("g", { opacity: style.opacity })));
+    if (style.display !== "contents") boxOf(style, box, own);
+    if (element.localName === "svg") return own.append(copyOf(element, null, box));
+    if (element.localName === "canvas") return own.append(canvasOf(element, box, canvases));
+    const cut_ = style.overflowX !== "visible" && (element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight);
+    if (cut_) own = clipped(own, box);
+    for (const child of element.childNodes) {
+      if (child.nodeType === Node.ELEMENT_NODE) visit(child, own);
+      else if (child.nodeType === Node.TEXT_NODE)
+        for (const { text, rect } of fragments(child, style)) {
+          if (!cut_) widen(rect);
+          own.append(textOf(text, rect, style, cut_ && style.textOverflow === "ellipsis" ? box.right : Infinity, isTurned(element)));
+        }
+    }
+    if (!cut_) widen(box);
+  }
+}
+
+/** The ground, the gradient, the borders and the outline of a box. */
+function boxOf(style, { left: x, top: y, width, height }, into) {
+  if (!width || !height) return;
+  const round = parseFloat(style.borderTopLeftRadius) || 0;
+  const rect = (by, more) =>
+    into.append(svg("rect", { x: short(x + by), y: short(y + by), width: short(width - 2 * by), height: short(height - 2 * by), rx: round ? short(Math.max(0, Math.min(round, height / 2) - by)) : null, ...more }));
+  const [ground, clear] = plainColour(style.backgroundColor);
+  if (clear > 0) rect(0, { fill: ground, "fill-opacity": clear < 1 ? clear : null });
+  if (style.backgroundImage.startsWith("linear-gradient(to right, rgb")) {
+    const stops = style.backgroundImage.match(/rgb\([^)]*\)/g);
+    const id = newId("ramp");
+    into.append(svg("linearGradient", { id }, stops.map((stop, i) => svg("stop", { offset: short(i / (stops.length - 1)), "stop-color": stop }))));
+    rect(0, { fill: `url(#${id})` });
+  }
+  const sides = ["Top", "Right", "Bottom", "Left"].map((name) => [style[`border${name}Style`] === "none" ? 0 : parseFloat(style[`border${name}Width`]), style[`border${name}Color`]]);
+  if (sides.every(([size, colour]) => size && size === sides[0][0] && colour === sides[0][1])) {
+    const [stroke, full] = plainColour(sides[0][1]);
+    if (full) rect(sides[0][0] / 2, { fill: "none", stroke, "stroke-width": sides[0][0] });
+  } else
+    sides.forEach(([size, colour], k) => {
+      const [fill_, full] = plainColour(colour);
+      if (!size || !full) return;
+      const across = k % 2 === 0;
+      into.append(svg("rect", { x: short(k === 1 ? x + width - size : x), y: short(k === 2 ? y + height - size : y), width: short(across ? width : size), height: short(across ? size : height), fill: fill_ }));
+    });
+  const shadow = /^(rgba?\([^)]*\)) 0px 0px 0px ([\d.]+)px( inset)?$/.exec(style.boxShadow);
+  if (shadow) rect((shadow[3] ? 0.5 : -0.5) * Number(shadow[2]), { fill: "none", stroke: plainColour(shadow[1])[0], "stroke-width": shadow[2] });
+  const line = parseFloat(style.outlineWidth);
+  if (style.outlineStyle === "solid" && line) rect(-line / 2 - (parseFloat(style.outlineOffset) || 0), { fill: "none", stroke: plainColour(style.outlineColor)[0], "stroke-width": line });
+}
+
+function clipped(into, box) {
+  const id = newId("clip");
+  const group = svg("g", { "clip-path": `url(#${id})` });
+  into.append(svg("clipPath", { id }, svg("rect", placeOf(box))), group);
+  return group;
+}
+
+// ---- texts
+
+/** The text of a node line by line: [{text, rect}], without blanks at the ends. */
+function fragments(node, style) {
+  const range = document.createRange();
+  const places = (first, last) => {
+    range.setStart(node, first);
+    range.setEnd(node, last);
+    return [...range.getClientRects()].filter(({ width, height }) => width && height);
+  };
+  const flat = style.writingMode === "horizontal-tb";
+  const found = [];
+  const put = (first, last) => {
+    const text = node.data.slice(first, last);
+    const [before, after] = [text.length - text.trimStart().length, text.length - text.trimEnd().length];
+    if (before === text.length || !places(first + before, last - after).length) return;
+    found.push({ text: text.trim().replace(/\s+/g, style.whiteSpace.startsWith("pre") ? "$&" : " "), rect: range.getBoundingClientRect() });
+  };
+  const all = places(0, node.data.length);
+  if (!all.length) return found;
+  if (!flat || all.every(({ top }) => Math.abs(top - all[0].top) < 3)) put(0, node.data.length);
+  else {
+    let [begin, line, at] = [0, null, 0];
+    for (const mark of node.data) {
+      const [rect] = mark.trim() ? places(at, at + mark.length) : [];
+      if (rect && line !== null && Math.abs(rect.top - line) >= 3) {
+        put(begin, at);
+        begin = at;
+      }
+      if (rect) line = rect.top;
+      at += mark.length;
+    }
+    put(begin, at);
+  }
+  return found;
+}
+
+/** A line of text where it stands; it takes as much room in whatever font it is shown. */
+function textOf(text, rect, style, end, turned) {
+  const [pen, [fill_, opacity]] = [penFor(fontOf(style)), plainColour(style.color)];
+  const flat = style.writingMode === "horizontal-tb";
+  let shown_ = text;
+  if (rect.right > end + 1) while (shown_ && pen.measureText(`${shown_}…`).width > end - rect.left - 2) shown_ = shown_.slice(0, -1);
+  const { fontBoundingBoxAscent: up, fontBoundingBoxDescent: down } = pen.measureText(text);
+  const more = { fill: fill_, "fill-opacity": opacity < 1 ? opacity : null, "font-family": style.fontFamily, "font-size": style.fontSize,
+    "font-weight": style.fontWeight === "400" ? null : style.fontWeight, "font-style": style.fontStyle === "normal" ? null : style.fontStyle, style: { "white-space": "pre" } };
+  if (!flat) {
+    const [x, y] = [rect.left + rect.width / 2, rect.top + rect.height / 2];
+    return svg("text", { ...more, transform: `translate(${short(x)} ${short(y)}) rotate(${turned ? -90 : 90})`, y: short((up - down) / 2), "text-anchor": "middle" }, forXml(text));
+  }
+  const whole = shown_ === text;
+  const y = rect.top + (rect.height * up) / (up + down || 1);
+  return svg("text", { ...more, x: short(rect.left), y: short(y), textLength: whole ? short(rect.width) : null, lengthAdjust: whole ? "spacingAndGlyphs" : null }, forXml(whole ? text : `${shown_}…`));
+}
+
+/** Whether an element that is written downward is turned round, so that it reads upward. */
+function isTurned(element) {
+  const { transform, writingMode } = getComputedStyle(element);
+  return writingMode !== "horizontal-tb" && (transform.startsWith("matrix(-1") || isTurned(element.parentElement));
+}
+
+function fontOf({ fontStyle, fontWeight, fontSize, fontFamily }) {
+  return `${fontStyle} ${fontWeight} ${fontSize} ${fontFamily}`;
+}
+
+let measuring = null; // a pen for measures and colours
+
+function penFor(font) {
+  measuring ??= el("canvas").getContext("2d", { willReadFrequently: true });
+  measuring.font = font;
+  return measuring;
+}
+
+// ---- pictures within
+
+/** An SVG of the page with its own copy of what its style sheets say. */
+function copyOf(node, above, box) {
+  const style = getComputedStyle(node);
+  if (style.display === "none") return svg("g");
+  const kept = [...node.attributes].filter(({ name }) => !/^(class|style|role|tabindex|focusable|aria-|data-|on)/.test(name));
+  const copy = svg(node.localName, Object.fromEntries(kept.map(({ name, value }) => [name, value])));
+  if (box) for (const [name, value] of Object.entries(placeOf(box))) copy.setAttribute(name, value);
+  if (box && style.overflowX === "visible") copy.setAttribute("overflow", "visible");
+  for (const name of SVG_STYLE) {
+    const value = style.getPropertyValue(name);
+    if (value === above?.getPropertyValue(name) && !node.hasAttribute(name) && name !== "opacity") continue;
+    if (name === "opacity" && value === "1") continue;
+    const colour = name === "fill" || name === "stroke";
+    copy.setAttribute(name, colour && /^(rgb|color)/.test(value) ? plainColour(value, true)[0] : value);
+  }
+  for (const child of node.childNodes) {
+    if (child.nodeType === Node.ELEMENT_NODE) copy.append(copyOf(child, style, null));
+    else if (child.nodeType === Node.TEXT_NODE) copy.append(forXml(child.data));
+  }
+  return copy;
+}
+
+/** Where a box is, as attributes. */
+function placeOf({ left, top, width, height }) {
+  return { x: short(left), y: short(top), width: short(width), height: short(height) };
+}
+
+/** A canvas as what its pen has written; else, where it is small, its pixels as squares; else as an image. */
+function canvasOf(canvas, box, canvases) {
+  const [drawn, at] = [canvases.get(canvas), placeOf(box)];
+  if (!drawn) return pixelsOf(canvas, at);
+  for (const [name, value] of Object.entries(at)) drawn.setAttribute(name, value);
+  return drawn;
+}
+
+function pixelsOf(canvas, at) {
+  const { width, height } = canvas;
+  if (Math.max(width, height) > FINEST) return svg("image", { ...at, href: canvas.toDataURL(), preserveAspectRatio: "none", style: { "image-rendering": "pixelated" } });
+  const copy = el("canvas", { width, height }).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, width, height);
+  const paths = new Map(); // colour -> all runs of it
+  for (let row = 0; row < height; row++)
+    for (let first = 0; first < width; ) {
+      const of = (column) => data.subarray(4 * (row * width + column), 4 * (row * width + column) + 4).join();
+      const colour = of(first);
+      let last = first + 1;
+      while (last < width && of(last) === colour) last += 1;
+      paths.set(colour, `${paths.get(colour) ?? ""}M${first} ${row}h${last - first}v1h${first - last}z`);
+      first = last;
+    }
+  const shapes = [...paths].map(([colour, d]) => {
+    const [r, g, b, a] = colour.split(",");
+    return a === "0" ? null : svg("path", { d, fill: `rgb(${r}, ${g}, ${b})` });
+  });
+  return svg("svg", { ...at, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "shape-rendering": "crispEdges" }, shapes);
+}
+
+// ---- a pen that writes SVG
+
+/** What canvas2d gives, as far as the page draws with it; `node` is what was written. */
+function vectorPen(width, height) {
+  const node = svg("svg", { width, height });
+  const fresh = { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif", textAlign: "start", textBaseline: "alphabetic", globalAlpha: 1, imageSmoothingEnabled: true };
+  const names = Object.keys(fresh);
+  const past = [];
+  let [group, d] = [node, ""];
+  const into = (next) => {
+    group.append(next);
+    group = next;
+  };
+  const seen = () => (pen.globalAlpha < 1 ? pen.globalAlpha : null);
+  const filled = () => ({ fill: paint(pen.fillStyle), opacity: seen() });
+  const drawn = () => ({ fill: "none", stroke: paint(pen.strokeStyle), "stroke-width": pen.lineWidth, opacity: seen() });
+  const paint = (style) => {
+    if (typeof style === "string") return plainColour(style, true)[0];
+    if (!style.isConnected) node.prepend(style);
+    return `url(#${style.id})`;
+  };
+  const rect = (x, y, wide, tall, how) => group.append(svg("rect", { x: short(Math.min(x, x + wide)), y: short(Math.min(y, y + tall)), width: short(Math.abs(wide)), height: short(Math.abs(tall)), ...how }));
+  const pen = {
+    ...fresh,
+    node,
+    canvas: { width, height },
+    save: () => past.push([group, names.map((name) => pen[name])]),
+    restore() {
+      const last = past.pop();
+      if (!last) return;
+      group = last[0];
+      names.forEach((name, k) => (pen[name] = last[1][k]));
+    },
+    translate: (x, y) => into(svg("g", { transform: `translate(${short(x)} ${short(y)})` })),
+    rotate: (turn) => into(svg("g", { transform: `rotate(${short((180 * turn) / Math.PI)})` })),
+    scale: (x, y) => into(svg("g", { transform: `scale(${short(x)} ${short(y)})` })),
+    clip() {
+      const id = newId("clip");
+      group.append(svg("clipPath", { id }, svg("path", { d })));
+      into(svg("g", { "clip-path": `url(#${id})` }));
+    },
+    beginPath: () => (d = ""),
+    moveTo: (x, y) => (d += `M${short(x)} ${short(y)}`),
+    lineTo: (x, y) => (d += `L${short(x)} ${short(y)}`),
+    bezierCurveTo: (...at) => (d += `C${at.map(short).join(" ")}`),
+    closePath: () => (d += "z"),
+    rect: (x, y, wide, tall) => (d += `M${short(x)} ${short(y)}h${short(wide)}v${short(tall)}h${short(-wide)}z`),
+    fill: () => group.append(svg("path", { d, ...filled() })),
+    stroke: () => group.append(svg("path", { d, ...drawn() })),
+    fillRect: (x, y, wide, tall) => rect(x, y, wide, tall, filled()),
+    strokeRect: (x, y, wide, tall) => rect(x, y, wide, tall, drawn()),
+    clearRect() {},
+    measureText: (text) => penFor(pen.font).measureText(text),
+    fillText(text, x, y, most = Infinity) {
+      const ruler = penFor(pen.font);
+      const wide = ruler.measureText(text).width;
+      const up = (line) => {
+        ruler.textBaseline = line;
+        return ruler.measureText(text).actualBoundingBoxAscent;
+      };
+      const shift = -(up(pen.textBaseline) - up("alphabetic"));
+      const [, style, weight, size, family] = /^(italic )?(bold |\d+ )?([\d.]+px) (.*)$/.exec(ruler.font);
+      const anchor = { center: "middle", right: "end", end: "end" }[pen.textAlign] ?? null;
+      group.append(svg("text", { x: short(x), y: short(y + shift), ...filled(), "text-anchor": anchor, "font-family": family, "font-size": size, "font-weight": weight?.trim() ?? null,
+        "font-style": style?.trim() ?? null, textLength: short(Math.min(wide, most)), lengthAdjust: "spacingAndGlyphs", style: { "white-space": "pre" } }, forXml(text)));
+    },
+    drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, placeOf({ left, top, width: wide, height: tall }))),
+    /** Of stripes only: see `hatch` of view.js. */
+    createPattern: (tile) =>
+      svg("pattern", { id: newId("stripes"), width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+        svg("path", { d: "M-6 6l6 -6M0 6l6 -6M6 6l6 -6", stroke: plainColour(tile.dataset.stroke)[0], "stroke-width": 1.2 })),
+  };
+  return pen;
+}
+
+// ---- numbers, colours, names
+
+/** A number with as many digits as a picture needs. */
+function short(x) {
+  return String(Math.round(100 * x) / 100);
+}
+
+/**
+ * A colour as every program reads it: ["rgb(…)", how much it covers]; where `whole`, one that covers in part says so.
+ * @returns {[string, number]}
+ */
+function plainColour(colour, whole = false) {
+  if (colour === "none") return ["none", 0];
+  const pen = penFor("10px sans-serif");
+  pen.clearRect(0, 0, 1, 1);
+  pen.fillStyle = "#000";
+  pen.fillStyle = colour;
+  const plain = /^#\w{6}$/.test(pen.fillStyle);
+  if (plain) return [`rgb(${pen.fillStyle.match(/\w\w/g).map((part) => parseInt(part, 16)).join(", ")})`, 1];
+  pen.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+  const cover = Math.round((1000 * a) / 255) / 1000;
+  return [whole && a < 255 ? `rgba(${r}, ${g}, ${b}, ${cover})` : `rgb(${r}, ${g}, ${b})`, cover];
+}
+
+/** Text as XML may hold it. */
+function forXml(text) {
+  return text.toWellFormed().replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "\ufffd");
+}
+
+function newId(name) {
+  return `${name}-${(lastId += 1)}`;
+}
+
+// ---- as files
+
+/** @param {SVGElement} picture */
+function svgText(picture) {
+  return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(picture)}\n`;
+}
+
+/**
+ * The same in pixels.
+ * @param {SVGElement} picture
+ * @returns {Promise<Blob>}
+ */
+async function pngOf(picture) {
+  const [wide, tall] = ["width", "height"].map((name) => Number(picture.getAttribute(name)));
+  const times = Math.min(SHARP, 16000 / Math.max(wide, tall));
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(picture))}`;
+  await image.decode();
+  const canvas = el("canvas", { width: Math.round(wide * times), height: Math.round(tall * times) });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The browser makes no picture of this size.")))));
+}

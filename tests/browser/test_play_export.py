@@ -1,0 +1,393 @@
+"""What a reader takes away from the live page: pictures as shown, numbers with all digits."""
+
+import csv
+import io
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from playwright.sync_api import Browser, Locator, Page
+
+from qkv.models import Model
+from qkv.see.page.html import asset, document
+
+from .conftest import Visit
+from .edited import Edit
+from .engine import by_the_library, shares
+from .play import address, after, opened_at, ready
+from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, live_page, opened, until
+from .support import tight
+from .test_page import problems
+from .test_play_page import OVERLAPS
+
+SVG = "{http://www.w3.org/2000/svg}"
+EDITS: list[Edit] = [
+    {"op": "hide", "token": 4},
+    {"op": "mask", "query": 1, "key": 2, "layer": 3, "head": 2},
+    {"op": "ablate", "layer": 1, "head": 5},
+]
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\u202e=1", "\uff1d1", "\r=1", "-", "\n"]
+# All that is on the page but the menus.
+REST = """() => {
+  const root = document.querySelector(".qkv-view").shadowRoot;
+  const copy = root.querySelector(".view").cloneNode(true);
+  for (const menu of copy.querySelectorAll(".save")) menu.remove();
+  return copy.innerHTML;
+}"""
+HARMLESS = ["a=1", "", "'", "1-1", 'say "a, b"', " a", "ab\ncd", "日本", "\ud800"]
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+@pytest.fixture(scope="module")
+def ids(model: Model) -> list[int]:
+    return model.tokenize(TEXT).ids.tolist()
+
+
+def menu(page: Page, name: str) -> Locator:
+    """What saves a part, opened."""
+    found = page.locator(f"[data-region={name}] > .save")
+    if found.get_attribute("open") is None:
+        found.locator("summary").click()
+    return found
+
+
+def saved(page: Page, name: str, what: str) -> tuple[str, bytes]:
+    """A part saved by a button of its menu: the name of the file and what it holds."""
+    with page.expect_download() as download:
+        menu(page, name).get_by_role("button", name=what, exact=True).click()
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def rows(file: tuple[str, bytes]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(file[1].decode(), newline="")))
+
+
+def column(table: list[dict[str, str]], name: str) -> np.ndarray:
+    return np.array([float(row[name] or "nan") for row in table])
+
+
+def held_by(page: Page, edits: list[Edit], which: str) -> np.ndarray:
+    """An array of the run with these edits, of which the page keeps what was answered."""
+    run = f"runs.findLast(({{ edits }}) => edits.length === {len(edits)})"
+    return np.array(page.evaluate(f"Array.from({run}.found.{which})"), np.float32)
+
+
+def drawn(file: tuple[str, bytes]) -> ElementTree.Element:
+    return ElementTree.fromstring(file[1])
+
+
+def words_of(text: str) -> list[str]:
+    return sorted(re.findall(r"[^\s…]+", text))
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize("edits", [[], EDITS])
+def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
+    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+) -> None:
+    page = opened(visit, html, edits=edits)
+    name, text = saved(page, "head", "CSV: weights")
+    assert name == "head-3.2-weights_She-wore-a-crown-on-her-mask.csv"
+    table = rows((name, text))
+    size = len(ids)
+    assert len(table) == size**2
+    layer, head = HEAD
+    assert {(row["layer"], row["head"]) for row in table} == {(str(layer), str(head))}
+    tokens = list(model.trace(TEXT).tokens)
+    pairs = [(i, tokens[i], j, tokens[j]) for i in range(size) for j in range(size)]
+    keys = ("query_place", "query", "key_place", "key")
+    assert [tuple(row[key] for key in keys) for row in table] == [
+        tuple(map(str, pair)) for pair in pairs
+    ]
+    weights = column(table, "weight")
+    expected = by_the_library(model, ids, edits).pattern[HEAD].ravel()
+    np.testing.assert_allclose(weights, expected, atol=2e-6, rtol=0)
+    own = f"pattern[{layer}][{head}]"
+    np.testing.assert_array_equal(weights.astype(np.float32), held_by(page, edits, own))
+    shown = [bool(edits) and (j == 4 or (i, j) == (1, 2)) for i, _, j, _ in pairs]
+    assert [row["hidden"] for row in table] == ["true" if one else "false" for one in shown]
+    scores = column(table, "score")
+    assert (np.isnan(scores) == shown).all()
+    traced = model.trace(TEXT)["attn_scores", layer][0, head].ravel()
+    if not edits:
+        np.testing.assert_allclose(scores, traced, atol=1e-4, rtol=0)
+        assert "weight_before" not in table[0]
+    else:
+        before = by_the_library(model, ids, []).pattern[HEAD].ravel()
+        np.testing.assert_allclose(column(table, "weight_before"), before, atol=2e-6, rtol=0)
+
+
+def test_all_words_are_there_before_and_after(
+    visit: Visit, html: str, model: Model, ids: list[int]
+) -> None:
+    page = opened(visit, html, edits=EDITS)
+    name, text = saved(page, "outcome", "CSV: words")
+    assert name == "words-at-7_She-wore-a-crown-on-her-mask.csv"
+    table = rows((name, text))
+    order = column(table, "id").astype(int)
+    assert sorted(order) == list(range(len(model.tokenizer.vocabulary)))
+    assert [row["rank"] for row in table[:3]] == ["1", "2", "3"]
+    for which, edits in (("chance_before", []), ("chance", EDITS)):
+        expected = shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
+        np.testing.assert_allclose(column(table, which), expected[order], atol=1e-6, rtol=0)
+    assert (np.diff(column(table, "chance")) <= 0).all()
+    words = [row["word"].removeprefix("'") for row in table]
+    assert words == [model.tokenizer.token(int(id)).removeprefix("'") for id in order]
+    shown = page.locator(".outcome-words tbody tr").first.locator("th, td").all_inner_texts()
+    assert shown[0] == words[0]
+    assert f"{float(table[0]['chance']):.3f}" in shown
+    alike = rows(saved(page, "outcome", "CSV: layer by layer"))
+    chart = page.locator(".outcome-alike td").all_text_contents()
+    assert [f"{float(row['cosine_with_original']):.3f}" for row in alike] == chart
+
+
+def test_the_map_gives_a_row_for_each_head_and_all_weights(
+    visit: Visit, html: str, model: Model, ids: list[int]
+) -> None:
+    page = opened(visit, html, edits=EDITS, colouring="effect")
+    figures = page.locator(".cell .figure")
+    until(lambda: sum(map(bool, figures.all_text_contents())) == 23)
+    page.wait_for_timeout(500)
+    table = rows(saved(page, "map", "CSV: heads"))
+    names = [f"{row['layer']}.{row['head']}" for row in table]
+    assert names == [f"{layer}.{head}" for layer in range(4) for head in range(6)]
+    for name, row in zip(names, table, strict=True):
+        role, measure = ROLES.get(name, ["mixed", ""])
+        assert (row["role"], row["role_measure"]) == (role, str(measure))
+        assert row["removed"] == ("true" if name == "1.5" else "false")
+        shown = page.locator(f"[data-head='{name}'] .figure").inner_text()
+        if name == "1.5":
+            assert float(row["chance_moved_without_it"]) == 0
+        else:
+            moved = float(row["chance_moved_without_it"])
+            assert shown == (f"{moved:.3f}" if moved >= 5e-4 else "< 0.001")
+    after_, before = (by_the_library(model, ids, edits).pattern for edits in (EDITS, []))
+    moved_ = np.maximum(0, before - after_).sum((2, 3)) / len(ids)
+    np.testing.assert_allclose(column(table, "weight_moved_by_changes"), moved_.ravel(), atol=1e-5)
+    every = rows(saved(page, "map", "CSV: all weights"))
+    np.testing.assert_allclose(column(every, "weight"), after_.ravel(), atol=2e-6, rtol=0)
+
+
+def test_no_cell_is_a_formula(visit: Visit, html: str) -> None:
+    page = opened(visit, html, text='=1 + @SUM -2 \'a, "b"', edits=[], place=None, query=None)
+    file = saved(page, "head", "CSV: weights")
+    for row in csv.reader(io.StringIO(file[1].decode(), newline="")):
+        for cell in row:
+            assert not re.match(r"[=+@\t\r]|-(?![\d.])", cell)
+    keys = [row["key"] for row in rows(file)]
+    assert {"'=", "'+", "'-", "'", ",", "1"} <= set(keys)
+    assert keys == keys[: int(len(keys) ** 0.5)] * int(len(keys) ** 0.5)
+
+
+def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit) -> None:
+    code = "\n".join(asset(f"{name}.js") for name in ("view", "parts/export"))
+    page = visit(
+        document(
+            "cells", f"<script>(() => {{{code}\nglobalThis.csvOf = csvOf;}})();</script>", "auto"
+        )
+    )
+    numbers = [0.1, -2.5, 1e-300, 123456789.123456, float(np.float32(0.1)), 0, 1e21, -1e-7]
+    texts = [*FORMULAS, *HARMLESS]
+    made = page.evaluate(
+        "rows => csvOf({ columns: ['a', 'b'], rows })", [[x, 1] for x in [*texts, *numbers]]
+    )
+    assert made.startswith("a,b\r\n")
+    found = [row[0] for row in csv.reader(io.StringIO(made, newline=""))][1:]
+    assert found[: len(FORMULAS)] == [f"'{text}" for text in FORMULAS]
+    assert found[len(FORMULAS) : len(texts)] == [*HARMLESS[:-1], "\ufffd"]
+    kept = [float(x) for x in found[len(texts) :]]
+    assert kept[:4] + kept[5:] == numbers[:4] + numbers[5:]
+    assert (found[len(texts) + 4], np.float32(kept[4])) == ("0.1", np.float32(0.1))
+    none = page.evaluate("csvOf({ columns: ['a'], rows: [[null], [NaN], [Infinity], [true]] })")
+    assert none == "a\r\n\r\n\r\n\r\ntrue\r\n"
+
+
+# ---- pictures
+
+
+@pytest.mark.parametrize("name", ["map", "head", "steps", "outcome"])
+def test_a_picture_has_every_word_that_is_shown(visit: Visit, html: str, name: str) -> None:
+    page = opened(visit, html, edits=EDITS)
+    page.wait_for_timeout(500)
+    plain, shown = page.screenshot(), page.evaluate(REST)
+    hidden = ".save, .control, .paint, .power, details, canvas"
+    on_page = page.locator(f"[data-region={name}]").evaluate(
+        """(node, hidden) => { const texts = [];
+          const walk = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+          while (walk.nextNode()) {
+            const own = walk.currentNode.parentElement;
+            const shows = own.checkVisibility({ visibilityProperty: true });
+            const worked = own.closest(`.sr, [hidden], ${hidden}`);
+            if (shows && !worked) texts.push(walk.currentNode.data);
+          }
+          return texts.join(" "); }""",
+        hidden,
+    )
+    called, file = saved(page, name, "SVG")
+    stem = "head-3.2" if name == "head" else name
+    assert called == f"{stem}_She-wore-a-crown-on-her-mask.svg"
+    picture = drawn((called, file))
+    assert {part.tag for part in picture.iter()} <= {
+        SVG + tag
+        for tag in (
+            "svg",
+            "g",
+            "title",
+            "rect",
+            "text",
+            "path",
+            "line",
+            "circle",
+            "polyline",
+            "linearGradient",
+            "stop",
+            "clipPath",
+            "pattern",
+            "tspan",
+        )
+    }  # vectors alone
+    texts = [part.text for part in picture.iter(SVG + "text")]
+    caption = picture.findtext(f"{SVG}title") or ""
+    assert caption.startswith(
+        f"“{TEXT}” · crown hidden · 1 pair hidden in head 3.2 · head 1.5 removed · "
+    )
+    beyond = words_of(" ".join(map(str, texts)))
+    canvas = page.locator(f"[data-region={name}] canvas")
+    for word in words_of(on_page + " " + caption):
+        assert word in beyond, word
+        beyond.remove(word)
+    assert not beyond or canvas.count()  # the names along a heat map
+    menu(page, name).evaluate("node => { node.open = false; }")
+    page.wait_for_timeout(300)
+    assert page.evaluate(REST) == shown
+    page.mouse.move(0, 0)
+    page.evaluate("scrollTo(0, 0)")
+    assert page.screenshot() == plain
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_picture_has_the_colours_of_the_cells(
+    visit: Visit, html: str, model: Model, ids: list[int], tmp_path: Path, scheme: str
+) -> None:
+    edits = EDITS[:1]
+    page = ready(visit(opened_at(html, address(**STATE | {"edits": edits})), scheme=scheme))
+    left, top, wide, tall = cells(page)
+    place = "(box) => [box.left, box.top]"
+    both = [
+        page.locator(which).evaluate(f"node => ({place})(node.getBoundingClientRect())")
+        for which in ("[data-region=head]", "[data-part=head] .map-box canvas")
+    ]
+    x, y = (16 + own - all_ for all_, own in zip(*both, strict=True))
+    _, svg = saved(page, "head", "SVG")
+    name, png = saved(page, "head", "PNG")
+    assert name == "head-3.2_She-wore-a-crown-on-her-mask.png"
+    (tmp_path / "a.png").write_bytes(png)
+    picture = (imread(tmp_path / "a.png")[..., :3] * 255).round().astype(int)
+    size = [
+        round(float(ElementTree.fromstring(svg).get(side) or 0)) for side in ("height", "width")
+    ]
+    assert list(picture.shape[:2]) == [2 * side for side in size]
+    ground = picture[2, 2]
+    assert (ground > 240).all() if scheme == "light" else (ground < 40).all()
+    at = np.arange(len(ids)) + 0.3
+    rows_, columns = (
+        (2 * (start + side + at * each)).astype(int)
+        for start, side, each in ((y, top, tall), (x, left, wide))
+    )
+    found = picture[np.ix_(rows_, columns)]
+    expected = by_the_library(model, ids, edits).pattern[HEAD]
+    seen = [column for column in range(len(ids)) if column != 4]
+    if scheme == "light":
+        like(found[:, seen], expected[:, seen], within=3)
+    flat = found[:, seen].sum(-1)
+    order = np.argsort(expected[:, seen].ravel())
+    assert (np.diff(flat.ravel()[order]) * (-1 if scheme == "light" else 1) >= -12).all()
+    down, across = int(2 * (y + top)), int(2 * (x + left + 4 * wide))
+    hatched = picture[down + 4 : down + int(tall), across + 4 : across + int(wide)]
+    assert np.ptp(hatched, axis=(0, 1)).max() > 60  # stripes
+
+
+def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
+    visit: Visit, html: str
+) -> None:
+    page = opened(visit, html, edits=EDITS, beside=True, width=1920)
+    texts = [part.text for part in drawn(saved(page, "head", "SVG")).iter(SVG + "text")]
+    assert {"Original", "Changed"} <= set(texts)
+    assert texts.count("from (query)") == 2
+
+
+# ---- the menu
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_menus_fit_and_pass_axe(visit: Visit, html: str, width: int, scheme: str) -> None:
+    state = address(**START | {"edits": EDITS, "inside": width > 390})
+    page = ready(visit(opened_at(html, state), width=width, scheme=scheme))
+    for tab in ("Heads", "Steps", "Result") if width == 390 else ("",):
+        if tab:
+            after(page, page.get_by_role("tab", name=tab).click)
+        for summary in page.locator(".save summary").all():
+            if summary.is_visible():
+                summary.focus()
+                page.keyboard.press("Enter")
+        page.locator(".save[open] > .bar button >> visible=true").first.wait_for()
+        buttons = [
+            button for button in page.locator(".save > .bar button").all() if button.is_visible()
+        ]
+        assert len(buttons) >= 2
+        for button in buttons:
+            box = button.bounding_box()
+            assert box is not None
+            assert min(box["width"], box["height"]) >= 43.5
+        assert tight(page)
+        assert page.evaluate(OVERLAPS) == []
+        assert problems(page) == []
+
+
+def test_the_folded_page_has_no_menus(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "")))
+    assert not any(one.is_visible() for one in page.locator(".save").all())
+
+
+@pytest.mark.parametrize("allowed", ["", " allow-downloads"])
+def test_a_frame_that_may_forbid_files_gets_them_as_text(
+    chromium: Browser, html: str, tmp_path: Path, allowed: str
+) -> None:
+    path = tmp_path / "frame.html"
+    source = escape(html, quote=True)
+    path.write_text(
+        f'<iframe sandbox="allow-scripts{allowed}" width=1200 height=800 srcdoc="{source}">',
+        "utf-8",
+    )
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(60_000)
+    complaints: list[Any] = []
+    page.on("pageerror", lambda error: complaints.append(error))
+    page.goto(path.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("html[data-qkv=ready]").wait_for()
+    frame.get_by_role("button", name="Look inside").click()  # it has no address of its own
+    box = frame.locator("[data-region=head] > .save")
+    box.locator("summary").click()
+    box.get_by_role("button", name="CSV: weights").click()
+    said = box.get_by_role("status").first
+    said.get_by_text("may forbid").wait_for()
+    text = box.locator("textarea").input_value()
+    assert text.startswith("layer,head,query_place,query,")
+    assert len(text.splitlines()) == 101
+    box.get_by_role("button", name="PNG").click()
+    said.get_by_text("a window of its own").wait_for()
+    assert complaints == []
+    page.close()
