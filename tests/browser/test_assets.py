@@ -67,6 +67,8 @@ def test_what_is_declared_is_used(name: str) -> None:
 def test_no_two_files_of_a_page_declare_the_same(kind: str) -> None:
     code = "\n".join((ASSETS / name).read_text("utf-8") for name in ["view.js", *KINDS[kind]])
     found = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", code, flags=re.MULTILINE)
+    for several in re.findall(r"^(?:const|let) [\[{](.*?)[\]}] =", code, flags=re.MULTILINE):
+        found += several.split(", ")
     assert len(found) > 20
     assert {name for name in found if found.count(name) > 1} == set()
 

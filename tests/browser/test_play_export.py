@@ -221,7 +221,7 @@ def test_a_picture_has_every_word_that_is_shown(visit: Visit, html: str, name: s
     page = opened(visit, html, edits=EDITS)
     page.wait_for_timeout(500)
     plain, shown = page.screenshot(), page.evaluate(REST)
-    hidden = ".save, .control, .paint, .power, details, canvas"
+    hidden = ".save, .control, .paint, .power, .weight-bar, .motion-play, .motion-moments, details"
     on_page = page.locator(f"[data-region={name}]").evaluate(
         """(node, hidden) => { const texts = [];
           const walk = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
@@ -283,12 +283,15 @@ def test_a_picture_has_the_colours_of_the_cells(
     edits = EDITS[:1]
     page = ready(visit(opened_at(html, address(**STATE | {"edits": edits})), scheme=scheme))
     left, top, wide, tall = cells(page)
-    place = "(box) => [box.left, box.top]"
-    both = [
-        page.locator(which).evaluate(f"node => ({place})(node.getBoundingClientRect())")
-        for which in ("[data-region=head]", "[data-part=head] .map-box canvas")
-    ]
-    x, y = (16 + own - all_ for all_, own in zip(*both, strict=True))
+    x, y = page.locator("[data-region=head]").evaluate(
+        """(node) => {
+          node.classList.add("exporting");
+          const own = node.querySelector(".map-box canvas").getBoundingClientRect();
+          const all = node.getBoundingClientRect();
+          node.classList.remove("exporting");
+          return [16 + own.left - all.left, 16 + own.top - all.top];
+        }"""
+    )
     _, svg = saved(page, "head", "SVG")
     name, png = saved(page, "head", "PNG")
     assert name == "head-3.2_She-wore-a-crown-on-her-mask.png"

@@ -5,7 +5,7 @@ const MOST_ROWS = 500_000; // of a CSV
 
 /**
  * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
- * @typedef {[string, string, () => Table]} Numbers  what a reader calls them, what their file is called, the table
+ * @typedef {[string, string, () => Table]} Sheet  what a reader calls them, what their file is called, the table
  */
 
 // ---- CSV
@@ -39,7 +39,7 @@ function csvOf({ columns, rows }) {
 /**
  * The numbers of every heat map in a part, row by row.
  * @param {HTMLElement} node
- * @returns {Numbers[]}
+ * @returns {Sheet[]}
  */
 function matricesIn(node) {
   const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
@@ -131,15 +131,14 @@ function headsNumbers({ state, run, original }, roles, effectOf) {
  * @param {Now} now
  * @param {any} data  the payload
  * @param {any} part
- * @returns {Numbers[]}
+ * @returns {Sheet[]}
  */
 function numbersOf(name, now, data, part) {
   const { state, run } = now;
-  if (!run) return [];
   const { layer, head } = state;
   const every = run.pattern.flatMap((heads, l) => heads.map((_, h) => /** @type {[number, number]} */ ([l, h])));
   const fits = (count) => count * run.tokens.length ** 2 <= MOST_ROWS;
-  /** @type {Record<string, (Numbers | false)[]>} */
+  /** @type {Record<string, (Sheet | false)[]>} */
   const known = {
     head: [fits(1) && ["weights", `head-${layer}.${head}-weights`, () => linkNumbers(now, [[layer, head]])]],
     map: [
@@ -161,8 +160,8 @@ function numbersOf(name, now, data, part) {
  * @param {any} ui
  * @param {HTMLElement} node  the part
  * @param {HTMLElement} around  what its picture is of: the part, or more
- * @param {() => {name: string, text: string, caption: string, numbers: Numbers[]}} about  `name`: of the part, in a
- *     file's name; `text`: what the page is of; `caption`: what stands below the picture
+ * @param {() => {name: string, text: string, caption: string, numbers: Sheet[]} | null} about  `name`: of the part, in
+ *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
  */
 function saveMenu(ui, node, around, about) {
   const done = el("span", { class: "note", role: "status" });
@@ -173,7 +172,7 @@ function saveMenu(ui, node, around, about) {
   const picture = () => pictureOf(ui, around, about().caption);
 
   function list() {
-    box.hidden = node.hidden;
+    box.hidden = node.hidden || !about();
     if (!box.open || box.hidden) return;
     fill(bar, button("SVG", svgFile), button("PNG", pngFile), about().numbers.map(([what, called, table]) =>
       button(`CSV: ${what}`, () => ({ name: called, kind: "csv", text: csvOf(table()) }))), done);
@@ -210,9 +209,11 @@ function saveMenu(ui, node, around, about) {
  * @param {any} part
  */
 function aboutPart(name, now, store, part) {
-  const { state, model } = now;
+  const { state, model, run, second } = now;
+  if (!run || (name === "second" && !second)) return null;
   const changes = inWords(now).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));
-  const caption = [`“${visible(state.text)}”`, ...changes, store.engine.name || model.name].join(" · ");
+  const texts = name === "second" ? [state.text, second.text] : [state.text];
+  const caption = [texts.map((text) => `“${visible(text)}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
   const called = name === "head" ? `head-${state.layer}.${state.head}` : name;
   return { name: called, text: state.text, caption, numbers: numbersOf(name, now, store.data, part) };
 }

@@ -1,7 +1,7 @@
 // A part of a page as a picture of its own, in vectors: every box, text and line that stands in it is read from the
 // page and written as SVG; canvases are drawn once more, with a pen that writes SVG instead of setting pixels.
 
-const [MARGIN, FINEST] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
+const [MARGIN, PIXELS] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
 const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
@@ -53,7 +53,7 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  const edges = [frame.left, frame.top, frame.right, frame.bottom];
+  const edges = [frame.left, frame.top, frame.right, frame.top]; // below it there may be room that others fill
   const widen = ({ left, top, right, bottom }) => {
     [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];
     [edges[2], edges[3]] = [Math.max(edges[2], right), Math.max(edges[3], bottom)];
@@ -65,26 +65,29 @@ function drawnOf(ui, node, canvases, caption) {
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
     svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
 
-  function visit(element, into) {
+  /** `within`: something around it cuts it off. */
+  function visit(element, into, within = false) {
     const style = getComputedStyle(element);
     if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true }) || element.matches(".sr")) return;
     const box = element.getBoundingClientRect();
     let own = into;
     if (style.opacity !== "1") into.append((own = svg("g", { opacity: style.opacity })));
+    const had = own.childNodes.length;
     if (style.display !== "contents") boxOf(style, box, own);
-    if (element.localName === "svg") return own.append(copyOf(element, null, box));
-    if (element.localName === "canvas") return own.append(canvasOf(element, box, canvases));
+    const picture = { svg: () => copyOf(element, null, box), canvas: () => canvasOf(element, box, canvases) }[element.localName];
+    if (picture) own.append(picture());
+    if (own.childNodes.length > had && !within) widen(box);
+    if (picture) return;
     const cut_ = style.overflowX !== "visible" && (element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight);
     if (cut_) own = clipped(own, box);
     for (const child of element.childNodes) {
-      if (child.nodeType === Node.ELEMENT_NODE) visit(child, own);
+      if (child.nodeType === Node.ELEMENT_NODE) visit(child, own, within || cut_);
       else if (child.nodeType === Node.TEXT_NODE)
         for (const { text, rect } of fragments(child, style)) {
-          if (!cut_) widen(rect);
+          if (!within && !cut_) widen(rect);
           own.append(textOf(text, rect, style, cut_ && style.textOverflow === "ellipsis" ? box.right : Infinity, isTurned(element)));
         }
     }
-    if (!cut_) widen(box);
   }
 }
 
@@ -93,7 +96,7 @@ function boxOf(style, { left: x, top: y, width, height }, into) {
   if (!width || !height) return;
   const round = parseFloat(style.borderTopLeftRadius) || 0;
   const rect = (by, more) =>
-    into.append(svg("rect", { x: short(x + by), y: short(y + by), width: short(width - 2 * by), height: short(height - 2 * by), rx: round ? short(Math.max(0, Math.min(round, height / 2) - by)) : null, ...more }));
+    into.append(svg("rect", { x: short(x + by), y: short(y + by), width: short(Math.max(0, width - 2 * by)), height: short(Math.max(0, height - 2 * by)), rx: round ? short(Math.max(0, Math.min(round, height / 2) - by)) : null, ...more }));
   const [ground, clear] = plainColour(style.backgroundColor);
   if (clear > 0) rect(0, { fill: ground, "fill-opacity": clear < 1 ? clear : null });
   if (style.backgroundImage.startsWith("linear-gradient(to right, rgb")) {
@@ -238,7 +241,7 @@ function canvasOf(canvas, box, canvases) {
 
 function pixelsOf(canvas, at) {
   const { width, height } = canvas;
-  if (Math.max(width, height) > FINEST) return svg("image", { ...at, href: canvas.toDataURL(), preserveAspectRatio: "none", style: { "image-rendering": "pixelated" } });
+  if (Math.max(width, height) > PIXELS) return svg("image", { ...at, href: canvas.toDataURL(), preserveAspectRatio: "none", style: { "image-rendering": "pixelated" } });
   const copy = el("canvas", { width, height }).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
   const { data } = copy.getImageData(0, 0, width, height);
@@ -277,6 +280,7 @@ function vectorPen(width, height) {
   const drawn = () => ({ fill: "none", stroke: paint(pen.strokeStyle), "stroke-width": pen.lineWidth, opacity: seen() });
   const paint = (style) => {
     if (typeof style === "string") return plainColour(style, true)[0];
+    if (!style.id) return "none"; // made by another pen
     if (!style.isConnected) node.prepend(style);
     return `url(#${style.id})`;
   };
@@ -310,7 +314,7 @@ function vectorPen(width, height) {
     stroke: () => group.append(svg("path", { d, ...drawn() })),
     fillRect: (x, y, wide, tall) => rect(x, y, wide, tall, filled()),
     strokeRect: (x, y, wide, tall) => rect(x, y, wide, tall, drawn()),
-    clearRect() {},
+    clearRect: () => node.replaceChildren((group = svg("g"))), // all of it, as the page has it
     measureText: (text) => penFor(pen.font).measureText(text),
     fillText(text, x, y, most = Infinity) {
       const ruler = penFor(pen.font);
