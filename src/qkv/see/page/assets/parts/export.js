@@ -133,7 +133,7 @@ function headsNumbers({ state, run, original }, roles, effectOf) {
  * @param {any} part
  * @returns {Sheet[]}
  */
-function numbersOf(name, now, data, part) {
+function sheetsOf(name, now, data, part) {
   const { state, run } = now;
   const { layer, head } = state;
   const every = run.pattern.flatMap((heads, l) => heads.map((_, h) => /** @type {[number, number]} */ ([l, h])));
@@ -215,7 +215,7 @@ function aboutPart(name, now, store, part) {
   const texts = name === "second" ? [state.text, second.text] : [state.text];
   const caption = [texts.map((text) => `“${visible(text)}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
   const called = name === "head" ? `head-${state.layer}.${state.head}` : name;
-  return { name: called, text: state.text, caption, numbers: numbersOf(name, now, store.data, part) };
+  return { name: called, text: state.text, caption, numbers: sheetsOf(name, now, store.data, part) };
 }
 
 /** A name that every system takes: what it is, and the first words of what it is of. */
