@@ -228,10 +228,46 @@ def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace:
     stroke(page, (2, 3), (2, 9))  # begun on a hidden one it opens
     left = [(2, 1), (2, 2), *way[5:]]
     until(lambda: painted(page) == [(*cell, *HEAD) for cell in left])
+    token(own(page), 2).click()
+    until(lambda: unseen(page) == ["", "unseen changed", "unseen changed", *[""] * 7])
     button(page, "Undo").click()
     until(lambda: painted(page) == edges)
     button(page, "Undo").click()  # a stroke is one change
     until(lambda: held(page)["edits"] == [])
+
+
+def unseen(page: Page) -> list[str]:
+    """How each key in the list is marked as hidden, if it is."""
+    return own(page).evaluate(
+        "node => [...node.querySelectorAll('.key')].map((key) =>"
+        " key.querySelector('.unseen')?.className ?? '')"
+    )
+
+
+def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
+    session = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *at: float) -> None:
+        points = [{"x": at[0], "y": at[1]}] if at else []
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    slider(page, "on").scroll_into_view_if_needed()
+    box: Any = slider(page, "on").locator(".grip").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    touch("touchStart", x, y)
+    for by in range(1, 5):
+        touch("touchMove", x + 12 * by, y + by)  # as a finger goes
+    touch("touchEnd")
+    wide: Any = own(page).locator(".weights").bounding_box()
+    weight = weights_of(trace)[PLACE, ON] + 48 / wide["width"]
+    until(lambda: given(page) and abs(given(page)[0]["weights"][ON] - weight) < 0.02)
+    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_role("application").scroll_into_view_if_needed()
+    touch("touchStart", *point(page, 1, 1))
+    for cell in range(2, 6):
+        touch("touchMove", *point(page, cell, cell))
+    touch("touchEnd")
+    until(lambda: painted(page) == [(cell, cell, *HEAD) for cell in range(1, 6)])
 
 
 def test_what_a_mask_cannot_change_is_said(page: Page) -> None:
@@ -280,6 +316,7 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     assert (np.abs(colours - colours.mean(1, keepdims=True)) < 24).all()  # in grey
     token(own(page), 2).click()
     until(lambda: handles(page).count() == 3)
+    assert unseen(page) == [*[""] * 3, *["unseen"] * (size - 3)]
     own(page).get_by_label("paint: a stroke over cells hides them").check()
     stroke(page, (0, 2))
     assert "hidden by the model itself" in own(page).locator(".paint [role=status]").inner_text()

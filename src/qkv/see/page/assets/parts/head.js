@@ -205,7 +205,7 @@ function headPart(ui, store) {
     fill(said, wordsOfRows(head, rows, at));
     list.set({ head, active: rows, held: holds ? held.length > 0 : hover === null, high }, fresh);
     paint?.set({ head, at, own, key });
-    weights?.set({ head, at, run, own, key, held: rows[0] === own }, now.state.inside);
+    weights?.set({ head, at, run, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
     const picked = rows.length && !holds ? [own, key] : null;
     map.set({ ...more, marked: rows, picked, home: best ? [rows[0], best[0]] : null });
     drawValues();
@@ -260,12 +260,11 @@ function headPart(ui, store) {
     const { head, at, high, vectors } = shown;
     const { layers, name } = head.source.text;
     const kind = at.mode === "length" ? "contribution" : "weight";
-    const difference = (r, c) => head.values(r).get(c) - far.values(r).get(c);
     return {
       label: `${kind}s of layer ${layers[at.l]}, head ${at.h}${name ? `, ${visible(name)}` : ""}`,
       rows: head.rows.map((row) => row.name),
       columns: head.columns.map((column) => column.name),
-      value: far ? difference : paint?.weight ?? ((r, c) => head.at(r, c)),
+      value: far ? differenceFrom(far, head) : paint?.weight ?? ((r, c) => head.at(r, c)),
       entries: head.sparse ? head.known : null,
       extra: head.away ? { name: "out of sight", value: head.gone } : null,
       low: far ? -1 : 0,

@@ -115,6 +115,8 @@ function lines(ui, { onhover, onpick, onfree }) {
       name: visible(head.columns[c].name),
       kind: "",
       values: active.map((r) => head.values(r).get(c) || 0),
+      hidden: active.length > 0 && active.every((r) => head.hidden(r, c)),
+      mine: active.every((r) => head.changed(r, c)),
     }));
     if (many) {
       const sum = (r) =>
@@ -128,7 +130,7 @@ function lines(ui, { onhover, onpick, onfree }) {
     if (head.away) listed.push({ name: "out of sight", kind: "away", values: active.map(head.gone) });
     fill(
       keys,
-      listed.map(({ c, name, kind, values }) =>
+      listed.map(({ c, name, kind, values, hidden, mine }) =>
         el(
           "li",
           { class: `key ${kind}` },
@@ -152,6 +154,7 @@ function lines(ui, { onhover, onpick, onfree }) {
                   .map((value) => (value >= 0.005 * high ? number(value) : value > 0 ? "·" : ""))
                   .join("  "),
           ),
+          hidden ? el("span", { class: mine ? "unseen changed" : "unseen" }, el("span", { class: "sr" }, "hidden")) : null,
         ),
       ),
     );

@@ -118,10 +118,16 @@ function paintBar(ui, store, step) {
     store.set({ edits: withLinks(store.state.edits, [[r, c]], hides) });
   }
 
+  /** The link under the pointer; none in the column of what is out of sight. */
+  function cellUnder(event) {
+    const cell = map.under(event);
+    return cell && cell[1] < told.head.columns.length ? cell : null;
+  }
+
   function begin(event) {
     painted = false;
     if (!on.input.checked || !told || event.button) return;
-    const cell = map.under(event);
+    const cell = cellUnder(event);
     if (!cell) return;
     painted = true;
     const why = refused(...cell);
@@ -145,7 +151,7 @@ function paintBar(ui, store, step) {
 
   function move(event) {
     if (!stroke) return;
-    const cell = map.under(event);
+    const cell = cellUnder(event);
     if (!cell) stroke.last = null;
     else if (cell.join(" ") !== stroke.last?.join(" ")) pass(cell);
   }

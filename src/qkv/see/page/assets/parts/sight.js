@@ -173,7 +173,8 @@ function sourceOf(run, edits) {
   const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
   // a row that is set by hand may have a weight where a mask is: this one is seen
   const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
-  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && ((causal && j > i) || score(l, h, i, j) === -Infinity); // the model's mask
+  const ahead = (i, j) => (causal && j > i ? -Infinity : 0);
+  const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // the model's mask
   const flags = special.map(Number);
   return {
     text: {

@@ -36,6 +36,11 @@ function rescaled(row, key, weight, open) {
   return found;
 }
 
+/** The weights of a head minus those in the original; NaN where both hide the key. */
+function differenceFrom(original, head) {
+  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : head.values(r).get(c) - original.values(r).get(c));
+}
+
 /** A cell's numbers where cells show the difference from the original: both weights, and the difference. */
 function withDifference(said, head, original, r, c) {
   if (!original) return said;
@@ -78,6 +83,7 @@ function weightHandles(ui, store, list, { onkey, redraw }) {
 
   const queryPlace = () => told.head.rows[told.own].first;
   const chosen = () => told.head.columns[told.key].first;
+  const isWhole = ({ rows, columns }) => [...rows, ...columns].every(({ first, last }) => last === first + 1); // no pieces are merged
   const isDraft = (at, query) => draft && draft.at.l === at.l && draft.at.h === at.h && draft.query === query;
   const isOpen = (place) => !told.head.source.hidden(told.at.l, told.at.h, queryPlace(), place);
 
@@ -190,7 +196,7 @@ function weightHandles(ui, store, list, { onkey, redraw }) {
     controls,
     /** A head as it is once what is drafted is computed. */
     over(head, at) {
-      const r = draft ? head.rows.findIndex(({ first }) => isDraft(at, first)) : -1;
+      const r = draft && isWhole(head) ? head.rows.findIndex(({ first }) => isDraft(at, first)) : -1;
       if (r < 0) return head;
       const values = new Map(head.columns.map(({ first }, c) => [c, draft.row[first]]));
       const known = [...values].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
@@ -204,9 +210,8 @@ function weightHandles(ui, store, list, { onkey, redraw }) {
     /** `held`: whether the row in sight is the chosen query's. */
     set(next, inside) {
       told = next;
-      const { head, at, own, key, held } = next;
-      const single = ({ first, last }) => last === first + 1;
-      const can = inside && head.rows.length > 0 && at.mode === "weight" && store.engine?.where !== "recorded" && single(head.rows[own]) && head.columns.every(single);
+      const { head, at, own, key, high, held } = next;
+      const can = inside && high === 1 && head.rows.length > 0 && at.mode === "weight" && isWhole(head); // bars go from 0 to 1
       box.hidden = controls.hidden = !can;
       list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPlace())));
       if (!can) return;
