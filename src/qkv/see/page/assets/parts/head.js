@@ -23,7 +23,7 @@ function vectorsOf(run, layer, head) {
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
     return { at, high };
   };
-  return { d, q: of(block.rot_q ?? block.q), k: of(block.rot_k ?? block.k), v: of(block.v), z: of(block.z) };
+  return { d, q: of(block.q), k: of(block.k), v: of(block.v), z: of(block.z) };
 }
 
 // ---- one head

@@ -42,20 +42,16 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
   const usual = 1 / Math.sqrt(d);
   const scale = scaleOf(edits, usual);
   const scaled = score * scale;
-  const known = run.blocks[l].attn_scores?.[h]?.[i * T + j] ?? scaled;
-  const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
-  const hidden = mine || known === -Infinity;
+  const hidden = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
   const given = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
   const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
-  const more = !hidden && Math.abs(known - scaled) > 1e-3 * Math.max(1, Math.abs(scaled));
   return [
     "score ",
     el("b", {}, number(score, 3)),
     el("span", { class: scale === usual ? null : "changed" }, scale === usual ? ` ÷ √${d}` : ` × ${number(scale, 3)}`),
     " = ",
     el("b", {}, number(scaled, 3)),
-    more ? step("with the model's own bias or cap", number(known, 3), false) : null,
-    step("mask", hidden ? "hidden" : "open", mine),
+    step("mask", hidden ? "hidden" : "open", hidden),
     step(given ? "your weight" : "softmax: weight", number(run.pattern[l][h][i * T + j], 3), given),
   ];
 }
