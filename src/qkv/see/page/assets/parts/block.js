@@ -122,7 +122,7 @@ function lengthIn(flow, step, token) {
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
- * @param {Flow | null} before  the same before the reader's changes
+ * @param {Record<string, number> | null} before  how long what is added was before the reader's changes, by its name
  */
 function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
@@ -130,9 +130,10 @@ function streamWords(flow, k, token, before) {
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
   const adds = step.op.kind === "sum" ? step.op.terms[1] : "";
   const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
-  const long = (one) => number(lengthIn(one, one.steps.find(({ name }) => name === adds), token), 1);
-  const added = part && (before && long(before) !== long(flow) ? `: ${part} ${long(before)} → ${long(flow)}` : `: ${part} added ${long(flow)}`);
-  return `length ${number(length, 1)}${added ?? ""}`;
+  if (!part) return `length ${number(length, 1)}`;
+  const long = number(lengthIn(flow, flow.steps.find(({ name }) => name === adds), token), 1);
+  const was = number(before?.[adds], 1);
+  return `length ${number(length, 1)}: ${part} ${before && was !== long ? `${was} →` : "added"} ${long}`;
 }
 
 /** The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends. */
@@ -245,7 +246,7 @@ function blockPart(ui, { onshow, panel }) {
      * @param {Flow} next
      * @param {number} of
      * @param {number} at  the step that is shown
-     * @param {Flow | null} was  the same before the reader's changes
+     * @param {Record<string, number> | null} was  how long what is added was before the reader's changes, by its name
      */
     set(next, of, at, was = null) {
       [flow, token, before] = [next, of, was];

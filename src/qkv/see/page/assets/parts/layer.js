@@ -14,8 +14,7 @@ function stepsPart(ui, store) {
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
   const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
-  let first = true;
-  let now = null;
+  let [first, later, now] = [true, 0, null];
 
   /** The parameters of the layer, once they are there; null where they are not to be had, undefined while they come. */
   function parametersFor(run, layer) {
@@ -34,20 +33,32 @@ function stepsPart(ui, store) {
   /** @param {Now} next */
   function update(next) {
     now = next;
-    const { state, run, original, model } = next;
+    clearTimeout(later);
+    later = setTimeout(draw, 0); // after what is above the fold
+  }
+
+  function draw() {
+    const { state, run, original, model } = now;
     node.hidden = !run?.blocks?.[state.layer]?.q;
     if (node.hidden || !state.inside || !run.tokens.length) return;
-    table.set(next);
+    table.set(now);
     const parameters = parametersFor(run, state.layer);
     if (parameters === undefined) return; // what was shown stays as long
-    const was = run === original ? null : flowOf(original, { ...state, edits: [] }, model, parameters);
+    const flow = flowOf(run, state, model, parameters);
     fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
     down.disabled = !state.layer;
     up.disabled = state.layer === run.pattern.length - 1;
-    view.set(flowOf(run, state, model, parameters), { was, ...(first ? { name: "scores" } : {}) });
+    view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...(first ? { name: "scores" } : {}) });
     first = false;
   }
   return { node, update };
+}
+
+/** How long the vectors are that the parts of a layer add at a token; null where the run does not know. */
+function addedIn(run, layer, token) {
+  const { attn_out: out, mlp_out: mlp } = run.blocks[layer];
+  const wide = run.resid[0].length / run.tokens.length;
+  return out && mlp ? { out: lengthAt(out, token, wide), mlp: lengthAt(mlp, token, wide) } : null;
 }
 
 /** How the weights of the chosen query arise, key by key: score, scale, mask, softmax. */

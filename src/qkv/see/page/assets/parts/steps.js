@@ -177,7 +177,7 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     /**
      * Shows a flow: the step of this name, else the one that was shown, and the vectors of a token.
      * @param {Flow} next
-     * @param {{name?: string, of?: number, was?: Flow | null}} options  `was`: the same before the reader's changes
+     * @param {{name?: string, of?: number, was?: Record<string, number> | null}} options  `was`: see block.js
      */
     set(next, { name, of, was: unchanged = null } = {}) {
       const was = name ?? flow?.steps[at].name;
