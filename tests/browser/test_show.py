@@ -395,3 +395,16 @@ def test_the_heads_that_were_asked_for_are_marked(visit: Visit) -> None:
     page = visit(page_of(made(WORDS), heads=[1, 3]))
     marked = page.locator(".asked").evaluate_all("all => all.map((head) => head.dataset.head)")
     assert marked == [f"{layer}.{head}" for layer in (1, 0) for head in (1, 3)]
+
+
+def test_the_head_that_is_shown_is_in_the_window_on_many(visit: Visit) -> None:
+    page = visit(page_of(made(["one", "two", "three"], 12, 32), layer=0, head=31))
+    box = page.locator(".model-map").bounding_box()
+    assert box is not None
+    for layer, head in ((0, 31), (11, 0), (6, 20)):
+        page.get_by_label("Layer", exact=True).select_option(str(layer))
+        page.get_by_label("Head", exact=True).select_option(str(head))
+        cell = page.locator(f"[data-head='{layer}.{head}']").bounding_box()
+        assert cell is not None
+        assert box["x"] <= cell["x"] < cell["x"] + cell["width"] <= box["x"] + box["width"]
+        assert box["y"] <= cell["y"] < cell["y"] + cell["height"] <= box["y"] + box["height"]

@@ -122,7 +122,7 @@ function mapPart(ui, store) {
   const sweep = live ? effects(store, () => now && show()) : null;
   const roles = store.data?.roles ?? {};
   let [now, seen, cells, shape, painted, scale] = [null, null, [], "", "", ""];
-  let [sorted, wide] = ["place", 1];
+  let [sorted, wide, revealed] = ["place", 1, ""];
   const move = roving(grid, {
     count: () => cells.length,
     columns: () => wide,
@@ -170,6 +170,18 @@ function mapPart(ui, store) {
       el("span", { class: "power-word" }));
     const number_ = text.layers[layer];
     return { layer, head, name, called: `layer ${number_}, head ${head}`, said, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
+  }
+
+  /** Brings the chosen head into the window on the map, where there is one. */
+  function reveal() {
+    const { layer, head, text } = now.state;
+    const place = JSON.stringify([text, layer, head, shape]);
+    if (place === revealed || !grid.clientHeight) return;
+    revealed = place;
+    const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = cells.find((cell) => cell.layer === layer && cell.head === head).node;
+    const near = (at, size, from, room) => Math.max(at + size - room, Math.min(at, from));
+    grid.scrollTop = near(offsetTop - grid.offsetTop - 4, offsetHeight + 8, grid.scrollTop, grid.clientHeight);
+    grid.scrollLeft = near(offsetLeft - grid.offsetLeft - 4, offsetWidth + 8, grid.scrollLeft, grid.clientWidth);
   }
 
   function flip(layer, head) {
@@ -231,6 +243,7 @@ function mapPart(ui, store) {
     colouring.set(state.colouring);
     fill(measure, explained());
     paint(values, high);
+    reveal();
     const names = { pattern: state.mode === "length" ? "contribution" : "weight", effect: "chance that moves", change: "difference of weights" };
     const ends = state.colouring === "change" ? [-1, 1] : [0, high];
     const said = JSON.stringify([ends, state.colouring, model.name]);
@@ -282,5 +295,5 @@ function mapPart(ui, store) {
     if (state.colouring === "effect") sweep?.want(now);
     show();
   }
-  return { node, update, effects: sweep.of };
+  return { node, update, effects: sweep?.of };
 }
