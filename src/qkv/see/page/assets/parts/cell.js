@@ -3,7 +3,6 @@
 // wherever else they stand. `Sum` is what sums.js gives.
 
 const BARS = 96; // how high the bars are together, in pixels
-const OVER = 14; // how high a strip of numbers over them is
 
 /**
  * What bars show.
@@ -77,16 +76,16 @@ function shareBars(label, { scores, raised, shares, names, at, of, name }) {
 /**
  * Bars, each of which can be pointed at: by the pointer, by arrow keys, or from elsewhere.
  * @param {any} ui
- * @param {{onpoint?: (k: number | null) => void, writes?: boolean}} options  hears which bar is pointed at; whether the
- *   sum is written out
+ * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options  hears which bar is
+ *   pointed at; whether the sum is written out; what stands behind it
  */
-function sumBars(ui, { onpoint, writes = true } = {}) {
+function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const canvas = el("canvas", { "aria-hidden": "true" });
   const chart = el("div", { class: "sum-chart", role: "slider", tabindex: 0, "aria-valuemin": 1, onkeydown: step }, canvas);
   const said = el("p", { class: "sum-said" });
   const written = el("p", { class: "sum-written" });
   const table = barTable();
-  const node = el("div", { class: "sum" }, chart, said, written, table.node);
+  const node = el("div", { class: "sum" }, chart, said, written, after, table.node);
   /** @type {Bars | null} */
   let shown = null;
   let pointed = null; // the bar that is pointed at
@@ -154,33 +153,36 @@ function sumBars(ui, { onpoint, writes = true } = {}) {
   function draw() {
     const width = node.clientWidth;
     if (!shown || !width) return;
-    const { rows, name, values, at } = shown;
-    const pen = canvas2d(canvas, width, rows.length * OVER + 6 + BARS);
-    const left = Math.min(116, Math.floor(width * 0.27));
+    const { rows, values, at } = shown;
+    const size = 0.8 * parseFloat(getComputedStyle(node).fontSize); // of its text, which grows with the window
+    const over = Math.round(size) + 2; // how high a strip of numbers over the bars is
+    const pen = canvas2d(canvas, width, rows.length * over + 6 + BARS);
+    const left = Math.min(Math.round(9.7 * size), Math.floor(width * 0.27));
     const wide = Math.min(40, (width - left - 2) / values.length);
     const gap = wide > 4 ? 1 : 0;
     place = { left, wide };
-    [pen.textBaseline, pen.font, pen.fillStyle] = ["middle", `12px ${ui.color("--font")}`, ui.color("--ink")];
+    [pen.textBaseline, pen.font, pen.fillStyle] = ["middle", `${size}px ${ui.color("--font")}`, ui.color("--ink")];
     const stripes = hatch(ui, pen);
     rows.forEach(([called, numbers, end], line) => {
       const finite = Array.from(numbers).filter(Number.isFinite);
       const most = end ?? (finite.reduce((best, x) => Math.max(best, Math.abs(x)), 0) || 1);
       pen.fillStyle = ui.color("--ink");
-      pen.fillText(cut(called, 18), 0, line * OVER + OVER / 2, left - 6);
+      pen.fillText(cut(called, 18), 0, line * over + over / 2, left - 6);
       Array.from(numbers).forEach((x, k) => {
         pen.fillStyle = Number.isFinite(x) ? css(shade(ui, x / most)) : stripes;
-        pen.fillRect(left + k * wide, line * OVER, Math.max(0.5, wide - gap), OVER - 1);
+        pen.fillRect(left + k * wide, line * over, Math.max(0.5, wide - gap), over - 1);
       });
     });
-    drawBars(pen, { values, name, left, wide, gap, top: rows.length * OVER + 3, width });
+    drawBars(pen, { left, wide, gap, size, top: rows.length * over + 3 });
     const mark = pointed ?? at;
     if (mark === null) return;
     [pen.lineWidth, pen.strokeStyle] = [2, ui.color("--ink")];
     const room = Math.max(wide, 5);
-    pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * OVER + 4 + BARS);
+    pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * over + 4 + BARS);
   }
 
-  function drawBars(pen, { values, name, left, wide, gap, top, width }) {
+  function drawBars(pen, { left, wide, gap, size, top }) {
+    const { values, name } = shown;
     const ends = values.filter(Number.isFinite);
     const high = shown.high ?? ends.reduce((most, x) => Math.max(most, x), 0);
     const low = shown.high ? 0 : ends.reduce((least, x) => Math.min(least, x), 0);
@@ -192,11 +194,10 @@ function sumBars(ui, { onpoint, writes = true } = {}) {
       pen.fillRect(left + k * wide, Math.min(zero, zero - x * scale), Math.max(0.5, wide - gap), Math.abs(x) * scale);
     });
     pen.fillStyle = ui.color("--dim");
-    pen.fillRect(left, zero - 0.5, Math.min(values.length * wide, width - left), 1);
+    pen.fillRect(left, zero - 0.5, values.length * wide, 1);
     pen.textAlign = "right";
-    const tall = 12; // of a line of text
-    if (high) pen.fillText(number(high), left - 6, top + tall / 2, left - 6);
-    if (low) pen.fillText(number(low), left - 6, top + BARS - tall / 2, left - 6);
+    if (high) pen.fillText(number(high), left - 6, top + size / 2, left - 6);
+    if (low) pen.fillText(number(low), left - 6, top + BARS - size / 2, left - 6);
     pen.textAlign = "left";
     pen.fillStyle = ui.color("--ink");
     pen.fillText(name, 0, top + BARS / 2, left - 6);

@@ -7,9 +7,10 @@
  */
 function scorePart(ui, head) {
   const title = el("h4", {});
+  const why = el("p", { class: "note" }, "Each bar is one number of the query times the number of the key under it: up where the two agree in sign, down where they do not. Their sum is the score.");
   const line = el("p", { class: "score-line" });
-  const bars = sumBars(ui, { onpoint: head.map.mark });
-  const node = el("div", { class: "score" }, title, line, bars.node);
+  const bars = sumBars(ui, { onpoint: head.map.mark, after: line });
+  const node = el("div", { class: "score" }, title, why, bars.node);
 
   /**
    * Shows a query and a key, both by their tokens.
