@@ -107,6 +107,16 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     assert part(page, "headline").inner_text() == said
 
 
+def test_the_button_says_which_of_two_equal_words_it_hides(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, address(text="The dog saw the dog run."))))
+    after(page, chip(page, "dog").nth(1).click)
+    after(page, button(page, "Hide dog (2 of 2)").click)
+    assert changed(page) == [{"op": "hide", "token": 5}]
+    after(page, button(page, "Show dog (2 of 2) again").click)
+    after(page, chip(page, "dog").nth(0).click)
+    assert button(page, "Hide dog (1 of 2)").is_visible()
+
+
 def test_three_clicks_remove_a_head(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     button(page, "Look inside").click()

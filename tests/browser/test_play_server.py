@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page
 
 import qkv
 from models.decoders import gpt2
+from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
 
@@ -163,6 +164,56 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
         found = [float(x) for x in shown if x != "\N{EN DASH}"]
         row = trace["pattern", layer][0, head, at]
         np.testing.assert_allclose(found, row, atol=0.00051)
+
+
+def test_a_mask_of_another_name(open_served: Open, tmp_path: Path) -> None:
+    mask_bert(tmp_path)
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text("utf-8").replace("[MASK]", "<mask>"), "utf-8")
+    page = open_served("--model", tmp_path)
+    assert painted(page).startswith("In place of ?, the model would put ")
+    assert "<mask> is a word for the model to guess." in page.locator(".view").inner_text()
+    chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
+    page.get_by_label("Your sentence").fill("the cat sat on the <mask>")
+    chips.get_by_text("?").wait_for()
+    chips.get_by_text("cat").click()
+    page.get_by_role("button", name="Replace by ?").click()
+    page.get_by_role("button", name="Put back").wait_for()
+    assert chips.get_by_text("?").count() == 2
+    assert "cat → ?" in page.locator("[data-part=changes]").inner_text()
+    assert "[MASK]" not in page.locator(".view").inner_text()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_temperature_of_a_model_with_its_own_scale(
+    open_served: Open, tmp_path: Path, family: str
+) -> None:
+    write_small(tmp_path, CONFIGS[family])
+    model = qkv.load(tmp_path)
+    usual = {"llama": 6**-0.5, "gemma2": 5**-0.5}[family]  # heads have 6 numbers, and not 12 / 4
+    page = open_served("--model", tmp_path)
+    painted(page)
+    page.get_by_role("button", name="Look inside").click()
+    text = "the cat sat"
+    page.get_by_label("Your sentence").fill(text)
+    page.get_by_label("Temperature").evaluate(
+        "node => { node.value = '1'; node.dispatchEvent(new Event('input')); }"
+    )
+    changes = page.locator("[data-part=changes]")
+    changes.get_by_role("button", name="temperature 2.00").wait_for()
+    page.wait_for_timeout(1000)
+    (edit,) = page.evaluate("JSON.parse(new URLSearchParams(location.hash.slice(1)).get('edits'))")
+    assert edit["value"] == pytest.approx(usual / 2)
+    page.get_by_role("button", name="Copy as Python").click()
+    code = page.get_by_label("The same numbers in Python").input_value()
+    had: dict[str, Any] = {}
+    exec(re.sub(r"qkv.load\(.*\)", f"qkv.load({str(tmp_path)!r})", code), had)
+    _, result = ask(page, text, [edit])
+    other = model.trace(text)
+    for layer in range(2):
+        mine = had["trace"]["pattern", layer][0]
+        np.testing.assert_allclose(mine, result.pattern[layer], atol=1e-6)
+        assert np.abs(mine - other["pattern", layer][0]).max() > 0.01
 
 
 def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:

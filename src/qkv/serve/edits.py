@@ -164,15 +164,25 @@ def _scaled(model: Model, value: float) -> dict[Any, Callable[[Array], Array]]:
     Where something is added to products, or caps them, the queries are scaled in their place.
     """
     found: dict[Any, Callable[[Array], Array]] = {}
-    for number, layer in enumerate(model.layers):
-        options = model._body.options[number]
-        factor = value / (options.get("scale") or 1 / math.sqrt(layer.attn.d_query))
-        if is_plain(model, number):
-            found["attn_scores", number] = partial(_times, factor)
-        else:
-            rotated = layer.attn.rotary or layer.attn.q_norm or layer.attn.k_norm
-            found["rot_q" if rotated else "q", number] = partial(np.multiply, factor)
+    for number in range(model.num_layers):
+        name, usual = scale_in(model, number)
+        times = _times if name == "attn_scores" else np.multiply
+        found[name, number] = partial(times, value / usual)
     return found
+
+
+def scale_in(model: Model, layer: int) -> tuple[str, float]:
+    """Which activation of a layer is multiplied to scale its scores, and the model's own scale.
+
+    >>> import qkv
+    >>> scale_in(qkv.load("random"), 0)
+    ('attn_scores', 0.25)
+    """
+    attn, options = model.layers[layer].attn, model._body.options[layer]
+    usual = options.get("scale") or 1 / math.sqrt(attn.d_query)
+    if is_plain(model, layer):
+        return "attn_scores", usual
+    return "rot_q" if attn.rotary or attn.q_norm or attn.k_norm else "q", usual
 
 
 def is_plain(model: Model, layer: int) -> bool:

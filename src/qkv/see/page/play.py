@@ -9,7 +9,7 @@
 #   "roles": {"layer.head": [role, the measure that it has it by]},
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
 #   of a page that a server shows also "next": whether logits are for the next token,
-#   "guesses": whether they are for masked words }
+#   "guesses": whether they are for masked words, "mask": what is written for such a word | null }
 #
 # STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],
 #          "change": what is hidden or left out, in words,

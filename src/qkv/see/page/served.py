@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qkv.see.page.html import POLICY, asset, document, fragment, script_json
@@ -19,17 +20,18 @@ _FORM = (
 )
 
 
-def served_page(model: Model, *, plain: bool = False) -> str:
+def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
     """The page, as a whole document.
 
     Args:
         model: what the server computes with.
+        scales: of each layer what is multiplied to scale its scores, and the model's own scale.
         plain: whether scores are products of queries and keys, and nothing else, in every layer.
     """
-    about = about_of(model, plain)
+    about = about_of(model, scales, plain)
     start = _start(model, about["mask"])
     guesses = about["mask"] is not None and bool(about["words"])
-    known = {"next": about["next"], "guesses": guesses} | known_of(model)
+    known = {"next": about["next"], "guesses": guesses, "mask": about["mask"]} | known_of(model)
     payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
     body = (
         f"{_FORM}\n{fragment(payload, '')}\n"
@@ -41,7 +43,7 @@ def served_page(model: Model, *, plain: bool = False) -> str:
     return document(model.name, body, "auto", SERVED, wide=True)
 
 
-def about_of(model: Model, plain: bool) -> dict[str, Any]:
+def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
     """What a page is told of a model: `Served` of assets/engine/server.js."""
     gives = model._body.predicts and model.continues
     tokenizer = model.tokenizer
@@ -60,6 +62,7 @@ def about_of(model: Model, plain: bool) -> dict[str, Any]:
         "next": model.generates,
         "mask": None if tokenizer is None or model.generates else tokenizer.mask,
         "plain": plain,
+        "scales": scales,
     }
 
 

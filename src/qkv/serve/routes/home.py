@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse
 from qkv.models.vision import VisionModel
 from qkv.see.page.html import document
 from qkv.see.page.served import SERVED, served_page
-from qkv.serve.edits import is_plain
+from qkv.serve.edits import is_plain, scale_in
 
 router = APIRouter()
 
@@ -56,7 +56,8 @@ def page_of(model: Any) -> str:
         is_plain(model, layer) and not {"is_causal", "window"} & model._body.options[layer].keys()
         for layer in range(model.num_layers)
     )
-    return served_page(model, plain=plain)
+    scales = [scale_in(model, layer) for layer in range(model.num_layers)]
+    return served_page(model, scales, plain=plain)
 
 
 def routes_of(model: Any, address: str, *, key: bool) -> str:

@@ -269,10 +269,15 @@ function placed(state, run, before, model) {
   return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
 }
 
+/** What stands in a text where a word is missing. */
+function maskOf(model) {
+  return model?.mask ?? "[MASK]";
+}
+
 /** The first mask, else the last word that has letters, else none; the end for a model that goes on from there. */
 function usualPlace(text, run, model) {
   if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
-  const mask = run.tokens.findIndex((token, t) => token === "[MASK]" && !run.special[t]);
+  const mask = run.tokens.findIndex((token, t) => token === maskOf(model) && !run.special[t]);
   if (mask >= 0) return mask;
   return wordsOf(text, run).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
 }

@@ -6,7 +6,8 @@
 // the model's own, but for the last rounding.
 
 /**
- * @typedef {{layers: number, heads: number, dim: number, vocabulary: number, most: number, eps: number}} Sizes
+ * @typedef {{layers: number, heads: number, dim: number, vocabulary: number, most: number, eps: number, mask?: string,
+ *            scales?: [string, number][]}} Sizes  mask and scales: of a model on a server, see server.js
  * @typedef {{name: string, sizes: Sizes, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
  * @typedef {Record<string, any>} Step  what a part of the model has computed: arrays, by the names of a trace
  */

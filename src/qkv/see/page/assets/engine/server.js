@@ -14,6 +14,7 @@ const BINARY = "application/vnd.safetensors";
  * @property {string[]} words  the vocabulary
  * @property {boolean} next  whether logits are for what follows a place, and not for the place
  * @property {string | null} mask  what stands where a word is missing
+ * @property {[string, number][]} scales  of each layer: what is multiplied to scale its scores, and the model's own scale
  * @property {boolean} plain  whether scores are products of queries and keys and nothing else
  */
 

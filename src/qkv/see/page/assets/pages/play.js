@@ -47,7 +47,7 @@ function play(box, data, ui) {
 
   box.classList.add("play");
   box.append(
-    el("header", { class: "top" }, el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : " [MASK] is a word for the model to guess."}`), badge),
+    el("header", { class: "top" }, el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} is a word for the model to guess.`}`), badge),
     parts.cards.node,
     tabs.node,
     el("div", { class: "regions" }, above, el("div", { class: "saying" }, headline, inside), below),

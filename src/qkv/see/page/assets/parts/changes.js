@@ -38,7 +38,7 @@ function changesPart(ui, store) {
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */
-function inWords({ state: { edits }, original, words }) {
+function inWords({ state: { edits, layer: shownLayer }, original, words, model }) {
   const found = [];
   const put = (key, edit, say) => {
     const known = found.find((one) => one.key === key);
@@ -49,17 +49,17 @@ function inWords({ state: { edits }, original, words }) {
     const own = words.find(([first, last]) => token >= first && token < last);
     return own ? [own[0], own[2]] : [token, original.tokens[token]];
   };
-  const named = (token) => word(nameOf(token)[1] === "[MASK]" ? "?" : nameOf(token)[1]);
+  const named = (token) => word(nameOf(token)[1] === maskOf(model) ? "?" : nameOf(token)[1]);
   /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
     const { op, token, query, layer, value } = edit;
     if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
-    else if (op === "swap") put(`swap ${token}`, edit, () => [named(token), " → ", word(edit.with === "[MASK]" ? "?" : edit.with)]);
+    else if (op === "swap") put(`swap ${token}`, edit, () => [named(token), " → ", word(edit.with === maskOf(model) ? "?" : edit.with)]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
-    else if (op === "scale") put("scale", edit, () => ["temperature ", number(temperatureOf(value, original))]);
+    else if (op === "scale") put("scale", edit, () => ["temperature ", number(usualScale(model, shownLayer) / value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
@@ -109,13 +109,9 @@ function maskMenu(ui, store) {
 
 // ---- temperature
 
-/** How much the scores are divided beyond what the model does; d is the size of a head. */
-function temperatureOf(value, run) {
-  return 1 / (value * Math.sqrt(sizeOfHead(run)));
-}
-
-function sizeOfHead(run) {
-  return run.resid[0].length / run.tokens.length / run.pattern[0].length;
+/** What the model multiplies the scores of a layer by: where it says nothing, 1/√d, d the size of a head. */
+function usualScale(model, layer) {
+  return model.scales?.[layer][1] ?? 1 / Math.sqrt(model.dim / model.heads);
 }
 
 /** How spread out a row of weights is, in bits. */
@@ -129,18 +125,18 @@ function temperature(ui, store) {
   const id = ui.id("temperature");
   const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });
   const said = el("output", { for: id });
-  let [size, slid] = [1, -Infinity];
+  let [usual, slid] = [1, -Infinity];
   slider.addEventListener("input", () => {
     const others = store.state.edits.filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
-    const edits = power ? [...others, { op: "scale", value: 1 / (2 ** power * Math.sqrt(size)) }] : others;
+    const edits = power ? [...others, { op: "scale", value: usual / 2 ** power }] : others;
     store.set({ edits }, { undo: performance.now() - slid > 1000 }); // what is drawn in one go is one change
     slid = performance.now();
   });
-  const update = ({ state, run, original }) => {
-    size = sizeOfHead(run);
+  const update = ({ state, run, original, model }) => {
+    usual = usualScale(model, state.layer);
     const scale = state.edits.findLast(({ op }) => op === "scale");
-    const now = scale ? temperatureOf(scale.value, run) : 1;
+    const now = scale ? usual / scale.value : 1;
     slider.value = String(Math.log2(now));
     const T = run.tokens.length;
     const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * T, (state.query + 1) * T);

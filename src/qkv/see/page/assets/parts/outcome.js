@@ -172,7 +172,7 @@ function wayOfSaying(now) {
 
 /** Where the text that is run has a mask token. */
 function masks({ run, model }) {
-  return run.tokens.flatMap((token, place) => (token === (model.mask ?? "[MASK]") ? [place] : []));
+  return run.tokens.flatMap((token, place) => (token === maskOf(model) ? [place] : []));
 }
 
 function isBlank(now) {
@@ -193,7 +193,7 @@ function causeOf(now) {
     clauses.push([head === undefined || head === null ? `without the heads of layer ${layer}` : `without head ${layer}.${head}`]);
   for (const edit of of("swap")) {
     const old = { word: nameAt(now, edit.token) };
-    if (edit.with === (now.model.mask ?? "[MASK]")) clauses.push(["with ", old, " masked"]);
+    if (edit.with === maskOf(now.model)) clauses.push(["with ", old, " masked"]);
     else clauses.push(["with ", { word: edit.with }, " in place of ", old]);
   }
   if (of("causal").length) clauses.push(["with nothing seen of what follows a word"]);
@@ -223,7 +223,7 @@ function rowsOf(now, edits) {
 function nameAt(now, token) {
   const span = (now.words ?? []).find(([first, end]) => first <= token && token < end);
   const name = span?.[2] ?? now.original.tokens[token];
-  return name === (now.model.mask ?? "[MASK]") ? "?" : name;
+  return name === maskOf(now.model) ? "?" : name;
 }
 
 /** The words that tokens make up, each once; of a word that is only partly there the tokens. */

@@ -54,9 +54,11 @@ function pythonMasks({ rows, layer, head }) {
 function pythonChanges(scale, rows, model) {
   const [written, changes] = [[], []];
   if (scale) {
-    const times = scale.value * Math.sqrt(model.dim / model.heads);
-    written.push("", "", "def temperature(scores):", `    return np.multiply(scores, ${times}, out=scores.copy(), where=np.isfinite(scores))`);
-    changes.push(`**{("attn_scores", layer): temperature for layer in range(${model.layers})}`);
+    const each = Array.from({ length: model.layers }, (_, l) => [model.scales?.[l][0] ?? "attn_scores", scale.value / usualScale(model, l)]);
+    const [[name, times]] = each;
+    written.push("", "", "def times(x, factor):", "    return np.multiply(x, factor, out=x.copy(), where=np.isfinite(x))");
+    if (each.every((one) => String(one) === String(each[0]))) changes.push(`**{("${name}", layer): lambda x: times(x, ${times}) for layer in range(${model.layers})}`);
+    else changes.push(...each.map(([one, factor], l) => `("${one}", ${l}): lambda x: times(x, ${factor})`));
   }
   for (const layer of [...new Set(rows.map((row) => row.layer))]) {
     written.push("", "", `def rows_${layer}(pattern):`);

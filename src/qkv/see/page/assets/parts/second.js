@@ -150,7 +150,7 @@ function apart(run, second, own, other) {
 function wordsOfBoth({ state, run, second, model }) {
   if (!run.logits.length || !second.run.logits.length || state.place === null || second.place === null) return null;
   const { rows } = outcomeOf(chancesOf(run.logits), chancesOf(second.run.logits), model.words);
-  const named = (one, place) => word(one.tokens[place] === (model.mask ?? "[MASK]") ? "?" : one.tokens[place]);
+  const named = (one, place) => word(one.tokens[place] === maskOf(model) ? "?" : one.tokens[place]);
   const title = [model.next ? "What follows " : "What the model would put at ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
   return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
 }

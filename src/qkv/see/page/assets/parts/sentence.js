@@ -98,7 +98,7 @@ function chipRow(ui, store) {
 }
 
 /** What each chip shows: a word of the text, or a token that the tokenizer put in. */
-function chipsOf({ state, run, words }) {
+function chipsOf({ state, run, words, model }) {
   const at = new Map(words.map((span) => [span[0], span]));
   const hidden = hiddenTokens(state.edits);
   const found = [];
@@ -106,7 +106,7 @@ function chipsOf({ state, run, words }) {
     const [first, last, word] = at.get(t) ?? [t, t + 1, run.tokens[t]];
     const swap = state.edits.findLast(({ op, token }) => op === "swap" && token === first);
     const tokens = run.tokens.slice(first, last);
-    const mask = tokens[0] === "[MASK]";
+    const mask = tokens[0] === maskOf(model);
     const here = (place) => place !== null && place >= first && place < last;
     const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swap, place: here(state.place) };
     const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(swap ? swap.with : word)];
@@ -168,8 +168,8 @@ function chosenWord(store) {
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });
-    else if (range(...span.tokens).length === 1) store.set({ edits: swapping(edits, span.token, "[MASK]"), place: span.token });
-    else writeInstead("[MASK]");
+    else if (range(...span.tokens).length === 1) store.set({ edits: swapping(edits, span.token, maskOf(now.model)), place: span.token });
+    else writeInstead(maskOf(now.model));
   }
 
   function swapFor(put) {
@@ -197,7 +197,7 @@ function chosenWord(store) {
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
     hide.hidden = String(offer?.tokens) === String(range(...span.tokens));
-    mask.hidden = !has("swapped") && (has("mask") || !known.has("[MASK]"));
+    mask.hidden = !has("swapped") && (has("mask") || !known.has(maskOf(now.model)));
     mask.textContent = has("swapped") ? "Put back" : "Replace by ?";
     guess.hidden = has("place");
     swap.setAttribute("aria-label", `a word in place of ${span.word}`);
@@ -223,8 +223,11 @@ function offerOf(data, now) {
   const tokens = told?.length ? told : mostSeen(now);
   if (!tokens?.length) return null;
   const on = tokens.every((token) => hiddenTokens(state.edits).has(token));
-  const names = words.filter(([first]) => tokens.includes(first)).map(([, , name]) => name);
-  return { label: [on ? "Show " : "Hide ", word(names.join(" ")), on ? " again" : ""], on, edits: hiding(state.edits, tokens), why: story?.why ?? "", tokens };
+  const own = words.filter(([first]) => tokens.includes(first));
+  const names = own.map(([, , name]) => name).join(" ");
+  const alike = words.filter(([, , name]) => name.toLowerCase() === names.toLowerCase());
+  const which_ = alike.length > 1 ? ` (${alike.indexOf(own[0]) + 1} of ${alike.length})` : "";
+  return { label: [on ? "Show " : "Hide ", word(names), which_, on ? " again" : ""], on, edits: hiding(state.edits, tokens), why: story?.why ?? "", tokens };
 }
 
 function offerToRemove(state, story, [layer, head]) {
