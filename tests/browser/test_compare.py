@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from playwright.sync_api import Locator, Page
 
 import qkv
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
 from .conftest import Visit
-from .support import STATIC, STEP, WORDS, keys, made, read, said, whole_page
+from .support import STATIC, STEP, WORDS, keys, made, press, read, readout, said, whole_page
 
 LEFT, RIGHT = "I love you", "You love me"
 
@@ -24,6 +25,11 @@ def whole(view: qkv.see.CompareView, tmp_path_factory: pytest.TempPathFactory) -
     return path.read_text("utf-8")
 
 
+def maps(page: Page) -> Locator:
+    """The three heat maps: of both texts and of their difference."""
+    return page.locator(".both-maps > div")
+
+
 def test_both_sides_start_on_the_word_on_one_scale(
     visit: Visit, view: qkv.see.CompareView, whole: str
 ) -> None:
@@ -36,8 +42,32 @@ def test_both_sides_start_on_the_word_on_one_scale(
         shown = page.locator(".side").nth(number)
         assert shown.locator(".token.on").inner_text() == "love"
         best = int(side.weights.argmax())
-        weight = shown.locator(".field", has_text="weight").locator("b").inner_text()
+        weight = readout(maps(page).nth(number))["weight"]
         assert read(weight) == pytest.approx(side.weights[best], abs=STEP)
+
+
+def test_all_cells_of_both_stand_on_one_axis_with_their_difference(
+    visit: Visit, view: qkv.see.CompareView, whole: str
+) -> None:
+    page = visit(whole)
+    layer, head = view.head.layer, view.head.head
+    first, second = (side.trace.pattern(layer, head) for side in view.sides)
+    rows = [("i / you", 0, 0), ("love", 1, 1), ("you / me", 2, 2)]
+    box = maps(page).nth(2)
+    box.locator(".map").focus()
+    press(page, "ArrowDown", "Control+Home", "Home")
+    for name, i, j in rows:
+        for other, k, m in rows:
+            found = readout(box)
+            assert found.pop("") == f"{name} → {other}"
+            expected = [first[i, k], second[j, m], float(second[j, m]) - float(first[i, k])]
+            assert list(found) == ["A", "B", "difference"]
+            assert [read(x) for x in found.values()] == pytest.approx(expected, abs=2 * STEP)
+            for number, value in enumerate(expected[:2]):
+                weight = readout(maps(page).nth(number))["weight"]
+                assert read(weight) == pytest.approx(value, abs=STEP)
+            press(page, "ArrowRight")
+        press(page, "Home", "ArrowDown")
 
 
 def test_similarity_by_layer_and_what_the_word_looks_at_most(
@@ -92,7 +122,7 @@ def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     widths = page.locator(".meter span").evaluate_all("spans => spans.map((s) => s.offsetWidth)")
     assert widths == sorted(widths, reverse=True)
     assert page.locator(".chart text:not(.dim)").all_text_contents() == ["0.00", "0.50", "1.25"]
-    assert page.locator(".side h3").all_inner_texts() == [text.name for text in texts]
+    assert page.locator(".side h4").all_inner_texts() == [text.name for text in texts]
     assert page.locator(".token.on").all_inner_texts() == ["the", "the"]  # what changed most
     weights = texts[0].weights[0][1, 1]
     shown = [read(value) for _, value in keys(page)[:2]]

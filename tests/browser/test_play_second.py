@@ -148,7 +148,7 @@ def test_how_alike_and_where_they_differ_is_the_librarys(
     ):
         id = exact.tokenizer.vocabulary[cells[0]]
         assert all(is_written(cells[1 + k], chances[k][id]) for k in (0, 1)), cells
-    heads.first.click()
+    after(page, heads.first.click)
     assert best[0] in part(page, "head").locator("h3").first.inner_text()
     assert f"layer {best[0][0]}, head {best[0][2:]}" in lines_of(page)[1]
 

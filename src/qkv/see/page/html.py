@@ -47,7 +47,7 @@ _LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS)
 _RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")
 SCRIPTS = {
     "show": (*_HEAD, *_RECORDED, "parts/map", "parts/head", "parts/received", "pages/show"),
-    "compare": (*_HEAD, *_RECORDED, "parts/head", "pages/compare"),
+    "compare": (*_HEAD, *_RECORDED, "parts/pair", "pages/compare"),
     "walk": (*_STEPS, "pages/walk"),
     **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
     "play": (*_HEAD, *_LIVE, "pages/play"),

@@ -31,7 +31,6 @@
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
- * @property {number} [high]  the end of the scale, where several texts have one
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };

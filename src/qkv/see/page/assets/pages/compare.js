@@ -1,12 +1,11 @@
-// The page of "compare": two texts, or two runs of one, beside each other.
+// The page of "compare": two texts, or two runs of one, on one axis of tokens.
 
 function compare(box, data, ui) {
   const { compare: found } = data;
   const store = recordedStore(data, update);
   const { runs } = store.engine;
-  const bar = viewBarPart(ui, store);
-  const queries = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes[0]?.[0] || 0);
-  const sides = runs.map((run, k) => sideOf(ui, store, run, queries[k]));
+  const [bar, pair] = [viewBarPart(ui, store), pairPart(ui)];
+  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes[0]?.[0] || 0);
   const [why, notes] = [el("p", { class: "note" }), el("div", {})];
   box.classList.add("recorded");
   box.append(
@@ -14,21 +13,18 @@ function compare(box, data, ui) {
     el("p", { class: "lead" }, found.sentence),
     ...(found.why ? [el("p", { class: "note" }, found.why)] : []),
     el("div", { class: "panels" }, found.what === "runs" ? changes(found, data.texts[0]) : shared(found, data, open)),
-    bar.node, why, notes, helpOf(),
-    el("div", { class: "sides" }, sides.map(({ node }) => node)),
+    bar.node, why, notes, helpOf(), pair.node,
   );
 
   function open(layer, head) {
     store.set({ layer, head });
-    ui.say(sides.map(({ said }) => said.textContent).join(" "));
+    ui.say(pair.sides.map(({ sentence }) => sentence.textContent).join(" "));
   }
 
-  /** Both sides have one scale. */
   function update(now) {
-    const { state } = now;
     bar.update(now);
-    const high = Math.max(...runs.map((run) => endOfScale(seenIn(run, [], state), state)));
-    for (const side of sides) side.update({ ...now, high });
+    const cursors = pair.sides.map((side, k) => (side.head ? side.cursor : first[k]));
+    pair.set({ state: now.state, runs, edits: [[], []], names: runs.map(({ source }) => source.text.name), cursors });
     fill(why, whyOf(now, data.start));
     fill(notes, notesOf(now, runs));
   }
@@ -36,26 +32,6 @@ function compare(box, data, ui) {
 }
 
 VIEWS.compare = compare;
-
-/** One of the texts: its head, with a query of its own. */
-function sideOf(ui, store, run, first) {
-  let [query, last] = [first, null];
-  const own = Object.create(store, {
-    set: {
-      value: (patch) => {
-        query = patch.query;
-        update(last);
-      },
-    },
-  });
-  const head = headPart(ui, own);
-  head.said.className = "sentence";
-  function update(now) {
-    last = now;
-    head.update({ ...now, run, original: run, state: { ...now.state, query } });
-  }
-  return { node: el("div", { class: "side" }, head.title, head.said, el("section", { class: "panel" }, head.node)), said: head.said, update };
-}
 
 // ---- what only a comparison has
 

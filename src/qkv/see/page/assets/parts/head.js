@@ -28,15 +28,6 @@ function vectorsOf(run, layer, head) {
 
 // ---- one head
 
-/** What the rows in view do, in words: of three, and how many more there are. */
-function wordsOfRows(head, rows, at) {
-  const { text } = head.source;
-  if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
-  const where = `layer ${text.layers[at.l]}, head ${at.h}`;
-  const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, where, at.mode === "length")]);
-  return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
-}
-
 /**
  * One head of the text. A page may put `title`, and `said`, which says what is in view, elsewhere.
  * @param {any} ui
@@ -238,7 +229,7 @@ function headPart(ui, store) {
     const vectors = state.inside && !(state.merge && text.words) ? vectorsOf(run, at.l, at.h) : null;
     const [was, before] = [as, shown];
     as = JSON.stringify([head.rows.map((row) => row.name), head.columns.length, at.l, at.h]);
-    shown = { run, head, far, at, high: next.high ?? endOfScale(head, at), vectors };
+    shown = { run, head, far, at, high: endOfScale(head, at), vectors };
     hover = cell = null;
     if (state.query !== asked || !holds) cursor = state.query ?? state.place ?? 0;
     if (state.query !== asked || (before?.run !== run && String(before?.run.tokens) !== String(run.tokens))) held = [];

@@ -221,7 +221,7 @@ function mapPart(ui, store) {
   function show() {
     const { state, model } = now;
     const values = cells.map(valueOf);
-    const high = state.colouring === "pattern" ? now.high ?? endOfScale(seen, state) : Math.max(1e-9, ...values.map(({ value }) => value ?? 0));
+    const high = state.colouring === "pattern" ? endOfScale(seen, state) : Math.max(1e-9, ...values.map(({ value }) => value ?? 0));
     cells.forEach((cell, i) => {
       const { said, text } = values[i];
       const removed = isRemoved(state.edits, cell.layer, cell.head);

@@ -6,7 +6,9 @@
  * @typedef {[number | null, number | null]} Both
  */
 
-const MOST_PAIRS = 4_000_000; // of two long texts only the beginning and the end are aligned
+const AWAY = "out of sight";
+const CELLS = 80; // so many columns have cells of their own
+const MOST_PAIRS = 1_000_000; // of two long texts only the beginning and the end are aligned
 
 /**
  * The tokens of two texts on one axis, by their longest common subsequence; what differs between two common tokens
@@ -34,19 +36,18 @@ function alongside(one, other) {
   return axis;
 }
 
-/** The places of a longest common subsequence. */
+/** The places of a longest common subsequence; of several the one whose tokens are least far from each other. */
 function commonPlaces(one, other) {
-  const wide = other.length + 1;
-  if (one.length * wide > MOST_PAIRS) return [];
-  const longest = new Uint16Array((one.length + 1) * wide); // of what follows two places
-  for (let i = one.length - 1; i >= 0; i--)
-    for (let j = other.length - 1; j >= 0; j--)
-      longest[i * wide + j] =
-        one[i] === other[j] ? 1 + longest[(i + 1) * wide + j + 1] : Math.max(longest[(i + 1) * wide + j], longest[i * wide + j + 1]);
+  const [n, wide] = [one.length, other.length + 1];
+  if (n * wide > MOST_PAIRS) return [];
+  const best = new Float64Array((n + 1) * wide); // of what follows two places
+  const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
+  for (let i = n - 1; i >= 0; i--)
+    for (let j = wide - 2; j >= 0; j--) best[i * wide + j] = Math.max(alike(i, j), best[(i + 1) * wide + j], best[i * wide + j + 1]);
   const found = [];
-  for (let [i, j] = [0, 0]; i < one.length && j < other.length; )
-    if (one[i] === other[j]) found.push([i++, j++]);
-    else if (longest[(i + 1) * wide + j] >= longest[i * wide + j + 1]) i += 1;
+  for (let [i, j] = [0, 0]; i < n && j < wide - 1; )
+    if (one[i] === other[j] && alike(i, j) === best[i * wide + j]) found.push([i++, j++]);
+    else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) i += 1;
     else j += 1;
   return found;
 }
@@ -63,7 +64,7 @@ function axisOf(one, other) {
 
 /** What tokens of one text look at: a sentence and lines. `heard()` is told when other rows are in view. */
 function sideOf(ui, { heard, onpick }) {
-  const self = { head: null, held: [], cursor: 0, at: null, where: "", high: 1 };
+  const self = { head: null, held: [], cursor: 0, at: null, high: 1 };
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});
   const sentence = el("p", { class: "sentence" });
@@ -102,10 +103,7 @@ function sideOf(ui, { heard, onpick }) {
   function refresh(aloud, fresh = false) {
     if (fresh) hover = null;
     const rows = active();
-    /** @type {any[]} */
-    const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(self.head, r, self.where, self.at.mode === "length")]);
-    if (rows.length > 3) said.push(` And ${rows.length - 3} more.`);
-    fill(sentence, rows.length ? said : "Nothing is in sight.");
+    fill(sentence, wordsOfRows(self.head, rows, self.at));
     list.set({ head: self.head, active: rows, held: self.held.length > 0, high: self.high }, fresh);
     heard();
     if (aloud) ui.say(sentence.textContent);
@@ -117,13 +115,14 @@ function sideOf(ui, { heard, onpick }) {
 // ---- both
 
 /**
- * What the two are to show; both of one head.
+ * What the two are to show, both of one head; lists have the first text's before the second's.
  * @typedef {object} Paired
- * @property {any[]} seen  what is in sight of each, as `sight` gives it
- * @property {any} at  {l, h, merge, mode}
+ * @property {any} state  that of the page: layer, head, and what is in sight
+ * @property {Run[]} runs
+ * @property {Edit[][]} edits  with which they were run
  * @property {string[]} names  of the texts
+ * @property {string[]} [titles]  what stands above them, else the names
  * @property {number[]} cursors  the token of each that is looked at
- * @property {number} [high]  the end of the scale of weights
  */
 
 /**
@@ -144,10 +143,8 @@ function pairPart(ui, { onpick = () => {} } = {}) {
   );
   const titles = maps.map(() => el("h4", {}));
   const table = pairTable();
-  const node = el("div", { class: "both" },
-    el("div", { class: "both-sides" }, sides.map((side) => side.node)),
-    el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node))),
-    table.node);
+  const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
+  const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {{rows: any, columns: any, names: string[]}} */
   let now = null;
   let pointing = false;
@@ -174,14 +171,20 @@ function pairPart(ui, { onpick = () => {} } = {}) {
     if (!now || !sides[1].head) return;
     const rows = sides.map((side, k) => side.active().map((r) => now.rows.at(k, r)));
     const both = [...new Set(rows.flat())];
-    [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ marked }));
+    [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ marked, home: homeOf(k % 2) }));
     table.set(now, sides, rows);
   }
 
   /** A weight of one text; null where the text has no such cell. */
   function weightAt(k, i, j) {
-    const [r, c] = [now.rows.places[i][k], now.columns.places[j][k]];
-    return r === null || c === null ? null : sides[k].head.at(r, c);
+    const [r, c] = cellAt(k, i, j);
+    if (r === null || c === null) return null;
+    return c === undefined ? sides[k].head.gone(r) : sides[k].head.at(r, c);
+  }
+
+  /** Row and column of a cell in one text; behind the last column there is what is out of sight. */
+  function cellAt(k, i, j) {
+    return [now.rows.places[i][k], now.columns.places[j]?.[k]];
   }
 
   function difference(i, j) {
@@ -191,12 +194,9 @@ function pairPart(ui, { onpick = () => {} } = {}) {
 
   function numbersOf(which, i, j) {
     const here = [0, 1].map((k) => weightAt(k, i, j));
-    const title = `${visible(now.rows.names[i])} → ${visible(now.columns.names[j])}`;
-    if (which < 2) {
-      const [r, c] = [now.rows.places[i][which], now.columns.places[j][which]];
-      if (here[which] === null) return `${title}: not in ${now.names[which]}`;
-      return cellNumbers(sides[which].head, sides[which].at, r, c);
-    }
+    const title = `${visible(now.rows.names[i])} → ${j in now.columns.names ? visible(now.columns.names[j]) : AWAY}`;
+    if (which < 2 && here[which] === null) return `${title}: not in ${now.names[which]}`;
+    if (which < 2) return cellNumbers(sides[which].head, sides[which].at, ...cellAt(which, i, j));
     const fields = here.map((x, k) => [now.names[k], x === null ? "not there" : number(x || 0, 5)]);
     return { title, fields: [...fields, ["difference", here.includes(null) ? "–" : number(difference(i, j), 5)]] };
   }
@@ -205,37 +205,49 @@ function pairPart(ui, { onpick = () => {} } = {}) {
    * Shows two heads.
    * @param {Paired} next
    */
-  function set({ seen, at, names, cursors, high = 1 }) {
-    const heads = seen.map((one) => arrange(one, at));
+  function set({ state, runs, edits, names, titles: above = names, cursors }) {
+    const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
+    const heads = runs.map((run, k) => arrange(seenIn(run, edits[k], state), at));
+    const high = Math.max(...heads.map((head) => endOfScale(head, at)));
+    const fresh = sides.map(({ head }, k) => JSON.stringify(head?.rows) !== JSON.stringify(heads[k].rows));
     const [rows, columns] = ["rows", "columns"].map((which) => axisOf(...heads.map((head) => head[which].map(({ name }) => name))));
     now = null;
-    const fresh = sides.map(({ head }, k) => JSON.stringify(head?.rows) !== JSON.stringify(heads[k].rows));
     sides.forEach((side, k) => {
-      const { text } = heads[k].source;
       if (fresh[k] || cursors[k] !== side.cursor) side.held = [];
-      Object.assign(side, { head: heads[k], at, cursor: cursors[k], high, where: `layer ${text.layers[at.l]}, head ${at.h}` });
-      fill(side.heading, `In ${names[k]}`);
+      Object.assign(side, { head: heads[k], at, cursor: cursors[k], high });
+      fill(side.heading, visible(above[k]));
     });
     now = { rows, columns, names };
-    const word_ = at.mode === "length" ? "contribution" : "weight";
-    const axes = { rows: rows.names, columns: columns.names, high, marked: [], home: homeOf() };
-    const known = (k) => (heads[k].sparse ? (i) => knownOf(k, i) : null);
-    [0, 1].forEach((k) => {
-      fill(titles[k], `In ${names[k]}`);
-      maps[k].set({ ...axes, label: `${word_}s in ${names[k]}`, value: (i, j) => weightAt(k, i, j), entries: known(k), bar: word_ });
-    });
-    fill(titles[2], "The difference");
-    maps[2].set({ ...axes, label: `${word_}s in ${names[1]} minus those in ${names[0]}`, value: difference, low: -high,
-      entries: heads.some(({ sparse }) => sparse) ? (i) => differencesOf(i) : null, bar: `${names[1]} minus ${names[0]}` });
+    drawMaps(heads, at, high, above);
     sides.forEach((side, k) => side.refresh(false, fresh[k]));
   }
 
-  /** The cell that is described at rest: what the first text's token looks at most. */
-  function homeOf() {
-    const side = sides[0];
-    const r = side.head.rows.length ? Math.max(0, side.head.rowAt(side.cursor)) : -1;
-    const best = r < 0 ? null : side.head.known(r)[0];
-    return best ? [now.rows.at(0, r), now.columns.at(0, best[0])] : null;
+  /** The three heat maps; each has the room that its cells need, or its picture where there are too many. */
+  function drawMaps(heads, at, high, above) {
+    const { rows, columns, names } = now;
+    const size = columns.names.length;
+    room.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
+    const kind = at.mode === "length" ? "contribution" : "weight";
+    const away = heads.some((head) => head.away);
+    const axes = { rows: rows.names, columns: columns.names, high, marked: [], home: null };
+    const extra = (value) => (away ? { name: AWAY, value: (i) => value(i, size) } : null);
+    [0, 1].forEach((k) => {
+      fill(titles[k], visible(above[k]));
+      const value = (i, j) => weightAt(k, i, j);
+      const entries = heads[k].sparse ? (i) => knownOf(k, i) : null;
+      maps[k].set({ ...axes, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` });
+    });
+    fill(titles[2], "The difference");
+    const entries = heads.some(({ sparse }) => sparse) ? differencesOf : null;
+    const words = [`${kind}s in ${names[1]} minus those in ${names[0]}`, `${names[1]} minus ${names[0]}`];
+    maps[2].set({ ...axes, label: words[0], value: difference, low: -high, entries, extra: extra(difference), bar: words[1] });
+  }
+
+  /** The cell that is described at rest: what the row in view of a text looks at most. */
+  function homeOf(k) {
+    const [row] = sides[k].active();
+    const best = row === undefined ? null : sides[k].head.known(row)[0];
+    return best ? [now.rows.at(k, row), now.columns.at(k, best[0])] : null;
   }
 
   /** Of a long text: the weights of a row that the page holds. */

@@ -8,7 +8,6 @@ const FEWEST = 0.005; // a smaller difference of a row of weights is none
  * @typedef {object} Second
  * @property {string} text
  * @property {Run} run  with the edits that fit it
- * @property {Run} plain  without
  * @property {Edit[]} edits
  * @property {number | null} place  where its word is looked at
  * @property {Both[]} axis
@@ -35,7 +34,8 @@ async function secondOf(engine, state, first, model, signal) {
   const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
   const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
   const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
-  return { text, run, plain, edits, place, axis };
+  run.words = wordsOf(text, plain);
+  return { text, run, edits, place, axis };
 }
 
 /**
@@ -64,6 +64,7 @@ function secondPart(ui, store) {
   let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
   let last = null;
 
+  for (const part of [fit, pair.node, more]) part.hidden = true; // until there is a second text
   field.addEventListener("input", () => {
     store.set({ second: field.value.toWellFormed() || null }, { undo: performance.now() - typed > 1000 });
     typed = performance.now();
@@ -96,16 +97,18 @@ function secondPart(ui, store) {
     if (opened) field.focus();
     if (state.query !== chosen) own = null;
     chosen = state.query;
-    const made = JSON.stringify([numberOf(run), numberOf(second.run), state.layer, state.head, state.query, own]);
+    const made = JSON.stringify([numberOf(run), numberOf(second.run), state.layer, state.head, state.query, state.merge, own]);
     if (made === drawn) return;
     drawn = made;
     const lost = state.edits.length - second.edits.length;
     fill(fit, lost ? `What you changed holds for both, but for ${lost} of ${state.edits.length}: the second sentence has no such token.` : "What you changed holds for both.");
     const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.place ?? 0, second.run.tokens.length - 1);
     pair.set({
-      seen: [seenIn(run, state.edits), seenIn(second.run, second.edits)],
-      at: { l: state.layer, h: state.head, merge: false, mode: "weight" },
+      state,
+      runs: [run, second.run],
+      edits: [state.edits, second.edits],
       names: ["the first", "the second"],
+      titles: ["In the first", "In the second"],
       cursors: [state.query ?? 0, other],
     });
     chart = drawAlike(now, alike, other, store);

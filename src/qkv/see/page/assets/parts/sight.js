@@ -283,6 +283,15 @@ function lookWords(head, r, where, long) {
   return [...said, "."];
 }
 
+/** What the rows in view do, in words: of three, and how many more there are. */
+function wordsOfRows(head, rows, at) {
+  const { text } = head.source;
+  if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
+  const where = `layer ${text.layers[at.l]}, head ${at.h}`;
+  const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, where, at.mode === "length")]);
+  return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
+}
+
 /** A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it. */
 function cellNumbers(head, state, r, c) {
   const { source, rows, columns } = head;
