@@ -232,6 +232,7 @@ function blockPart(ui, { onshow, panel }) {
     return Array.from({ length: row.length / size }, (_, h) => {
       if (h === flow.head) return null;
       const across = Math.max(1, Math.hypot(...row.slice(h * size, (h + 1) * size)) * scale);
+      if (!Number.isFinite(across)) return null;
       left += across + 3;
       return svg("path", { class: "ribbon other", "data-head": h, d: ribbonPath(left - across / 2, y - LINE + 8, across, x + 34, y - 8, across) });
     });
