@@ -202,6 +202,11 @@ def painted(page: Page) -> list[tuple[int, ...]]:
     return sorted(masks([edit for edit in held(page)["edits"] if edit["op"] == "masks"]))
 
 
+def field(page: Page) -> str:
+    """The text of the page."""
+    return page.get_by_label("Your sentence", exact=True).input_value()
+
+
 def point(page: Page, i: int, j: int) -> tuple[float, float]:
     """The middle of a cell of the heat map, in the window."""
     box: Any = own(page).get_by_role("application").bounding_box()
@@ -302,7 +307,7 @@ def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, tr
 
 
 def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
-    gpt2(tmp_path, seed=2)
+    model = gpt2(tmp_path, seed=2)
     page = ready(open_served("--model", tmp_path))
     button(page, "Look inside").click()
     size = own(page).locator(".queries [role=option]").count()
@@ -317,9 +322,17 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     token(own(page), 2).click()
     until(lambda: handles(page).count() == 3)
     assert unseen(page) == [*[""] * 3, *["unseen"] * (size - 3)]
+    marks = page.locator(".row-table tbody tr > :nth-child(4)")
+    assert marks.all_text_contents() == [*["open"] * 3, *["hidden"] * (size - 3)]
+    assert page.locator(".row-table td.changed").count() == 0
+    scores = np.asarray(model.trace(field(page))["attn_scores", 1][0, 0], np.float64)
+    raw = page.locator(".row-table tbody tr > :nth-child(3)").all_text_contents()[:3]
+    np.testing.assert_allclose([read(text) for text in raw], scores[2, :3], atol=0.0052)
     own(page).get_by_label("paint: a stroke over cells hides them").check()
     stroke(page, (0, 2))
     assert "hidden by the model itself" in own(page).locator(".paint [role=status]").inner_text()
+    assert "mask hidden" in own(page).locator(".score-line").inner_text()
+    assert own(page).locator(".score-line .changed").count() == 0
     before = table(page)[2]
     handles(page).first.focus()
     press(page, "Home")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from html import escape
 from typing import Any
 
@@ -52,12 +53,15 @@ def page_of(model: Any) -> str:
     """The page of a model that reads texts; of another only its name."""
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, "", "auto")
-    plain = all(
-        is_plain(model, layer) and not {"is_causal", "window"} & model._body.options[layer].keys()
-        for layer in range(model.num_layers)
-    )
-    scales = [scale_in(model, layer) for layer in range(model.num_layers)]
+    layers = range(model.num_layers)
+    scales = [scale_in(model, layer) for layer in layers]
+    plain = all(is_plain(model, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers)
     return served_page(model, scales, plain=plain)
+
+
+def _is_usual(scale: float, layer: Any) -> bool:
+    """Whether scores are divided by the root of the head size, as the page says."""
+    return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
 def routes_of(model: Any, address: str, *, key: bool) -> str:

@@ -300,7 +300,7 @@ function heatmap(ui, options) {
   let picture = null; // the whole matrix, a pixel for one or more cells
   let widths = null; // of the widest names of rows and of columns
   let shape = null; // where things are: see layout
-  let orange = null; // the stripes of what the reader hid
+  let [orange, mine] = [null, []]; // the stripes of what the reader hid, and where it is in the picture
   let lit = null; // which number of the cell's vectors is marked
 
   const font = (size) => `${size}px ${ui.color("--font")}`;
@@ -382,6 +382,8 @@ function heatmap(ui, options) {
         pen.imageSmoothingEnabled = false;
         picture = picture || paint();
         pen.drawImage(picture, left, top, m * cell, n * tall);
+        pen.fillStyle = orange ?? stripes;
+        for (const [i, j] of mine) pen.fillRect(x(j), y(i), cell, tall);
       }
       for (let i = i0; i < i1; i++) {
         const known = whole ? null : new Map(row(i));
@@ -530,8 +532,10 @@ function heatmap(ui, options) {
     const { n, m } = shape;
     const [wide, tall] = [Math.min(m, 640), Math.min(n, 640)];
     const most = new Float32Array(wide * tall).fill(-Infinity);
+    mine = [];
     for (let i = 0; i < n; i++) {
       for (const [j, value] of row(i)) {
+        if (o.changed && Number.isNaN(value) && o.changed(i, j)) mine.push([i, j]);
         const place = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
         if (Math.abs(value) > (most[place] === -Infinity ? -1 : Math.abs(most[place]))) most[place] = value;
       }

@@ -82,9 +82,10 @@ function rowTable() {
     const rows = Array.from({ length: T }, (_, key) => {
       let score = 0;
       for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
-      const away = hidden[query * T + key];
+      const mine = hidden[query * T + key];
+      const away = mine || run.blocks[layer].attn_scores?.[head]?.[query * T + key] === -Infinity;
       return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(score * scale)),
-        el("td", { class: away ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
+        el("td", { class: mine ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
         el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
     });
     const by = scale === usual ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`;

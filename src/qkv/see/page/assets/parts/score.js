@@ -43,7 +43,8 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
   const usual = 1 / Math.sqrt(d);
   const scale = scaleOf(edits, usual);
   const scaled = score * scale;
-  const hidden = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
+  const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
+  const hidden = mine || run.blocks[l].attn_scores?.[h]?.[i * T + j] === -Infinity;
   const given = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
   const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
   return [
@@ -52,7 +53,7 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
     el("span", { class: scale === usual ? null : "changed" }, scale === usual ? ` ÷ √${d}` : ` × ${number(scale, 3)}`),
     " = ",
     el("b", {}, number(scaled, 3)),
-    step("mask", hidden ? "hidden" : "open", hidden),
+    step("mask", hidden ? "hidden" : "open", mine),
     step(given ? "your weight" : "softmax: weight", number(run.pattern[l][h][i * T + j], 3), given),
   ];
 }
