@@ -122,6 +122,15 @@ def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     assert cell(page, *HEAD).get_attribute("aria-pressed") == "true"
 
 
+def test_heads_that_were_not_measured_have_no_role(visit: Visit, html: str) -> None:
+    known = '"roles":{"1.1":["previous",0.97],"3.2":["article to noun",0.4049]}'
+    assert known in html
+    page = opened(visit, html.replace(known, '"roles":{}'))
+    assert cell(page, 1, 1).get_attribute("aria-label") == "layer 1, head 1"
+    assert "mixed" not in page.locator("[data-part=map]").inner_text()
+    assert page.locator(".chosen").inner_text() == "Head 3.2."
+
+
 def test_a_switch_removes_its_head_and_puts_it_back(
     page: Page, model: Model, ids: list[int]
 ) -> None:

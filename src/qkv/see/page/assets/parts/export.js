@@ -116,7 +116,7 @@ function headsNumbers({ state, run, original }, roles, effectOf) {
   const rows = run.pattern.flatMap((heads, layer) =>
     heads.map((weights, head) => {
       const name = `${layer}.${head}`;
-      const [role, measure] = roles[name] ?? ["mixed", null];
+      const [role, measure] = roles[name] ?? [Object.keys(roles).length ? "mixed" : "", null];
       const { moved, word: first, from, to } = effectOf(name) ?? {};
       const far = movedShare(original.pattern[layer][head], weights);
       return [layer, head, role, measure, isRemoved(state.edits, layer, head), far, moved, first, from, to];

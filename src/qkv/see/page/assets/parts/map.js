@@ -121,6 +121,7 @@ function mapPart(ui, store) {
   const pictures = fewAtATime();
   const sweep = live ? effects(store, () => now && show()) : null;
   const roles = store.data?.roles ?? {};
+  const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
   let [now, seen, cells, shape, painted, scale] = [null, null, [], "", "", ""];
   let [sorted, wide, revealed] = ["place", 1, ""];
   const move = roving(grid, {
@@ -161,11 +162,11 @@ function mapPart(ui, store) {
     const name = `${text.layers[layer]}.${head}`;
     const thumb = el("span", { class: "thumb" });
     const figure = el("b", { class: "figure" }, figure_);
-    const [role, value] = roles[name] ?? [live ? "mixed" : "", null];
+    const [role, value] = roles[name] ?? [usual, null];
     const said = figure_ || (value === null ? role : `${role} ${number(value)}`);
     const asked = store.data?.start?.heads?.includes(head);
     const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, said].filter(Boolean).join(": ") },
-      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), live ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
+      thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
     const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
       el("span", { class: "power-word" }));
     const number_ = text.layers[layer];
@@ -236,7 +237,7 @@ function mapPart(ui, store) {
       fill(cell.figure, text);
       cell.figure.hidden = !text;
       if (now_ && !grid.contains(ui.focused())) move.at = i;
-      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), `: ${[cell.said, said].filter(Boolean).join("; ")}${removed ? " (removed)" : ""}.`);
+      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), cell.said || said ? ": " : "", [cell.said, said].filter(Boolean).join("; "), removed ? " (removed)." : ".");
     });
     move.refresh();
     tabStop();
