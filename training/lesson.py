@@ -4,7 +4,10 @@ The *lesson's sentence* carries most cards. In it a head has its largest weight,
 word, on a content word of the filler, 0.5 or more and not on a neighbour; hiding that word, and
 leaving that head out, each make another word the first guess. Of these it is the sentence with the
 largest weight. A first guess after a change counts if it is a word of letters, no function word,
-none of the sentence, and has a chance of 2% or more.
+none of the sentence, and has a chance of 2% or more, and
+0.05% more than the next.
+
+Each is looked for where the first guess has a chance of 5% or more, and only then in the others.
 
 - *second*, for hiding a word: the next such sentence of another family with another word, if no
   other card is about it.
@@ -28,7 +31,7 @@ none of the sentence, and has a chance of 2% or more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import Any
@@ -45,8 +48,9 @@ Card = dict[str, Any]
 Edit = dict[str, Any]
 Head = tuple[int, int]
 
-LEAST, LEAST_AFTER = 0.05, 0.02  # chances of a first guess
+SURE, LEAST = 0.05, 0.02  # chances of a first guess
 LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # weights, and what tells an answer from others
+AHEAD = 0.0005  # chances
 STAYS, ALIKE = 0.08, 0.01  # weights that are nearly the same
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
@@ -135,8 +139,10 @@ class Sentence:
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
         """The word that comes first with edits; None for the same one, or if it does not count."""
-        [(word, chance)] = self.guesses(edits)
-        counts = chance >= LEAST_AFTER and is_content(word) and word not in self.words
+        (word, chance), (_, next_one) = self.guesses(edits, 2)
+        counts = (
+            chance >= max(LEAST, next_one + AHEAD) and is_content(word) and word not in self.words
+        )
         return word if counts and word != self.guesses([])[0][0] else None
 
     def moved(self, edits: Sequence[Edit]) -> float:
@@ -209,13 +215,15 @@ def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
 
 def found(sentences: Sequence[Sentence]) -> Examples | None:
     """What the cards can be about; None without a sentence for the lesson."""
-    large = sorted(_large(sentences), key=lambda one: -one[0])
-    lessons = [one[1:] for one in large if _serves(*one[1:])]
+    sure = [one for one in sentences if one.guesses([])[0][1] >= SURE]
+    large, lessons = _lessons(sure)
+    if not lessons:
+        large, lessons = _lessons(sentences)
     if not lessons:
         return None
     sentence, head, word = lessons[0]
     others = [one for one in large if _family(one[1]) != _family(sentence) and one[3] != word]
-    told = _first(_causal(sentences)), _first(_equal(sentences)), _first(_worth(sentences))
+    told = [_best(search, sure, sentences) for search in (_causal, _equal, _worth)]
     used = [one[0] for one in told if one is not None]
     second = [one[1:] for one in others if one[1:] in lessons and one[1] not in used]
     return Examples(
@@ -235,10 +243,19 @@ def _serves(sentence: Sentence, head: Head, word: str) -> bool:
     return bool(sentence.becomes(sentence.hidden(word)) and sentence.becomes(removed))
 
 
-def _first(ranked: Iterator[tuple[Any, ...]]) -> Any:
-    """The best of what is found, by what stands first in each, without that."""
-    best = max(ranked, key=lambda one: one[0], default=None)
-    return None if best is None else best[1:]
+def _lessons(sentences: Sequence[Sentence]) -> tuple[list[Any], list[Any]]:
+    """The large weights, the largest first, and of these what would do for the lesson."""
+    large = sorted(_large(sentences), key=lambda one: -one[0])
+    return large, [one[1:] for one in large if _serves(*one[1:])]
+
+
+def _best(search: Callable[..., Iterator[tuple[Any, ...]]], *pools: Sequence[Sentence]) -> Any:
+    """The best in the first pool that has any, by what stands first in each, without that."""
+    for sentences in pools:
+        best = max(search(sentences), key=lambda one: one[0], default=None)
+        if best is not None:
+            return best[1:]
+    return None
 
 
 def _family(sentence: Sentence) -> str:

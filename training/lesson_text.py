@@ -13,6 +13,8 @@ from training.lesson import Card, Edit, Examples, Head, Sentence
 WORDS, GUESSES = 6, 4  # that there are to choose from
 TIMES = 4  # the temperature
 GAP = "*?*"
+NAMES = ["weight", "sum", "back", "position", "swap", "heads"]  # of the cards, in their order
+NAMES += ["mask", "temperature", "hide", "remove", "equal", "worth"]
 
 
 def write(examples: Examples | None) -> list[Card]:

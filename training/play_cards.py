@@ -7,7 +7,7 @@ rules that their examples are found by, `training.lesson_text` the words.
 
 What is searched: the sentences of `stories.txt` (`training.frames` reads them). Of these the pool:
 each word is one token, and the model's first guess is one that was written beside the filler, with
-a chance of 5% or more. A card whose rule nothing in the pool meets is left out, and that is said.
+a chance of 2% or more. A card whose rule nothing in the pool meets is left out, and that is said.
 
 A card is what the page needs to ask and to check it, by its own run:
 
@@ -42,7 +42,7 @@ from qkv.see.page.play import CARDS
 from training import command
 from training.frames import candidates
 from training.lesson import Card, Sentence, found, pool
-from training.lesson_text import write
+from training.lesson_text import NAMES, write
 
 PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
 AS_MUCH = 0.1  # a change that is smaller is none; as in cards.js
@@ -58,6 +58,11 @@ def lesson(model: Model) -> dict[str, Any]:
     sentences = pool(model, given)
     examples = found(sentences)
     return {"searched": len(given), "pool": len(sentences), "cards": write(examples)}
+
+
+def missing(kept: dict[str, Any]) -> list[str]:
+    """The names of the cards that were not found."""
+    return [name for name in NAMES if name not in {card["name"] for card in kept["cards"]}]
 
 
 def values(sentence: Sentence, card: Card) -> list[float]:
@@ -98,7 +103,9 @@ def keep(folder: Path, kept: dict[str, Any]) -> None:
 
 def shown(model: Model, kept: dict[str, Any]) -> str:
     """The cards as plain text, with the answer and its numbers."""
-    lines = [f"{len(kept['cards'])} cards, from {kept['pool']} of {kept['searched']} sentences", ""]
+    lines = [f"{len(kept['cards'])} cards, from {kept['pool']} of {kept['searched']} sentences"]
+    lines += [f"not found: {', '.join(missing(kept))}"] if missing(kept) else []
+    lines.append("")
     for number, card in enumerate(kept["cards"], 1):
         measured = values(Sentence.of(model, card["before"]["text"]), card)
 

@@ -149,8 +149,16 @@ def ship(
             file.write(content.encode())
     if not model.generates:
         role_file.keep(place)
-        play_cards.keep(place, play_cards.lesson(model))
+        _lesson(model, place)
     return place, found
+
+
+def _lesson(model: qkv.Model, place: Path) -> None:
+    """The cards that are found for the model."""
+    kept = play_cards.lesson(model)
+    if gone := play_cards.missing(kept):
+        print(f"ship: no card was found for {', '.join(gone)}: see training.play_cards")
+    play_cards.keep(place, kept)
 
 
 def _stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
