@@ -52,7 +52,7 @@ def rows(place: Page | Locator) -> tuple[list[str], np.ndarray]:
     details = place.locator("details", has_text="The bars as a table")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
-    names = details.locator("thead th").all_inner_texts()[1:]
+    names = details.locator("thead th").all_inner_texts()
     cells = details.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
     )

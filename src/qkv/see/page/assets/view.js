@@ -263,6 +263,34 @@ function stretcher(ui, checked, onchange) {
   return toggle(ui, STRETCH, checked, onchange);
 }
 
+/**
+ * A table behind a line that unfolds it, made when it is open. `set(told)` takes a function that tells what is in it: the
+ * names of columns, and rows of a name and cells, each a text or a text and whether the reader has changed it.
+ * @param {string} summary
+ * @param {string} label
+ */
+function foldedTable(summary, label) {
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": label });
+  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, summary), box);
+  let told = null;
+  function draw() {
+    if (!node.open || !told) return fill(box);
+    const { caption, columns, rows } = told();
+    const head = columns.map((name) => el("th", { scope: "col" }, name));
+    const line = ([name, ...cells]) =>
+      el("tr", {}, el("th", { scope: "row" }, name), cells.map((cell) => (Array.isArray(cell) ? el("td", { class: cell[1] ? "changed" : "" }, cell[0]) : el("td", {}, cell))));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, caption), el("thead", {}, el("tr", {}, el("td", {}), head)), el("tbody", {}, rows.map(line))));
+  }
+  return {
+    node,
+    /** @param {() => {caption: string, columns: string[], rows: any[][]}} next */
+    set(next) {
+      told = next;
+      draw();
+    },
+  };
+}
+
 // ---- the heat map
 
 const MATRICES = new WeakMap(); // the options of each heat map, by its node

@@ -84,7 +84,7 @@ function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const chart = el("div", { class: "sum-chart", role: "slider", tabindex: 0, "aria-valuemin": 1, onkeydown: step }, canvas);
   const said = el("p", { class: "sum-said" });
   const written = el("p", { class: "sum-written" });
-  const table = barTable();
+  const table = foldedTable("The bars as a table", "table of the bars");
   const node = el("div", { class: "sum" }, chart, said, written, after, table.node);
   /** @type {Bars | null} */
   let shown = null;
@@ -219,30 +219,9 @@ function sumBars(ui, { onpoint, writes = true, after } = {}) {
       write();
       tell();
       draw();
-      table.set(bars);
-    },
-  };
-}
-
-/** What the bars show as a table, made when it is opened. */
-function barTable() {
-  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of the bars" });
-  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, "The bars as a table"), box);
-  /** @type {Bars | null} */
-  let bars = null;
-  function draw() {
-    if (!node.open || !bars) return fill(box);
-    const { rows, name, values, called, label } = bars;
-    const head = ["", ...rows.map(([what]) => what), name].map((text) => el("th", { scope: "col" }, text));
-    const line = (x, k) =>
-      el("tr", {}, el("th", { scope: "row" }, called(k)), rows.map(([, numbers]) => el("td", {}, inSum(numbers[k]))), el("td", {}, inSum(x)));
-    fill(box, el("table", {}, el("caption", { class: "sr" }, label), el("thead", {}, el("tr", {}, head)), el("tbody", {}, values.map(line))));
-  }
-  return {
-    node,
-    set(next) {
-      bars = next;
-      draw();
+      const { label, rows, name, values, called } = bars;
+      const line = (x, k) => [called(k), ...rows.map(([, numbers]) => inSum(numbers[k])), inSum(x)];
+      table.set(() => ({ caption: label, columns: [...rows.map(([what]) => what), name], rows: values.map(line) }));
     },
   };
 }

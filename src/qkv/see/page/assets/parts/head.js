@@ -58,7 +58,7 @@ function headPart(ui, store) {
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
   const weights = holds ? null : weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
-  const table = weightTable();
+  const table = foldedTable("The same as a table", "table of weights");
   const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
@@ -243,7 +243,7 @@ function headPart(ui, store) {
       fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
     if (paint) paint.node.hidden = !state.inside;
     table.node.hidden = !state.inside || head.sparse;
-    if (!table.node.hidden) table.set(head, at);
+    if (!table.node.hidden) table.set(() => weightsTold(head, at));
   }
 
   /** What the heat map shows: the head, or how far it is from another. */
@@ -268,24 +268,12 @@ function headPart(ui, store) {
   return self;
 }
 
-/** All weights of a head as a table, made when it is opened. */
-function weightTable() {
-  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of weights" });
-  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, "The same as a table"), box);
-  let [head, at] = [null, null];
-  function draw() {
-    if (!node.open) return fill(box);
-    const names = head.columns.map(({ name }) => el("th", { scope: "col" }, visible(name)));
-    const rows = head.rows.map(({ name }, r) =>
-      el("tr", {}, el("th", { scope: "row" }, visible(name)), head.columns.map((_, c) => el("td", { class: head.changed(r, c) ? "changed" : "" }, head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3)))));
-    fill(box, el("table", {}, el("caption", { class: "sr" }, `weights of layer ${at.l}, head ${at.h}: queries down, keys across`),
-      el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", {}, rows)));
-  }
+/** All weights of a head, as a table has them. */
+function weightsTold(head, at) {
+  const cell = (r, c) => [head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3), head.changed(r, c)];
   return {
-    node,
-    set(next, where) {
-      [head, at] = [next, where];
-      draw();
-    },
+    caption: `weights of layer ${at.l}, head ${at.h}: queries down, keys across`,
+    columns: head.columns.map(({ name }) => visible(name)),
+    rows: head.rows.map(({ name }, r) => [visible(name), ...head.columns.map((_, c) => cell(r, c))]),
   };
 }

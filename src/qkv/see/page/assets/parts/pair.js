@@ -142,7 +142,7 @@ function pairPart(ui, { onpick = () => {} } = {}) {
     }),
   );
   const titles = maps.map(() => el("h4", {}));
-  const table = pairTable();
+  const table = foldedTable("The chosen row as a table", "table of both");
   const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {{rows: any, columns: any, names: string[]}} */
@@ -172,7 +172,7 @@ function pairPart(ui, { onpick = () => {} } = {}) {
     const rows = sides.map((side, k) => side.active().map((r) => now.rows.at(k, r)));
     const both = [...new Set(rows.flat())];
     [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ marked, home: homeOf(k % 2) }));
-    table.set(now, sides, rows);
+    table.set(() => pairTold(now, sides, rows));
   }
 
   /** A weight of one text; null where the text has no such cell. */
@@ -265,29 +265,18 @@ function pairPart(ui, { onpick = () => {} } = {}) {
   return { node, set, sides };
 }
 
-/** The weights of the rows in view as a table, made when it is opened. */
-function pairTable() {
-  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "table of both" });
-  const node = el("details", { class: "as-table", ontoggle: () => draw() }, el("summary", {}, "The chosen row as a table"), box);
-  let shown = null; // {now, sides, rows}
-  function draw() {
-    if (!node.open || !shown) return fill(box);
-    const { now, sides, rows } = shown;
-    const values = sides.map((side, k) => (rows[k].length ? side.head.values(now.rows.places[rows[k][0]][k]) : new Map()));
-    const cells = now.columns.places.map((both, j) => {
-      const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));
-      const all = [...here, here.includes(null) ? null : here[1] - here[0]];
-      return el("tr", {}, el("th", { scope: "row" }, visible(now.columns.names[j])), all.map((x) => el("td", {}, x === null ? "–" : fixed(x, 3))));
-    });
-    const names = rows.map((own) => (own.length ? visible(now.rows.names[own[0]]) : "nothing"));
-    fill(box, el("table", {}, el("caption", { class: "sr" }, `What ${names[0]} looks at in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`),
-      el("thead", {}, el("tr", {}, el("td", {}), [...now.names, "difference"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, cells)));
-  }
+/** What the chosen row looks at in both, as a table has it. */
+function pairTold(now, sides, rows) {
+  const values = sides.map((side, k) => (rows[k].length ? side.head.values(now.rows.places[rows[k][0]][k]) : new Map()));
+  const line = (both, j) => {
+    const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));
+    const all = [...here, here.includes(null) ? null : here[1] - here[0]];
+    return [visible(now.columns.names[j]), ...all.map((x) => (x === null ? "–" : fixed(x, 3)))];
+  };
+  const names = rows.map((own) => (own.length ? visible(now.rows.names[own[0]]) : "nothing"));
   return {
-    node,
-    set(now, sides, rows) {
-      shown = { now, sides, rows };
-      draw();
-    },
+    caption: `What ${names[0]} looks at in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`,
+    columns: [...now.names, "difference"],
+    rows: now.columns.places.map(line),
   };
 }
