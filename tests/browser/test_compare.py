@@ -157,3 +157,43 @@ def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
         row = keys(page, number)[2]
         assert row[0] == "unbelievable"
         assert read(row[1]) == pytest.approx(own, abs=0.00501)
+
+
+def test_rows_are_held_and_what_is_out_of_sight_stands_in_all_maps(visit: Visit) -> None:
+    texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
+    found = {"what": "runs", "sentence": "a sentence", "of": "vectors", "by_layer": []}
+    page = visit(
+        whole_page(
+            payload_of(
+                "compare",
+                "two runs",
+                [text_payload(text, 0) for text in texts],
+                start=start_at(0, 1, None, chosen="it was asked for", sentence="", merge=False),
+                compare=found | {"changes": [[6, 1.0, 0.5, 4.0]]},
+            ),
+            STATIC,
+        )
+    )
+    one = page.locator(".side").first
+    assert [said.split(" looks")[0] for said in sentences(page)] == ["sat", "sat"]
+    one.get_by_role("option", name="cat").click()
+    one.get_by_role("option", name="mat").click(modifiers=["Shift"])
+    assert sentences(page)[0].count(" looks at ") == 2
+    assert sentences(page)[1].startswith("sat looks at ")
+    press(page, "Escape")
+    assert sentences(page)[0].count(" looks at ") == 1
+    page.get_by_label("leave out special tokens").check()
+    maps(page).nth(2).locator(".map").focus()
+    press(page, "ArrowDown", "Control+Home", "ArrowDown", "End")
+    gone = [float(text.weights[0][1, 2, [0, -1]].sum()) for text in texts]
+    shown = readout(maps(page).nth(2))
+    assert shown.pop("") == "un → out of sight"
+    expected = [*gone, gone[1] - gone[0]]
+    assert [read(x) for x in shown.values()] == pytest.approx(expected, abs=3 * STEP)
+    for number, value in enumerate(gone):
+        weight = readout(maps(page).nth(number))["weight"]
+        assert read(weight) == pytest.approx(value, abs=3 * STEP)
+
+
+def sentences(page: Page) -> list[str]:
+    return page.locator(".sentence").all_inner_texts()

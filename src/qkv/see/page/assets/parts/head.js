@@ -76,25 +76,15 @@ function headPart(ui, store) {
 
   const rowOf = (token) => Math.max(0, shown.head.rowAt(Math.min(token, now.run.tokens.length - 1)));
   const tokenOf = (r) => shown.head.rows[r].first;
-
-  /** The rows in view: those held, else the one under pointer or focus, else that of the query. */
-  function active() {
-    const rows = held.map(shown.head.rowAt).filter((r) => r >= 0);
-    if (rows.length) return [...new Set(rows)];
-    if (hover !== null) return [hover];
-    return shown.head.rows.length ? [rowOf(cursor)] : [];
-  }
+  const active = () => rowsInView(shown.head, held, hover, Math.min(cursor, now.run.tokens.length - 1));
 
   /** A row was chosen: it is the query; with Shift it is one more in view. */
   function choose(r, add = false) {
     const token = tokenOf(r);
     const before = held.length || holds || !add ? held : [cursor];
-    const same = (other) => rowOf(other) === r;
-    const [others, on] = [before.filter((other) => !same(other)), before.some(same)];
-    const kept = on && (add || !others.length) ? [] : [token];
     hover = null;
     store.set({ query: token });
-    [asked, cursor, held] = [now.state.query, token, holds || add ? [...(add ? others : []), ...kept] : []];
+    [asked, cursor, held] = [now.state.query, token, holds || add ? heldWith(shown.head, before, r, add) : []];
     refresh({}, false, holds);
   }
 

@@ -70,13 +70,7 @@ function sideOf(ui, { heard, onpick }) {
   const sentence = el("p", { class: "sentence" });
   const list = lines(ui, { onhover: preview, onpick: pick, onfree: free });
 
-  /** The rows in view: those held, else the one under pointer or focus, else the last one there. */
-  function active() {
-    const rows = self.held.map(self.head.rowAt).filter((r) => r >= 0);
-    if (rows.length) return [...new Set(rows)];
-    if (hover !== null) return [hover];
-    return self.head.rows.length ? [Math.max(0, self.head.rowAt(self.cursor))] : [];
-  }
+  const active = () => rowsInView(self.head, self.held, hover, self.cursor);
 
   function preview(r, aloud = false) {
     if (r === hover) return;
@@ -86,10 +80,8 @@ function sideOf(ui, { heard, onpick }) {
   }
 
   function pick(r, add = false) {
-    const same = (i) => self.head.rowAt(i) === r;
-    const [others, on] = [self.held.filter((i) => !same(i)), self.held.some(same)];
+    self.held = heldWith(self.head, self.held, r, add);
     self.cursor = self.head.rows[r].first;
-    self.held = [...(add ? others : []), ...(on && (add || !others.length) ? [] : [self.cursor])];
     refresh(true);
     onpick(self.cursor);
   }
