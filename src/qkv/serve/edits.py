@@ -176,7 +176,7 @@ def scale_in(model: Model, layer: int) -> tuple[str, float]:
 
     >>> import qkv
     >>> scale_in(qkv.load("random"), 0)
-    ('attn_scores', 0.25)
+    ('attn_scores', 0.5)
     """
     attn, options = model.layers[layer].attn, model._body.options[layer]
     usual = options.get("scale") or 1 / math.sqrt(attn.d_query)
