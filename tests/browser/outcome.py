@@ -67,7 +67,7 @@ class Expected(NamedTuple):
 
 
 def outcome_page(model: Model, theme: str = "auto") -> str:
-    names = ("view", "store", "parts/outcome")
+    names = ("view", "parts/sight", "store", "parts/chart", "parts/outcome")
     code = "\n".join(asset(f"{name}.js") for name in names)
     css = script_json("\n".join([colours.css(), *(asset(f"{name}.css") for name in names)]))
     data = script_json({"kind": "trial", "theme": theme})

@@ -195,7 +195,7 @@ def test_no_cell_is_a_formula(visit: Visit, html: str) -> None:
 
 
 def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit) -> None:
-    code = "\n".join(asset(f"{name}.js") for name in ("view", "parts/export"))
+    code = "\n".join(asset(f"{name}.js") for name in ("view", "parts/save"))
     page = visit(
         document(
             "cells", f"<script>(() => {{{code}\nglobalThis.csvOf = csvOf;}})();</script>", "auto"
@@ -384,7 +384,7 @@ def test_a_frame_that_may_forbid_files_gets_them_as_text(
     box = frame.locator("[data-region=head] > .save")
     box.locator("summary").click()
     box.get_by_role("button", name="CSV: weights").click()
-    said = box.get_by_role("status").first
+    said = box.locator("> .bar .note")
     said.get_by_text("may forbid").wait_for()
     text = box.locator("textarea").input_value()
     assert text.startswith("layer,head,query_place,query,")

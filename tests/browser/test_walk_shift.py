@@ -1,9 +1,12 @@
 """The walk and the shift in a page: what they say against the library's own numbers."""
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import axe_playwright_python
 import numpy as np
@@ -547,6 +550,33 @@ def test_axes_say_what_they_hold(visit: Visit) -> None:
     assert f"vector after layer 0 is {last.cosine[furthest]:.3f}." in sentence.replace(MINUS, "-")
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
     assert f"It holds {100 * shift.stages[-1].held:.0f}% of how the words differ" in held
+
+
+def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit: Visit) -> None:
+    shift = two_sentences()
+    page = visit(shift_page(shift), width=900)
+    page.get_by_text("Save", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV: words").click()
+    assert download.value.suggested_filename.startswith("shift_I-sat-on-the-bank")
+    text = Path(download.value.path()).read_text("utf-8")
+    rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    names = ["static", *(stage.name for stage in shift.stages)]
+    assert [row[3] for row in rows] == names * len(shift.tokens)
+    points = np.array([shift.before, *(stage.points for stage in shift.stages)])
+    found = np.array([row[4:6] for row in rows], np.float64)
+    np.testing.assert_allclose(found, points.swapaxes(0, 1).reshape(-1, 2), rtol=1e-6, atol=1e-7)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    svg = ElementTree.fromstring(Path(download.value.path()).read_bytes())
+    space = "{http://www.w3.org/2000/svg}"
+    written = [part.text for part in svg.iter(f"{space}text")]
+    for box in boxes(page):
+        written.remove(box["text"])
+    ends = [
+        [line.get(name) for name in ("x1", "y1", "x2", "y2")] for line in svg.iter(f"{space}line")
+    ]
+    assert all(list(map(str, place)) in ends for place in places(page).tolist())
 
 
 def test_a_static_vector_is_named_once(visit: Visit) -> None:

@@ -26,6 +26,7 @@ _STEPS = ("parts/sums", "parts/cell", "parts/block", "parts/steps")
 _PARTS = (
     "python",
     "picture",
+    "save",
     "export",
     "sentence",
     "changes",
@@ -38,6 +39,7 @@ _PARTS = (
     "flow",
     "layer",
     "motion",
+    "chart",
     "outcome",
     "pair",
     "second",
@@ -47,9 +49,10 @@ _LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS)
 _RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")
 SCRIPTS = {
     "show": (*_HEAD, *_RECORDED, "parts/map", "parts/head", "parts/received", "pages/show"),
-    "compare": (*_HEAD, *_RECORDED, "parts/pair", "pages/compare"),
+    "compare": (*_HEAD, *_RECORDED, "parts/pair", "parts/chart", "pages/compare"),
     "walk": (*_STEPS, "pages/walk"),
-    **{kind: (f"pages/{kind}",) for kind in ("shift", "replay")},
+    "shift": ("parts/picture", "parts/save", "parts/plane", "pages/shift"),
+    "replay": ("pages/replay",),
     "play": (*_HEAD, *_LIVE, "pages/play"),
 }
 _WITH_TOKENS = ("walk", "shift", "replay")

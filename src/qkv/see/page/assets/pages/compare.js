@@ -41,35 +41,10 @@ function panel(title, ...children) {
 
 /** One number per layer, written beside its point. */
 function layerChart(values, layers, label) {
-  const [wide, tall] = [Math.max(280, 44 * values.length), 150];
-  const [low, high] = [Math.min(0, ...values), Math.max(...values, 1e-9)];
-  const x = (i) => 24 + (i * (wide - 48)) / Math.max(1, values.length - 1);
-  const y = (value) => tall - 34 - ((value - low) / (high - low)) * (tall - 64);
-  const said = values.map(
-    (value, i) => `${i ? `after layer ${layers[i - 1]}` : "embeddings"} ${number(value)}`,
-  );
-  const text = (i, height, words, name) => svg("text", { x: x(i), y: height, class: name }, words);
-  return el(
-    "div",
-    { class: "scroll", tabindex: 0, role: "group", "aria-label": label },
-    svg(
-      "svg",
-      {
-        class: "chart",
-        width: wide,
-        height: tall,
-        role: "img",
-        "aria-label": `${label}: ${said.join(", ")}`,
-      },
-      svg("line", { x1: 10, x2: wide - 10, y1: y(low), y2: y(low), class: "axis" }),
-      svg("polyline", { points: values.map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
-      values.map((value, i) => [
-        svg("circle", { cx: x(i), cy: y(value), r: 4 }),
-        text(i, y(value) - 9, number(value), ""),
-        text(i, tall - 8, i ? String(layers[i - 1]) : "emb.", "dim"),
-      ]),
-    ),
-  );
+  const name = (i) => (i ? `layer ${layers[i - 1]}` : "emb.");
+  const ends = { low: Math.min(0, ...values), high: Math.max(...values, 1e-9) };
+  const chart = lineChart(Math.max(280, 64 * values.length + 44), values, { ...ends, name, say: number, label });
+  return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, chart);
 }
 
 /** What a change of the run changed in each token, largest first. */

@@ -383,37 +383,7 @@ function wordTable(rows, names) {
 
 /** How alike a word stays, as a line; the axis goes from the lowest to 1. */
 function alikeChart(room, alike) {
-  const low = Math.min(...alike);
-  const [wide, tall, left] = [Math.max(240, room.clientWidth || 0), 160, 44];
-  const span = 1 - low;
-  const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, alike.length - 1);
-  const y = (value) => (span > 1e-9 ? tall - 46 - ((value - low) / span) * (tall - 76) : 30);
-  const every = Math.ceil((alike.length * 44) / (wide - left));
-  const lowest = alike.indexOf(low);
-  const named = (i) => i === lowest || i === 0 || (i % every === 0 && Math.abs(i - lowest) >= every);
-  const text = (px, py, words, name = "") => svg("text", { x: px, y: py, class: name }, words);
-  const ends = span > 1e-9 ? [low, 1] : [1];
-  return svg("svg", { class: "chart", width: wide, height: tall, "aria-hidden": "true" },
-    ends.map((end) => [
-      svg("line", { x1: left, x2: wide - 4, y1: y(end), y2: y(end), class: "axis" }),
-      text(left / 2, y(end) + 4, fixed(end, SEEN), "dim"),
-    ]),
-    svg("polyline", { points: alike.map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
-    alike.map((value, i) => [
-      svg("circle", { cx: x(i), cy: y(value), r: 4 }),
-      named(i) ? [text(...besideLine(alike, i, x(i), y(value)), fixed(value, SEEN)), text(x(i), tall - 8, i ? `layer ${i - 1}` : "emb.", "dim")] : [],
-    ]));
-}
-
-/**
- * Where a point's number stands so that the line does not cross it.
- * @returns {[number, number]}
- */
-function besideLine(values, i, x, y) {
-  const [before, after] = [values[i - 1] ?? values[i], values[i + 1] ?? values[i]].map((other) => Math.sign(other - values[i]));
-  if (before > 0 && after < 0) return [x + 20, y - 8];
-  if (before < 0 && after > 0) return [x - 20, y - 8];
-  return [x, before + after > 0 ? y + 18 : y - 9];
+  return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb.") });
 }
 
 /** The same for those who listen. */

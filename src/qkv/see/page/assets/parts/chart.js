@@ -1,0 +1,42 @@
+// One number for each layer, as a line.
+
+/**
+ * A line through numbers, each written beside its point as far as there is room.
+ * @param {number} wide  in pixels
+ * @param {number[]} values
+ * @param {{low: number, high: number, name: (i: number) => string, say?: (x: number) => string, label?: string}} about
+ *     `low`, `high`: the ends of the axis; `name`: what stands below a point; `say`: how a number is written; `label`:
+ *     what those who listen hear of it, where no table says the same
+ */
+function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
+  const [tall, left, span] = [160, 44, high - low];
+  const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, values.length - 1);
+  const y = (value) => (span > 1e-9 ? tall - 46 - ((value - low) / span) * (tall - 76) : 30);
+  const every = Math.ceil((values.length * 44) / (wide - left));
+  const lowest = values.indexOf(Math.min(...values));
+  const named = (i) => i === lowest || i === 0 || (i % every === 0 && Math.abs(i - lowest) >= every);
+  const text = (px, py, words, kind = "") => svg("text", { x: px, y: py, class: kind }, words);
+  const spoken = values.map((value, i) => `${name(i)} ${say(value)}`).join(", ");
+  const read = label ? { role: "img", "aria-label": `${label}: ${spoken}` } : { "aria-hidden": "true" };
+  return svg("svg", { class: "chart", width: wide, height: tall, ...read },
+    (span > 1e-9 ? [low, high] : [high]).map((end) => [
+      svg("line", { x1: left, x2: wide - 4, y1: y(end), y2: y(end), class: "axis" }),
+      text(left / 2, y(end) + 4, say(end), "dim"),
+    ]),
+    svg("polyline", { points: values.map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
+    values.map((value, i) => [
+      svg("circle", { cx: x(i), cy: y(value), r: 4 }),
+      named(i) ? [text(...besideLine(values, i, x(i), y(value)), say(value)), text(x(i), tall - 8, name(i), "dim")] : [],
+    ]));
+}
+
+/**
+ * Where a point's number stands so that the line does not cross it.
+ * @returns {[number, number]}
+ */
+function besideLine(values, i, x, y) {
+  const [before, after] = [values[i - 1] ?? values[i], values[i + 1] ?? values[i]].map((other) => Math.sign(other - values[i]));
+  if (before > 0 && after < 0) return [x + 20, y - 8];
+  if (before < 0 && after > 0) return [x - 20, y - 8];
+  return [x, before + after > 0 ? y + 18 : y - 9];
+}

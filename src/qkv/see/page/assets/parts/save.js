@@ -1,0 +1,163 @@
+// What a part shows, to be taken away: its picture as SVG or PNG, its numbers as CSV. Nothing leaves the page but as a
+// file that the reader saves, or, in a frame that may forbid that, as text to copy.
+
+/**
+ * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
+ * @typedef {[string, string, () => Table]} Sheet  what a reader calls them, what their file is called, the table
+ */
+
+// ---- CSV
+
+/**
+ * A number with all its digits: the shortest text that gives the same float32, or float64 where it is one.
+ * @param {number} x
+ */
+function exactly(x) {
+  if (!Number.isFinite(x)) return "";
+  if (Math.fround(x) !== x) return String(x);
+  let digits = 1;
+  while (digits < 9 && Math.fround(Number(x.toPrecision(digits))) !== x) digits += 1;
+  return String(Number(x.toPrecision(digits)));
+}
+
+/** A cell. A text that a spreadsheet would compute has a ' before it. */
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return exactly(value);
+  if (typeof value === "boolean") return String(value);
+  const text = /^[\s\p{C}]*[=+\-@＝＋－＠]|^[\t\r\n]/u.test(value) ? `'${value}` : value.toWellFormed();
+  return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** @param {Table} table */
+function csvOf({ columns, rows }) {
+  return [columns, ...rows].map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
+}
+
+/**
+ * The numbers of every heat map in a part, row by row.
+ * @param {HTMLElement} node
+ * @returns {Sheet[]}
+ */
+function matricesIn(node) {
+  const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
+  return found.map((block) => {
+    const { label, rows, columns, value, entries } = MATRICES.get(block);
+    const at = entries ? (i) => ((known) => (j) => known.get(j))(new Map(entries(i))) : (i) => (j) => value(i, j);
+    const table = () => ({
+      columns: ["place", "row", ...columns.map((name, j) => `${j} ${name}`)],
+      rows: rows.map((name, i) => [i, name, ...columns.map((_, j) => j).map(at(i))]),
+    });
+    return [label, label, table];
+  });
+}
+
+// ---- the menu
+
+/**
+ * A menu that saves what a part shows. `about` says of what, each time that it is asked.
+ * @param {any} ui
+ * @param {HTMLElement} node  the part
+ * @param {HTMLElement} around  what its picture is of: the part, or more
+ * @param {() => {name: string, text: string, caption: string, numbers: Sheet[]} | null} about  `name`: of the part, in
+ *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
+ */
+function saveMenu(ui, node, around, about) {
+  const done = el("span", { class: "note" });
+  const bar = el("div", { class: "bar" });
+  const box = el("details", { class: "save", ontoggle: () => list() }, el("summary", {}, "Save"), bar);
+  let paper = null; // for a text to copy
+  const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
+  const picture = () => pictureOf(ui, around, about().caption);
+
+  function list() {
+    box.hidden = node.hidden || !about();
+    if (!box.open || box.hidden) return;
+    fill(bar, button("SVG", svgFile), button("PNG", pngFile), about().numbers.map(([what, called, table]) =>
+      button(`CSV: ${what}`, () => ({ name: called, kind: "csv", text: csvOf(table()) }))), done);
+  }
+
+  function svgFile() {
+    return { name: about().name, kind: "svg", text: svgText(picture()) };
+  }
+
+  async function pngFile() {
+    return { name: about().name, kind: "png", blob: await pngOf(picture()) };
+  }
+
+  async function save(make) {
+    try {
+      const { name, kind, text, blob } = await make();
+      const called = `${fileName(name, about().text)}.${kind}`;
+      const free = letsFilesOut();
+      handOver(called, blob ?? new Blob([text], { type: { svg: "image/svg+xml", csv: "text/csv" }[kind] }));
+      fill(done, free ? `Saved: ${called}` : `The frame around this page may forbid to save ${called}.${text ? " Here it is to copy." : " Open the page in a window of its own for that."}`);
+      if (!free && text) {
+        paper ??= toTakeAway(ui);
+        box.append(paper.node);
+        paper.show(called, text);
+      }
+    } catch (/** @type {any} */ reason) {
+      fill(done, `It cannot be saved: ${reason.message}`);
+    }
+    ui.say(done.textContent);
+  }
+  return { node: box, update: list };
+}
+
+/** A name that every system takes: what it is, and the first words of what it is of. */
+function fileName(name, text) {
+  const plain = (x) => x.replace(/[^\p{L}\p{N}.]+/gu, "-").replace(/^[-.]+|[-.]+$/g, "");
+  return [plain(name), plain(cut(text, 40).replace("[MASK]", "mask"))].filter(Boolean).join("_");
+}
+
+/** Gives the reader a file. */
+function handOver(name, blob) {
+  const href = URL.createObjectURL(blob);
+  el("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+}
+
+/** Whether nothing around the page can forbid it to save files; a frame of another origin does not say. */
+function letsFilesOut() {
+  const own = self.origin !== "null" || location.protocol === "file:";
+  if (window === window.parent) return own;
+  try {
+    const frame = /** @type {any} */ (window.frameElement);
+    return frame !== null && (!frame.hasAttribute("sandbox") || frame.sandbox.contains("allow-downloads"));
+  } catch {
+    return false;
+  }
+}
+
+// ---- text to be copied
+
+/** A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked. */
+function toTakeAway(ui) {
+  const id = ui.id("take");
+  const label = el("label", { for: id });
+  const text = el("textarea", { id, readonly: true, rows: 8, spellcheck: "false", wrap: "off" });
+  const done = el("span", { class: "dim", role: "status" });
+  const copy = el("button", { type: "button", onclick: () => take() }, "Copy");
+  const close = el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close");
+  const node = el("div", { class: "take", hidden: true }, el("div", { class: "bar" }, label, copy, close, done), text);
+
+  async function take() {
+    text.select();
+    try {
+      await navigator.clipboard.writeText(text.value);
+      fill(done, "Copied.");
+    } catch {
+      fill(done, "Marked: copy it with the keys of your system.");
+    }
+  }
+
+  function show(name, value) {
+    fill(label, name);
+    text.value = value;
+    text.rows = Math.min(18, value.split("\n").length + 1);
+    node.hidden = false;
+    return take();
+  }
+  return { node, show };
+}
