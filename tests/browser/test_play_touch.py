@@ -14,10 +14,11 @@ from qkv.trace import Trace
 from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library
-from .play import button, ready
+from .play import address, button, opened_at, ready
 from .playing import (
     HEAD,
     PLACE,
+    STATE,
     TEXT,
     cells,
     go,
@@ -31,6 +32,7 @@ from .playing import (
     until,
 )
 from .support import keys, press, read, readout, token
+from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
 __all__ = ["open_served"]  # a fixture
@@ -304,6 +306,38 @@ def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, tr
         assert read(now["difference"]) == pytest.approx((after - before)[0, key], abs=6e-6)
         assert now["mask"] == ("hidden" if key == 2 else "open")
         press(page, "ArrowRight")
+
+
+def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(visit: Visit, html: str) -> None:
+    text = f"{'the crown and ' * 30}[MASK]."
+    block = [(i, j) for i in range(40, 46) for j in range(10, 16)]
+    edits = [{"op": "mask", "query": i, "key": j, "layer": 3, "head": 2} for i, j in block]
+    page = opened(visit, html, text=text, place=None, query=None, edits=edits)
+    assert own(page).get_by_role("button", name="Show cells").is_visible()
+    left, top, wide, tall = cells(page)
+    found = heat_map(page).astype(int)
+
+    def orange(i: int, j: int) -> bool:
+        rows = slice(int(top + i * tall), int(top + (i + 6) * tall))
+        part = found[rows, int(left + j * wide) : int(left + (j + 6) * wide)]
+        return bool((part[..., 0] - part[..., 2] > 60).any())
+
+    assert [orange(40, 10), orange(40, 18), orange(48, 10)] == [True, False, False]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light"), (1920, "dark")])
+def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
+    visit: Visit, html: str, width: int, scheme: str
+) -> None:
+    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
+    edits = [row | {"weights": [0.1] * 10}, {"op": "hide", "token": 2}]
+    state = STATE | {"edits": edits, "tab": "heads"}
+    page = ready(visit(opened_at(html, address(**state)), width=width, scheme=scheme))
+    until(lambda: own(page).locator(".by-hand").count() == 1)
+    check_layout(page)
+    controls = own(page).locator(".weight-bar :is(button, input)")
+    sizes = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
+    assert min(sizes) >= 44
 
 
 def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
