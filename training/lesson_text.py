@@ -80,7 +80,7 @@ def _back(given: Examples) -> Card:
         "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The one that looks has a query, "
         "the one that is looked at has a key.",
         "ask": f"And how much does *{word}* look back at {GAP}?",
-        "options": ["Less", "As much", "More"],
+        "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, one.place, one.words[word]), _probe(head, place, [one.place])],
         "right": {"of": "change", "from": 0, "to": 1},
         "told": "{1}. Each word has both, and they are different numbers: what it looks for is "
@@ -116,8 +116,8 @@ def _neighbour(given: Examples) -> list[Card | None]:
         "name": "swap",
         "read": f"*{names[query]}* looks at *{word}* with a weight of {{0}}. Now we write "
         f"*{put}* in that place.",
-        "ask": f"Will *{names[query]}* still look there?",
-        "options": ["Less than before", "As much as before", "More than before"],
+        "ask": f"How much will *{names[query]}* look there now?",
+        "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, query, [query + by]), _probe(head, query, [query + by], swap)],
         "right": {"of": "change", "from": 0, "to": 1},
         "told": "{1}, and it was {0}. To this head it matters where a word stands, not which word "
@@ -176,7 +176,7 @@ def _temperature(given: Examples) -> Card:
         "read": f"Before the softmax there are scores. We divide them all by {TIMES}: that is "
         f"called temperature {TIMES}. *{word}* has {{0}} now.",
         "ask": f"What becomes of the weight on *{word}*?",
-        "options": ["It gets smaller", "It stays", "It gets larger"],
+        "options": ["It gets smaller", "It stays about as it is", "It gets larger"],
         "probes": [
             _probe(head, one.place, one.words[word]),
             _probe(head, one.place, one.words[word], edits),

@@ -130,6 +130,7 @@ function cardsPart(ui, store) {
     fill(options, card.options.map((label, i) => el("button", { type: "button", onclick: () => guess(i) },
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, card, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
+    end.hidden = at + 1 === cards.length; // there it is what Next does
     if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened it, not an address
     drawn = at;
   }
