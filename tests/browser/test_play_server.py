@@ -20,6 +20,7 @@ from qkv.models import Model
 
 from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
+from .support import press, read, readout
 from .test_engine import offsets
 
 TEXT = "the cat sat on the [MASK]"
@@ -103,7 +104,9 @@ def test_an_encoder_of_twelve_layers(open_served: Open, tmp_path: Path) -> None:
         expected = run(model, ids, edits)
         agree(result, expected._replace(logits=expected.logits[[6, 1]]), 1e-4, 1e-3)
         assert found["special"] == model.tokenize(TEXT).special
-        assert set(result.inside[0]) == {"q", "k", "v", "attn_scores", "z"}
+        known = {"q", "k", "v", "attn_scores", "z", "attn_out", "resid_mid", "mlp_out"}
+        known |= {"resid_post", "ln1.normalized", "ln2.normalized"}
+        assert set(result.inside[0]) == known
     text = "the \N{CAT FACE} sat"
     found, result = ask(page, text)
     assert offsets(text, found) == model.tokenize(text).offsets
@@ -137,6 +140,42 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
         _, result = ask(page, text, edits, at=[4])
         trace = traced(model, ids, edits)
         agree(result, trace, 1e-4, 1e-3)
+
+
+def test_the_layers_of_a_decoder_as_data_flows_through_them(
+    open_served: Open, tmp_path: Path
+) -> None:
+    model = gpt2(tmp_path, seed=2)
+    page = open_served("--model", tmp_path)
+    painted(page)
+    page.get_by_role("button", name="Look inside").click()
+    page.get_by_label("Your sentence").fill("the cat")
+    own = page.locator("[data-part=steps]")
+    tabs = own.get_by_role("tab")
+    ids, layer = model.tokenize("the cat").ids.tolist(), model.num_layers - 1
+    own.get_by_text(f"(T={len(ids)}, T={len(ids)})").wait_for()
+    names = [text.split()[-1] for text in tabs.all_inner_texts()]
+    assert names == [
+        *("X", "N", "Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"),
+        *("out", "R", "N2", "mlp", "Y"),
+    ]
+    assert own.locator("[role=tab].changed").count() == 0  # the mask is the model's own
+    trace = model.trace(ids)
+    traced_as = {"N": "ln1.hook_normalized", "N2": "ln2.hook_normalized", "Y": "hook_resid_post"}
+    traced_as |= {"X": "hook_resid_pre", "out": "hook_attn_out", "R": "hook_resid_mid"}
+    for name in (*traced_as, "mlp"):
+        tabs.nth(names.index(name)).click()
+        own.locator(".steps-view .map").first.focus()
+        press(page, "ArrowDown", "Control+Home", "ArrowDown")
+        array = trace[f"blocks.{layer}.{traced_as.get(name, 'hook_mlp_out')}"][0]
+        shown = readout(own)[""].rpartition(" = ")[2]
+        assert read(shown) == pytest.approx(float(array[1, 0]), abs=2e-3), name
+    query = own.locator(".row-table th[scope=row]").count()
+    assert query == len(ids)
+    hidden = own.locator(".row-table td:nth-child(4)").all_text_contents()
+    place = int(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query') ?? -1"))
+    place = len(ids) - 1 if place < 0 else place
+    assert hidden == ["open" if key <= place else "hidden" for key in range(len(ids))]
 
 
 def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
     ]
 
 
+INSIDE = ("q", "k", "v", "z", "attn_out", "resid_mid", "mlp_out", "resid_post")
+
+
 def post(client: TestClient, **body: Any) -> Any:
     return client.post("/v1/trace", json=body)
 
@@ -91,7 +94,7 @@ def test_an_encoder_of_twelve_layers(client: TestClient, encoder: Model) -> None
         expected = run(encoder, ids, edits)
         assert found["pattern"].shape == (12, 3, len(ids), len(ids))
         agree(found, expected, [6, 1])
-        inside = {name: expected.inside[1][name] for name in ("q", "k", "v", "z")}
+        inside = {name: expected.inside[1][name] for name in INSIDE}
         for name, array in inside.items():
             mine = found[f"inside.1.{name}"].reshape(len(ids), -1)
             np.testing.assert_allclose(mine, array.reshape(mine.shape), atol=1e-9)
@@ -182,7 +185,7 @@ def test_json_says_the_same(client: TestClient, encoder: Model) -> None:
     assert answer["ids"][2] == encoder.tokenizer.vocabulary["dog"]
     binary = client.post("/v1/trace", json=asked, headers=OCTETS).content
     for name, array in load(binary).items():
-        what, *rest = name.split(".")
+        what, *rest = name.split(".", 2)
         shown = answer[what][rest[0]][rest[1]] if rest else answer[name]
         assert np.array(shown).shape == array.shape or array.size == 0
         np.testing.assert_allclose(np.array(shown).ravel(), array.ravel())

@@ -290,6 +290,7 @@ def check_size(model: Model, wanted: Wanted, tokens: int, kind: str, limit: int)
     for layer in wanted.inside:
         attn = model.layers[layer].attn
         more += attn.num_heads * tokens * (tokens + 4 * (attn.d_query + attn.d_value))
+        more += 6 * vectors
     size = (numbers * len(layers) * len(heads) + more) * (DIGITS if kind == JSON else 4)
     if size > limit:
         raise _too_large(f"of {tokens} tokens would have about {size} bytes", limit)
@@ -331,27 +332,28 @@ def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array
     if wanted.at is not None:
         found["logits"] = model.unembed(trace[stream[-1]][0, wanted.at])
     for layer in wanted.inside:
-        for name in _inside(model, layer):
-            found[f"inside.{layer}.{name}"] = trace[f"blocks.{layer}.attn.hook_{name}"][0]
+        for name, where in _inside(model, layer).items():
+            found[f"inside.{layer}.{name}"] = trace[where][0]
     return found
 
 
 def _more(model: Model, wanted: Wanted) -> list[str]:
     """The names of what is wanted beside weights, as a trace has them in full."""
     stream = _stream(model)
-    inside = [
-        f"blocks.{layer}.attn.hook_{name}"
-        for layer in wanted.inside
-        for name in _inside(model, layer)
-    ]
+    inside = [name for layer in wanted.inside for name in _inside(model, layer).values()]
     return [*(stream if wanted.resid else stream[-1:] if wanted.at is not None else []), *inside]
 
 
-def _inside(model: Model, layer: int) -> list[str]:
-    """What an answer has of the inside of a layer, those that it has."""
+def _inside(model: Model, layer: int) -> dict[str, str]:
+    """What an answer has of the inside of a layer, where the layer has it, and its name there."""
     known = set(model._body.hook_names)
-    names = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "z")
-    return [name for name in names if f"blocks.{layer}.attn.hook_{name}" in known]
+    heads = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "z")
+    stream = ("attn_out", "resid_mid", "mlp_out", "resid_post")
+    found = {name: f"blocks.{layer}.attn.hook_{name}" for name in heads}
+    found |= {name: f"blocks.{layer}.hook_{name}" for name in stream}
+    norms = ("ln1", "ln2")
+    found |= {f"{norm}.normalized": f"blocks.{layer}.{norm}.hook_normalized" for norm in norms}
+    return {name: where for name, where in found.items() if where in known}
 
 
 def _stream(model: Model) -> list[str]:
@@ -377,7 +379,7 @@ def written(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes
         return save(whole, {name: json.dumps(value) for name, value in about.items()})
     answer = dict(about)
     for name, array in arrays.items():
-        what, *rest = name.split(".")
+        what, *rest = name.split(".", 2)
         if rest:
             layer, part = rest
             answer.setdefault(what, {}).setdefault(layer, {})[part] = _nested(array)

@@ -142,7 +142,8 @@ function runOf(text, about, arrays, model) {
   /** @type {Record<number, any>} */
   const blocks = {};
   for (const [name, array] of Object.entries(others)) {
-    const [, layer, part] = name.split(".");
+    const [, layer, ...rest] = name.split(".");
+    const part = rest.join(".");
     blocks[layer] ??= {};
     blocks[layer][part] = part === "attn_scores" ? cutUp(array).map(({ numbers }) => numbers) : array.numbers;
   }

@@ -18,7 +18,7 @@ function linkNumbers({ state, run, original }, heads) {
     const [weights, before] = [run.pattern[layer][head], original.pattern[layer][head]];
     return all.map((k) => {
       const [query, key] = [Math.floor(k / T), k % T];
-      const link = [layer, head, query, tokens[query], key, tokens[key], scores?.[k], Boolean(hidden[k]), weights[k]];
+      const link = [layer, head, query, tokens[query], key, tokens[key], scores?.[k], Boolean(hidden[k]) || scores?.[k] === -Infinity, weights[k]];
       return changed ? [...link, before[k]] : link;
     });
   });

@@ -1,13 +1,23 @@
 // What one layer of a run did to its text, step by step: as page/walk.py writes it of a recorded walk, told here of a run.
 
 const FEW_UNITS = 8; // hidden units that are shown of all
+// Where a trace has what is not computed here.
+const TRACED = {
+  N: (layer) => `N = trace["ln1.hook_normalized", ${layer}][0]`,
+  N1: (layer) => `N1 = trace["ln1.hook_normalized", ${layer}][0]`,
+  N2: (layer) => `N2 = trace["ln2.hook_normalized", ${layer}][0]`,
+  out: (layer) => `out = trace["attn_out", ${layer}][0]`,
+  mlp: (layer) => `mlp = trace["mlp_out", ${layer}][0]`,
+  Y: (layer) => `Y = trace["normalized_resid_post", ${layer}][0]`,
+};
 
 /**
  * A flow that is being written down.
  * @param {string[]} tokens
  * @param {number} token  whose vectors are measured
+ * @param {number} layer
  */
-function flowWriter(tokens, token) {
+function flowWriter(tokens, token, layer) {
   /** @type {FlowStep[]} */
   const steps = [];
   const arrays = new Map();
@@ -27,7 +37,7 @@ function flowWriter(tokens, token) {
       arrays.set(name, numbersOf(data, [T, wide]));
       const lengths = columns ? tokens.map((_, t) => (t === token ? lengthAt(data, t, wide) : NaN)) : null;
       const shape = `(T=${T}, ${columns || "T"}=${wide})`;
-      const usual = { formula: name, code: name, note: "", side: "queries", shown: null, weights: false, cell: null };
+      const usual = { formula: name, code: TRACED[name]?.(layer) ?? name, note: "", side: "queries", shown: null, weights: false, cell: null };
       steps.push({ ...usual, name, shape, columns: columns ? null : "keys", lengths, ...about });
     },
   };
@@ -81,14 +91,18 @@ function flowOf(run, { layer, head, edits, query, place }, model, known) {
   if (!block?.q || !run.tokens.length) return null;
   const { tokens } = run;
   const token = Math.min(query ?? place ?? 0, tokens.length - 1);
-  const written = flowWriter(tokens, token);
+  const written = flowWriter(tokens, token, layer);
   const sizes = { T: tokens.length, D: run.resid[0].length / tokens.length, eps: model.eps };
-  const one = { ...written, ...sizes, run, layer, head, edits, token, block, known };
+  const one = { ...written, ...sizes, read: "X", run, layer, head, edits, token, block, known };
   if (!layer && known) embeddingFlow(one);
   else one.write("X", run.resid[layer], "D", { title: "The input of the layer", code: `X = trace["resid_pre", ${layer}][0]`, op: { kind: "given" }, note: layer ? `what layer ${layer - 1} gave` : "words and places" });
+  const told = block.resid_mid && block["ln2.normalized"];
+  const first = Boolean(told) && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
+  if (first) one.read = normFlow(one, "X", "N", block["ln1.normalized"], "", "what the attention reads");
   attentionFlow(one);
-  if (block.attn_out && known) restFlow(one);
-  else one.write("Y", run.resid[layer + 1], "D", { title: "What the layer gives", op: { kind: "given", from: ["X", "joined"] }, note: "what lies between is not told here" });
+  if (first) normedFirst(one);
+  else if (block.resid_mid) restFlow(one);
+  else one.write("Y", run.resid[layer + 1], "D", { title: "What the layer gives", code: `Y = trace.hidden_states[${layer + 1}][0]`, op: { kind: "given", from: ["X", "joined"] }, note: "what lies between is not told here" });
   const largest = run.pattern[layer][head].subarray(token * one.T, (token + 1) * one.T);
   const key = largest.indexOf(Math.max(...largest));
   const all = { keys: null, rows: null, key_rows: null };
@@ -108,8 +122,16 @@ function embeddingFlow(one) {
   normFlow(one, "H", "X", run.resid[0], "embed_norm", "");
 }
 
-/** A norm of a layer. */
+function lastOf(data) {
+  return data[data.length - 1];
+}
+
+/** A norm of a layer; gives its name. Where the parameters are not known, neither is which norm it is. */
 function normFlow(one, of, name, data, part, note) {
+  if (!one.known) {
+    one.write(name, data, "D", { title: "Each vector normed", op: { kind: "given", from: [of] }, note });
+    return name;
+  }
   const [gain, shift] = [`gain_${name}`, `shift_${name}`];
   one.arrays.set(gain, numbersOf(one.known[`${part}.weight`], [one.D]));
   one.arrays.set(shift, numbersOf(one.known[`${part}.bias`], [one.D]));
@@ -120,6 +142,7 @@ function normFlow(one, of, name, data, part, note) {
     op: { kind: "norm", of, gain, shift, eps: one.eps, rms: false },
     note,
   });
+  return name;
 }
 
 /** From the input to what the heads bring. */
@@ -175,7 +198,7 @@ function projectionFlow(one, letter, title, of, data) {
   const { known, layer, D, T } = one;
   const size = data.length / T;
   const part = `${of * size}:${(of + 1) * size}`;
-  const about = { title, side: letter === "Q" ? "queries" : "keys", code: `${letter} = trace["${letter.toLowerCase()}", ${layer}][0, :, ${of}]`, op: { kind: "given", from: ["X"] } };
+  const about = { title, side: letter === "Q" ? "queries" : "keys", code: `${letter} = trace["${letter.toLowerCase()}", ${layer}][0, :, ${of}]`, op: { kind: "given", from: [one.read] } };
   if (known) {
     const name = `blocks.${layer}.attn.${letter.toLowerCase()}_proj`;
     one.arrays.set(`W_${letter}`, transposed(known[`${name}.weight`], D, of * size, size));
@@ -208,6 +231,7 @@ function contextFlow(one, V, size, heads) {
 
 /** A linear layer of the block. */
 function linearFlow(one, of, name, data, columns, [part, letter, wide], about) {
+  if (!one.known) return one.write(name, data, columns, { ...about, op: { kind: "given", from: [of] } });
   const weight = one.known[`blocks.${one.layer}.${part}.weight`];
   one.arrays.set(`W_${letter}`, transposed(weight, wide));
   const bias = one.known[`blocks.${one.layer}.${part}.bias`];
@@ -216,18 +240,48 @@ function linearFlow(one, of, name, data, columns, [part, letter, wide], about) {
   one.write(name, data, columns, { formula: `${name} = ${of}·W_${letter} + b_${letter}`, code: `${name} = ${of} @ W_${letter} + b_${letter}`, ...about, op });
 }
 
-/** From what the heads bring to what the layer gives. */
-function restFlow(one) {
-  const { write, block, layer, T, D, token, run } = one;
-  const F = block.post.length / T;
-  const here = `blocks.${layer}`;
-  const sum = (first, second, name, data, what, note = "") => {
-    const line = `${name} = ${first} + ${second}`;
-    write(name, data, "D", { title: `The residual connection: ${what}`, formula: line, code: line, op: { kind: "sum", terms: [first, second] }, note });
-  };
+/** What a part of the layer gives added to what came to it. */
+function sumFlow(one, first, second, name, data, what, note = "") {
+  const line = `${name} = ${first} + ${second}`;
+  one.write(name, data, "D", { title: `The residual connection: ${what}`, formula: line, code: line, op: { kind: "sum", terms: [first, second] }, note });
+}
+
+/** The output projection, and its result added to the residual stream. */
+function addedFlow(one) {
+  const { block, T } = one;
   linearFlow(one, "joined", "out", block.attn_out, "D", ["attn.out_proj", "O", block.z.length / T], { title: "The output projection" });
-  sum("X", "out", "R", block.resid_mid, "what came in is added", "attention adds to what a token was; it does not take its place");
+  sumFlow(one, "X", "out", "R", block.resid_mid, "what came in is added", "attention adds to what a token was; it does not take its place");
+}
+
+function handedOn({ layer, run }) {
+  return layer + 1 === run.pattern.length ? "what the words are guessed from" : `what layer ${layer + 1} reads`;
+}
+
+/** From what the heads bring to what the layer gives, where norms stand before the parts. */
+function normedFirst(one) {
+  const { write, block, run, layer } = one;
+  addedFlow(one);
+  normFlow(one, "R", "N2", block["ln2.normalized"], "", "what the MLP reads");
+  write("mlp", block.mlp_out, "D", { title: "The MLP: each token by itself", op: { kind: "given", from: ["N2"] } });
+  sumFlow(one, "R", "mlp", "Y", run.resid[layer + 1], "what stood before the norm is added", handedOn(one));
+}
+
+/** The same where norms stand behind them, as BERT has it. */
+function restFlow(one) {
+  const { write, block, layer, run, known } = one;
+  const here = `blocks.${layer}`;
+  addedFlow(one);
   normFlow(one, "R", "N1", block["ln1.normalized"], `${here}.norm1`, "what the MLP reads");
+  if (known) unitsFlow(one);
+  else write("mlp", block.mlp_out, "D", { title: "The MLP: each token by itself", op: { kind: "given", from: ["N1"] } });
+  sumFlow(one, "N1", "mlp", "R2", block.resid_post, "what the MLP read is added");
+  normFlow(one, "R2", "Y", run.resid[layer + 1], `${here}.norm2`, handedOn(one));
+}
+
+/** The MLP by its hidden units, of which those are shown that are largest at the token. */
+function unitsFlow(one) {
+  const { write, block, T, D, token, run } = one;
+  const F = block.post.length / T;
   const size = block.post.subarray(token * F, (token + 1) * F).map(Math.abs);
   const at = Array.from(size.keys()).sort((a, b) => size[b] - size[a]).slice(0, FEW_UNITS);
   const shown = { at, names: at.map(String) };
@@ -236,7 +290,4 @@ function restFlow(one) {
   const formula = "post = pre/2 · (1 + erf(pre/√2))";
   write("post", block.post, "F", { title: "The activation, GELU: each number by itself", formula, code: "post = pre * (1 + erf(pre / np.sqrt(2))) / 2", op: { kind: "activation", of: "pre", name: "gelu" }, shown, note });
   linearFlow(one, "post", "mlp", block.mlp_out, "D", ["mlp.down_proj", "down", F], { title: "The MLP, down to D again", op: { terms: at, name: "mlp", count: F } });
-  sum("N1", "mlp", "R2", block.resid_post, "what the MLP read is added");
-  const last = layer + 1 === run.pattern.length;
-  normFlow(one, "R2", "Y", run.resid[layer + 1], `${here}.norm2`, last ? "what the words are guessed from" : `what layer ${layer + 1} reads`);
 }
