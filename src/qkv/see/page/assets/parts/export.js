@@ -18,7 +18,8 @@ function linkNumbers({ state, run, original }, heads) {
     const [weights, before] = [run.pattern[layer][head], original.pattern[layer][head]];
     return all.map((k) => {
       const [query, key] = [Math.floor(k / T), k % T];
-      const link = [layer, head, query, tokens[query], key, tokens[key], scores?.[k], Boolean(hidden[k]) || scores?.[k] === -Infinity, weights[k]];
+      const away = Boolean(hidden[k]) || scores?.[k] === -Infinity;
+      const link = [layer, head, query, tokens[query], key, tokens[key], scores?.[k], away, weights[k]];
       return changed ? [...link, before[k]] : link;
     });
   });
