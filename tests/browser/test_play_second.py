@@ -200,6 +200,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
     page = ready(visit(opened_at(html, "")))
     assert not part(page, "second").is_visible()
     button(page, "Look inside").click()
+    page.wait_for_timeout(1500)  # the block asks for parameters
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
     field = page.get_by_label("A second sentence beside it")

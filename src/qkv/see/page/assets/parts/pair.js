@@ -123,7 +123,7 @@ function sideOf(ui, { heard, onpick }) {
  * @param {{onpick?: (which: number, token: number) => void}} options
  */
 function pairPart(ui, { onpick = () => {} } = {}) {
-  const sides = [0, 1].map((k) => sideOf(ui, { heard: mark, onpick: (token) => onpick(k, token) }));
+  const sides = [0, 1].map((k) => sideOf(ui, { heard: () => mark(), onpick: (token) => onpick(k, token) }));
   const maps = [0, 1, 2].map((which) =>
     heatmap(ui, {
       describe: (i, j) => numbersOf(which, i, j),
@@ -139,18 +139,28 @@ function pairPart(ui, { onpick = () => {} } = {}) {
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {{rows: any, columns: any, names: string[]}} */
   let now = null;
-  let pointing = false;
+  let [pointing, quiet] = [false, false]; // quiet: several things change, and are drawn once
+  let shown = ""; // which heads the heat maps show
+
+  /** Changes what is in view of both texts, then draws the heat maps once, with what else they are to know. */
+  function once(change, next = []) {
+    quiet = true;
+    change();
+    quiet = false;
+    mark(next);
+  }
 
   /** One cell is pointed at in all three, and its row in both texts. */
   function look(which, i, j) {
     if (pointing || !now) return;
     pointing = true;
     maps.forEach((map, k) => k !== which && map.point(i, j));
-    sides.forEach((side, k) => {
+    const show = (side, k) => {
       const r = i === null ? null : now.rows.places[i][k];
       side.preview(r);
       if (r !== null && side.active()[0] === r) side.reveal(r);
-    });
+    };
+    once(() => sides.forEach(show));
     pointing = false;
   }
 
@@ -159,11 +169,11 @@ function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /** The rows in view are outlined: those of its text in each map, those of both in the difference. */
-  function mark() {
-    if (!now || !sides[1].head) return;
+  function mark(next = []) {
+    if (quiet || !now) return;
     const rows = sides.map((side, k) => side.active().map((r) => now.rows.at(k, r)));
     const both = [...new Set(rows.flat())];
-    [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ marked, home: homeOf(k % 2) }));
+    [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ ...next[k], marked, home: homeOf(k % 2) }));
     table.set(() => pairTold(now, sides, rows));
   }
 
@@ -199,40 +209,43 @@ function pairPart(ui, { onpick = () => {} } = {}) {
    */
   function set({ state, runs, edits, names, titles: above = names, cursors }) {
     const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
-    const heads = runs.map((run, k) => arrange(seenIn(run, edits[k], state), at));
+    const seen = runs.map((run, k) => seenIn(run, edits[k], state));
+    const same = JSON.stringify([seen.map(numberOf), at.l, at.h, at.stretch, names]);
+    const known = same === shown;
+    shown = same;
+    const heads = known ? sides.map(({ head }) => head) : seen.map((one) => arrange(one, at));
     const high = Math.max(...heads.map((head) => endOfScale(head, at)));
     const fresh = sides.map(({ head }, k) => JSON.stringify(head?.rows) !== JSON.stringify(heads[k].rows));
-    const [rows, columns] = ["rows", "columns"].map((which) => axisOf(...heads.map((head) => head[which].map(({ name }) => name))));
-    now = null;
     sides.forEach((side, k) => {
       if (fresh[k] || cursors[k] !== side.cursor) side.held = [];
       Object.assign(side, { head: heads[k], at, cursor: cursors[k], high });
       fill(side.heading, visible(above[k]));
     });
-    now = { rows, columns, names };
-    drawMaps(heads, at, high, above);
-    sides.forEach((side, k) => side.refresh(false, fresh[k]));
+    if (!known) {
+      const [rows, columns] = ["rows", "columns"].map((which) => axisOf(...heads.map((head) => head[which].map(({ name }) => name))));
+      now = { rows, columns, names };
+      [...above, "The difference"].forEach((title, k) => fill(titles[k], visible(title)));
+    }
+    once(() => sides.forEach((side, k) => side.refresh(false, fresh[k])), known ? [] : mapsOf(heads, at, high));
   }
 
-  /** The three heat maps; each has the room that its cells need, or its picture where there are too many. */
-  function drawMaps(heads, at, high, above) {
+  /** What the three heat maps show; each has the room that its cells need, or its picture where there are too many. */
+  function mapsOf(heads, at, high) {
     const { rows, columns, names } = now;
     const size = columns.names.length;
     room.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
     const kind = at.mode === "length" ? "contribution" : "weight";
     const away = heads.some((head) => head.away);
-    const axes = { rows: rows.names, columns: columns.names, high, marked: [], home: null };
+    const axes = { rows: rows.names, columns: columns.names, high };
     const extra = (value) => (away ? { name: AWAY, value: (i) => value(i, size) } : null);
-    [0, 1].forEach((k) => {
-      fill(titles[k], visible(above[k]));
+    const own = [0, 1].map((k) => {
       const value = (i, j) => weightAt(k, i, j);
       const entries = heads[k].sparse ? (i) => knownOf(k, i) : null;
-      maps[k].set({ ...axes, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` });
+      return { ...axes, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
     });
-    fill(titles[2], "The difference");
     const entries = heads.some(({ sparse }) => sparse) ? differencesOf : null;
     const words = [`${kind}s in ${names[1]} minus those in ${names[0]}`, `${names[1]} minus ${names[0]}`];
-    maps[2].set({ ...axes, label: words[0], value: difference, low: -high, entries, extra: extra(difference), bar: words[1] });
+    return [...own, { ...axes, label: words[0], value: difference, low: -high, entries, extra: extra(difference), bar: words[1] }];
   }
 
   /** The cell that is described at rest: what the row in view of a text looks at most. */

@@ -102,6 +102,7 @@ function saveMenu(ui, node, around, about) {
     }
     ui.say(done.textContent);
   }
+  new MutationObserver(list).observe(node, { attributes: true, attributeFilter: ["hidden"] }); // some parts wait for the model
   return { node: box, update: list };
 }
 
