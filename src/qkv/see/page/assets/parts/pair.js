@@ -7,7 +7,7 @@
  */
 
 const AWAY = "out of sight";
-const CELLS = 80; // so many columns have cells of their own
+const CELLS = 40; // up to so many columns each has cells of its own, beyond them the three stand side by side as pictures
 const MOST_PAIRS = 1_000_000; // of two long texts only the beginning and the end are aligned
 
 /**
