@@ -183,6 +183,23 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
     np.testing.assert_allclose(column(every, "weight"), after_.ravel(), atol=2e-6, rtol=0)
 
 
+def test_a_step_is_saved_as_its_matrix(visit: Visit, html: str, model: Model) -> None:
+    page = opened(visit, html)
+    layer, head = HEAD
+    trace = model.trace(TEXT)
+    table = rows(saved(page, "steps", menu(page, "steps").get_by_role("button").last.inner_text()))
+    names = [f"{place} {token}" for place, token in enumerate(trace.tokens)]
+    assert list(table[0]) == ["place", "row", *names]
+    found = np.array([[float(row[name]) for name in names] for row in table])
+    scores = trace["q", layer][0, :, head] @ trace["k", layer][0, :, head].T
+    np.testing.assert_allclose(found, scores, atol=1e-4)
+    page.locator("[data-region=steps]").get_by_role("tab", name="7 weights").click()
+    menu(page, "steps").hover()
+    table = rows(saved(page, "steps", menu(page, "steps").get_by_role("button").last.inner_text()))
+    found = np.array([[float(row[name]) for name in names] for row in table])
+    np.testing.assert_allclose(found, trace["pattern", layer][0, head], atol=2e-6)
+
+
 def test_no_cell_is_a_formula(visit: Visit, html: str) -> None:
     page = opened(visit, html, text='=1 + @SUM -2 \'a, "b"', edits=[], place=None, query=None)
     file = saved(page, "head", "CSV: weights")
@@ -228,7 +245,8 @@ def test_a_picture_has_every_word_that_is_shown(visit: Visit, html: str, name: s
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(200)
     plain, shown = page.screenshot(), page.evaluate(REST)
-    hidden = ".save, .control, .paint, .power, .weight-bar, .motion-play, .motion-moments, details"
+    hidden = ".save, .control, .paint, .power, .weight-bar, .motion-play, .motion-moments"
+    hidden += ", .walk-way, details"
     on_page = page.locator(f"[data-region={name}]").evaluate(
         """(node, hidden) => { const texts = [];
           const walk = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);

@@ -35,7 +35,7 @@ function play(box, data, ui) {
   const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
   const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
   const saves = regions.filter(({ name }) => SAVED.includes(name)).map(({ name, node }) => {
-    const menu = saveMenu(ui, parts[name].node, node, () => aboutPart(name, told, store, parts[name]));
+    const menu = saveMenu(ui, node, () => aboutPart(name, told, store, parts[name]));
     node.append(menu.node);
     return menu;
   });

@@ -81,7 +81,7 @@ VIEWS.shift = (box, payload, ui) => {
   }
 
   const picture = el("div", {}, plane.node);
-  const menu = saveMenu(ui, plane.node, picture, () => ({
+  const menu = saveMenu(ui, picture, () => ({
     name: "shift",
     text: shift.sentences.join(" "),
     caption: `${shift.sentences.map((text, k) => `${several ? `${letter(k)}: ` : ""}“${visible(text)}”`).join(" · ")} · from static vectors to ${stages[at].name}`,

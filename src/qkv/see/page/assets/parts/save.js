@@ -57,24 +57,30 @@ function matricesIn(node) {
 /**
  * A menu that saves what a part shows. `about` says of what, each time that it is asked.
  * @param {any} ui
- * @param {HTMLElement} node  the part
  * @param {HTMLElement} around  what its picture is of: the part, or more
  * @param {() => {name: string, text: string, caption: string, numbers: Sheet[]} | null} about  `name`: of the part, in
  *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
  */
-function saveMenu(ui, node, around, about) {
+function saveMenu(ui, around, about) {
   const done = el("span", { class: "note" });
   const bar = el("div", { class: "bar" });
   const box = el("details", { class: "save", ontoggle: () => list() }, el("summary", {}, "Save"), bar);
-  let paper = null; // for a text to copy
+  let [paper, later] = [null, 0]; // paper: for a text to copy
   const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
   const picture = () => pictureOf(ui, around, about().caption);
 
   function list() {
-    box.hidden = node.hidden || !about();
-    if (!box.open || box.hidden) return;
-    fill(bar, button("SVG", svgFile), button("PNG", pngFile), about().numbers.map(([what, called, table]) =>
-      button(`CSV: ${what}`, () => ({ name: called, kind: "csv", text: csvOf(table()) }))), done);
+    const found = about();
+    box.hidden = !found;
+    if (!box.open || !found) return;
+    const sheets = found.numbers.map(([what], k) => button(`CSV: ${what}`, () => csvFile(k)));
+    fill(bar, button("SVG", svgFile), button("PNG", pngFile), sheets, done);
+  }
+
+  /** The numbers as they are now: another step may have been chosen since the buttons were made. */
+  function csvFile(k) {
+    const [, name, table] = about().numbers[k];
+    return { name, kind: "csv", text: csvOf(table()) };
   }
 
   function svgFile() {
@@ -102,8 +108,12 @@ function saveMenu(ui, node, around, about) {
     }
     ui.say(done.textContent);
   }
-  new MutationObserver(list).observe(node, { attributes: true, attributeFilter: ["hidden"] }); // some parts wait for the model
-  return { node: box, update: list };
+  const update = () => {
+    clearTimeout(later);
+    later = setTimeout(list, 0); // after parts that take their time
+  };
+  box.addEventListener("pointerenter", list);
+  return { node: box, update };
 }
 
 /** A name that every system takes: what it is, and the first words of what it is of. */
