@@ -76,8 +76,10 @@ def rows(shrink: int = 1) -> Iterator[Row]:
         words = first_words(model)
         for tokens, (key, sweep) in LENGTHS.items():
             texts = Texts(model, max(8, tokens // shrink), words)
+            fold(page)
             yield typed(page, texts, f"key to painted, {tokens} tokens", key)
             yield swept(page, texts, f"every head removed in turn, {tokens} tokens", sweep)
+            forget(page)
             yield moved(page, texts, chosen, f"a query chosen to the motion's end, {tokens} tokens")
 
 
@@ -124,6 +126,22 @@ def opened(stack: ExitStack, model: qkv.Model) -> Any:
     page.wait_for_selector("html[data-qkv=ready]")
     page.evaluate(TASKS)
     return page
+
+
+def fold(page: Any) -> None:
+    """The page as it opens: what was unfolded for another row is not part of the next."""
+    if page is not None:
+        folds = page.get_by_role("button", name="Fold")
+        if folds.count():
+            folds.click()
+        forget(page)
+
+
+def forget(page: Any) -> None:
+    """What was told of tasks so far belongs to another row."""
+    if page is not None:
+        page.wait_for_timeout(200)
+        page.evaluate("tasks.length = 0")
 
 
 def longest(page: Any) -> Goal:
