@@ -59,6 +59,7 @@ _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 # Comments that have a line of their own, and blanks before code.
+_INDENTED = re.compile("^ +", re.MULTILINE)
 _FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +", re.MULTILINE)
 
 
@@ -137,7 +138,7 @@ def asset(name: str) -> str:
     """The text of a file in assets/, of a script its code alone; empty if there is no such file."""
     file = files("qkv.see").joinpath("page", "assets", name)
     text = file.read_text("utf-8") if file.is_file() else ""
-    return _FOR_READERS.sub("", text) if name.endswith(".js") else text
+    return (_FOR_READERS if name.endswith(".js") else _INDENTED).sub("", text)
 
 
 def _tokens(payload: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@
 #
 # TEXT = {
 #   "name": str, "tokens": [L strings], "keys": [S strings] | null (they are the tokens),
-#   "special": [0 | 1, ...], "key_special": [0 | 1, ...] | null,
+#   "special": [places], "key_special": [places] | null,
 #   "words": [[first, last + 1, word], ...] | null (no token is a piece), "key_words": the same,
 #   "split": where a second sentence begins | null,
 #   "layers": [numbers], "heads": H, "length": L, "key_length": S,
@@ -94,10 +94,11 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
 
 
 def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
-    """Names, flags of special tokens and words of queries or of keys; None where there are none."""
+    """Names, places of special tokens and words of queries or of keys; None for what is not."""
     if axis is None:
         return None, None, None
-    return axis.names, [int(x) for x in axis.special], word_spans(axis.tokens, axis.special)
+    places = [place for place, special in enumerate(axis.special) if special]
+    return axis.names, places, word_spans(axis.tokens, axis.special)
 
 
 def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | None:

@@ -3,10 +3,13 @@
 
 /**
  * A text of the payload as a run. A long one holds the largest of its weights, and has no pattern.
- * @param {any} text  TEXT of payload.py
+ * @param {any} written  TEXT of payload.py
  * @returns {Run}
  */
-function recordedRun(text) {
+function recordedRun(written) {
+  const flags = (places, count_) => places && Array.from({ length: count_ }, (_, i) => Number(places.includes(i)));
+  const { special, key_special: others } = written;
+  const text = { ...written, special: flags(special, written.length), key_special: flags(others, written.key_length) };
   const source = reader(text);
   const { heads, length: L, key_length: S } = text;
   let pattern = null;

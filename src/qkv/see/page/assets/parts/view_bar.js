@@ -46,7 +46,7 @@ function viewBarPart(ui, store) {
       head: true,
       mode: any(({ norms }) => norms),
       part: any(({ split }) => split),
-      skip: any(({ special, key_special: other }) => [...special, ...(other || [])].includes(1)),
+      skip: any(({ special, key_special: other }) => special.length || other?.length),
       merge: any(({ words, key_words: other }) => words || other),
       stretch: true,
     };
