@@ -26,11 +26,7 @@ def main() -> None:
         "play": (qkv.play(model=model), 680, None),
         "show": (qkv.show(BANK, model=model), 690, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
-        "compare": (
-            qkv.compare(BANK, LOAN, model=model),
-            814,
-            None,
-        ),
+        "compare": (qkv.compare(BANK, LOAN, model=model), 880, None),
         "shift": (qkv.plot_shift(traces), 1170, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
