@@ -7,7 +7,7 @@
  * @returns {Run}
  */
 function recordedRun(written) {
-  const flags = (places, count_) => places && Array.from({ length: count_ }, (_, i) => Number(places.includes(i)));
+  const flags = (places, count_) => places && places.reduce((found, i) => found.fill(1, i, i + 1), Array(count_).fill(0));
   const { special, key_special: others } = written;
   const text = { ...written, special: flags(special, written.length), key_special: flags(others, written.key_length) };
   const source = reader(text);
