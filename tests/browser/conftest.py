@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 import qkv
 from qkv.models import Model
+
+from .playing import live_page, opened
+from .support import Visit
 
 FLAGS = [
     "--no-sandbox",
@@ -21,8 +24,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-Visit = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,18 @@ def model() -> Model:
 def exact() -> Model:
     """The same in float64, which judges it."""
     return qkv.load(dtype=np.float64)
+
+
+@pytest.fixture(scope="session")
+def html(model: Model) -> str:
+    """The live page; files with a page of their own have an `html` of their own."""
+    return live_page(model)
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    """It, unfolded."""
+    return opened(visit, html)
 
 
 @pytest.fixture

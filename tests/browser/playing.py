@@ -16,10 +16,9 @@ from qkv.see.page.engine import engine_part, engine_payload
 from qkv.see.page.html import WITH_WORKER, document, fragment
 from qkv.see.page.payload import payload_of
 
-from .conftest import Visit
 from .edited import Edit
 from .play import address, after, opened_at, ready
-from .support import STATIC
+from .support import STATIC, Visit
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
 PLACE, HEAD = 7, (3, 2)  # of the mask; the head that the page opens on

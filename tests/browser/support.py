@@ -1,5 +1,6 @@
 """Texts made by hand, and how a page about them is read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
+Visit = Callable[..., Page]  # the fixture `visit`, which opens a page
 STEP = 1 / 65535  # of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
 SPANS = [[0], [1], [2, 3, 4], [5], [6], [7], [8], [9], [10]]

@@ -14,9 +14,8 @@ from qkv.see.page.walk import walk_payload
 from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 
-from .conftest import Visit
-from .playing import HEAD, PLACE, TEXT, cells, go, heat_map, live_page, opened, picture, until
-from .support import STATIC, press, read, whole_page
+from .playing import HEAD, PLACE, TEXT, cells, go, heat_map, opened, picture, until
+from .support import STATIC, Visit, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -146,11 +145,6 @@ def test_what_is_no_sum_has_no_bars(visit: Visit) -> None:
 
 
 # in the live page
-
-
-@pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
 
 
 @pytest.fixture(scope="module")

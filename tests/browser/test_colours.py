@@ -13,8 +13,7 @@ import qkv
 from qkv.see.draw import colours
 from qkv.see.page.html import asset
 
-from .conftest import Visit
-from .support import SPANS, STATIC, WORDS, made, page_of, payload, whole_page
+from .support import SPANS, STATIC, WORDS, Visit, made, page_of, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
 

@@ -1,14 +1,16 @@
 """Two texts or two runs beside each other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page
 
 import qkv
+from qkv.see.analysis.heads import Heads
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
-from .conftest import Visit
-from .support import STATIC, STEP, WORDS, keys, made, press, read, readout, said, whole_page
+from .support import STATIC, STEP, WORDS, Visit, keys, made, press, read, readout, said, whole_page
 
 LEFT, RIGHT = "I love you", "You love me"
 
@@ -93,28 +95,29 @@ def test_each_side_is_moved_on_its_own(visit: Visit, whole: str) -> None:
     assert page.locator(".sentence").nth(1).inner_text() == before
 
 
+def two_runs(texts: list[Heads], found: dict[str, Any], **start: Any) -> str:
+    """The page of two runs, and what was found to have changed."""
+    payload = payload_of(
+        "compare",
+        "two runs",
+        [text_payload(text, 0) for text in texts],
+        start=start_at(0, 1, None, chosen="it was left out", sentence="", **start),
+        compare={"what": "runs"} | found,
+    )
+    return whole_page(payload, STATIC)
+
+
 def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     texts = [made(WORDS, name="as it is"), made(WORDS, seed=1, name="without layer 0, head 1")]
     distances = [0.0, 3.25, 1.5, 0.25]
     changes = [[i, distances[i], 0.5, 4.0] for i in np.argsort(distances)[::-1].tolist()]
-    page = visit(
-        whole_page(
-            payload_of(
-                "compare",
-                "two runs",
-                [text_payload(text, 0) for text in texts],
-                start=start_at(0, 1, None, chosen="it was left out", sentence=""),
-                compare={
-                    "what": "runs",
-                    "sentence": "the changes most.",
-                    "of": "the vectors after the last layer",
-                    "changes": changes,
-                    "by_layer": [0.0, 0.5, 1.25],
-                },
-            ),
-            STATIC,
-        )
-    )
+    found = {
+        "sentence": "the changes most.",
+        "of": "the vectors after the last layer",
+        "changes": changes,
+        "by_layer": [0.0, 0.5, 1.25],
+    }
+    page = visit(two_runs(texts, found))
     rows = page.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == [WORDS[1], WORDS[2], WORDS[3], WORDS[0]]
     shown = [read(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
@@ -161,19 +164,8 @@ def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
 
 def test_rows_are_held_and_what_is_out_of_sight_stands_in_all_maps(visit: Visit) -> None:
     texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
-    found = {"what": "runs", "sentence": "a sentence", "of": "vectors", "by_layer": []}
-    page = visit(
-        whole_page(
-            payload_of(
-                "compare",
-                "two runs",
-                [text_payload(text, 0) for text in texts],
-                start=start_at(0, 1, None, chosen="it was asked for", sentence="", merge=False),
-                compare=found | {"changes": [[6, 1.0, 0.5, 4.0]]},
-            ),
-            STATIC,
-        )
-    )
+    found = {"sentence": "a sentence", "of": "vectors", "by_layer": []}
+    page = visit(two_runs(texts, found | {"changes": [[6, 1.0, 0.5, 4.0]]}, merge=False))
     one = page.locator(".side").first
     assert [said.split(" looks")[0] for said in sentences(page)] == ["sat", "sat"]
     one.get_by_role("option", name="cat").click()

@@ -12,9 +12,9 @@ import qkv
 from models.support import mask_bert
 from qkv.models import Model
 
-from .conftest import Visit
 from .edited import Edit, run
 from .engine import agree, ask, by_the_library, page_of, ranked_alike, traced, unpacked
+from .support import Visit
 from .texts import TEXTS
 
 TEXT = "The bank of the river was [MASK]."  # 10 tokens

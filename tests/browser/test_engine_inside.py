@@ -8,8 +8,8 @@ from qkv.models import Model
 from qkv.see.page.engine import engine_payload
 from qkv.see.page.html import asset
 
-from .conftest import Visit
 from .edited import Edit
+from .support import Visit
 from .test_engine import EDITS, TEXT
 
 

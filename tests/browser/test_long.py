@@ -5,8 +5,7 @@ import pytest
 
 from qkv.see.analysis.heads import Axis, Heads, Summary
 
-from .conftest import Visit
-from .support import keys, page_of, press, read, readout, sentence, tight, token
+from .support import Visit, keys, page_of, press, read, readout, sentence, tight, token
 
 SIZE, HEADS, TOP = 8192, 12, 8
 

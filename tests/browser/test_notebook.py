@@ -12,8 +12,7 @@ from nbformat import NotebookNode
 
 import qkv
 
-from .conftest import Visit
-from .support import keys, read, sentence, token
+from .support import Visit, keys, read, sentence, token
 
 CAT = "The cat sat on the mat"
 CELLS = [

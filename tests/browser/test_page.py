@@ -10,8 +10,7 @@ from playwright.sync_api import Page
 import qkv
 from qkv.models import random_model
 
-from .conftest import Visit
-from .support import WORDS, keys, made, page_of, part_of, sentence, tight, token
+from .support import WORDS, Visit, keys, made, page_of, part_of, sentence, tight, token
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

@@ -8,10 +8,9 @@ from playwright.sync_api import Locator, Page
 
 from qkv.models import Model
 
-from .conftest import Visit
 from .edited import Edit, run
-from .playing import PLACE, TEXT, held, live_page, opened, until
-from .support import press, read, readout, tight
+from .playing import PLACE, TEXT, held, opened, until
+from .support import Visit, press, read, readout, tight
 from .test_walk_shift import numbers_in
 
 HEAD = 2
@@ -23,11 +22,6 @@ EDITS: list[Edit] = [
     {"op": "scale", "value": 0.3},
     {"op": "ablate", "layer": 3, "head": HEAD},
 ]
-
-
-@pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
 
 
 def part(page: Page) -> Locator:

@@ -11,10 +11,10 @@ from playwright.sync_api import Page
 import qkv
 from training.play_cards import right
 
-from .conftest import Visit
 from .lesson import KEPT, by_the_formula
 from .outcome import is_written
 from .play import address, after, button, opened_at, part, ready, shown
+from .support import Visit
 from .test_play_page import check_layout
 
 CARDS = KEPT["cards"]

@@ -16,12 +16,11 @@ from playwright.sync_api import Browser, Locator, Page
 from qkv.models import Model
 from qkv.see.page.html import asset, document
 
-from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library, shares
 from .play import address, after, opened_at, ready
-from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, live_page, opened, until
-from .support import tight
+from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, opened, until
+from .support import Visit, tight
 from .test_page import problems
 from .test_play_page import OVERLAPS
 
@@ -40,11 +39,6 @@ REST = """() => {
   return copy.innerHTML;
 }"""
 HARMLESS = ["a=1", "", "'", "1-1", 'say "a, b"', " a", "ab\ncd", "日本", "\ud800"]
-
-
-@pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
 
 
 @pytest.fixture(scope="module")

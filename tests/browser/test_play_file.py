@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Frame, Page
 import qkv
 from qkv.cli import main
 
-from .conftest import Visit
+from .support import Visit
 
 READY = "() => document.documentElement.dataset.qkv === 'ready'"
 

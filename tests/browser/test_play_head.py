@@ -10,7 +10,6 @@ from playwright.sync_api import Locator, Page, Position
 from qkv.models import Model
 from qkv.trace import Trace
 
-from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library
 from .playing import (
@@ -23,32 +22,21 @@ from .playing import (
     heat_map,
     held,
     like,
-    live_page,
     masks,
     opened,
     picture,
     shows,
     until,
 )
-from .support import keys, press, read, readout, tight, token
+from .support import Visit, keys, press, read, readout, tight, token
 
 LAYER, NUMBER = HEAD
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
-
-
-@pytest.fixture(scope="module")
 def trace(model: Model) -> Trace:
     return model.trace(TEXT)
-
-
-@pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return opened(visit, html)
 
 
 def vectors(trace: Trace, name: str) -> np.ndarray:

@@ -10,7 +10,6 @@ from playwright.sync_api import Locator, Page
 from qkv.models import Model
 from qkv.see.draw.colours import shade
 
-from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library, shares
 from .playing import (
@@ -21,31 +20,20 @@ from .playing import (
     go,
     held,
     like,
-    live_page,
     opened,
     picture,
     shows,
     until,
 )
-from .support import press, tight
+from .support import Visit, press, tight
 
 HEADS = [(layer, head) for layer in range(4) for head in range(6)]
 HIDDEN: Edit = {"op": "hide", "token": 4}
 
 
 @pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
-
-
-@pytest.fixture(scope="module")
 def ids(model: Model) -> list[int]:
     return list(model.tokenize(TEXT).ids)
-
-
-@pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return opened(visit, html)
 
 
 def cell(page: Page, layer: int, head: int) -> Locator:

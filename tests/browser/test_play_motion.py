@@ -9,12 +9,11 @@ from playwright.sync_api import Locator, Page
 from qkv.models import Model
 from qkv.trace import Trace
 
-from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library
 from .play import address, after, opened_at, ready
-from .playing import HEAD, PLACE, STATE, TEXT, go, held, like, live_page, opened, picture, until
-from .support import read, tight, token
+from .playing import HEAD, PLACE, STATE, TEXT, go, held, like, opened, picture, until
+from .support import Visit, read, tight, token
 from .test_page import problems
 
 LAYER, NUMBER = HEAD
@@ -31,18 +30,8 @@ WATCH = """(slider) => {
 
 
 @pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
-
-
-@pytest.fixture(scope="module")
 def trace(exact: Model) -> Trace:
     return exact.trace(TEXT)
-
-
-@pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return opened(visit, html)
 
 
 def motion(page: Page) -> Locator:

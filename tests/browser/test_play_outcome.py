@@ -11,10 +11,9 @@ from playwright.sync_api import Page
 
 from qkv.models import Model
 
-from .conftest import Visit
 from .edited import Edit
 from .outcome import Expected, expected, follow, is_written, outcome_page, rows, skeleton
-from .support import said
+from .support import Visit, said
 from .test_engine import EDITS, LISTS, TEXT
 
 PLACE = 7  # of [MASK]

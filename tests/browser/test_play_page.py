@@ -8,9 +8,8 @@ from playwright.sync_api import Page
 
 import qkv
 
-from .conftest import Visit
 from .play import address, after, button, changed, chip, opened_at, part, ready, shown
-from .support import tight
+from .support import Visit, tight
 from .test_page import problems
 
 TEXT = "She wore a crown on her [MASK]."

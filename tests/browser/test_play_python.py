@@ -8,9 +8,9 @@ import pytest
 
 import qkv
 
-from .conftest import Visit
 from .engine import agree, ask, numbers
 from .play import address, after, button, opened_at, ready
+from .support import Visit
 
 TEXT = "She wore a crown on her [MASK]."
 SIZE = 10

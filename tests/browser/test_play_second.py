@@ -11,12 +11,11 @@ from playwright.sync_api import Page
 import qkv
 from qkv.models import Model
 
-from .conftest import Visit
 from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_written
 from .play import address, after, button, opened_at, part, ready, shown
-from .support import press, read, readout
+from .support import Visit, press, read, readout
 from .test_play_page import check_layout
 
 FIRST, SECOND = "She wore a crown on her [MASK].", "The old king wore a crown on his big [MASK]."

@@ -11,7 +11,6 @@ from models.decoders import gpt2
 from qkv.models import Model
 from qkv.trace import Trace
 
-from .conftest import Visit
 from .edited import Edit
 from .engine import by_the_library
 from .play import address, button, opened_at, ready
@@ -24,14 +23,13 @@ from .playing import (
     go,
     heat_map,
     held,
-    live_page,
     masks,
     opened,
     shows,
     table,
     until,
 )
-from .support import keys, press, read, readout, token
+from .support import Visit, keys, press, read, readout, token
 from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
@@ -41,18 +39,8 @@ CROWN, ON = 4, 5  # places in TEXT
 
 
 @pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
-
-
-@pytest.fixture(scope="module")
 def trace(model: Model) -> Trace:
     return model.trace(TEXT)
-
-
-@pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return opened(visit, html)
 
 
 def own(page: Page) -> Locator:

@@ -14,8 +14,7 @@ from qkv.see.page.html import asset
 from qkv.see.views.replay import ReplayView
 from see.training import made_run, run_folder
 
-from .conftest import Visit
-from .support import press, read, readout, said, sentence, tight, whole_page
+from .support import Visit, press, read, readout, said, sentence, tight, whole_page
 from .test_page import HOSTILE, background, problems
 
 STEPS = [0, 10, 20, 50, 100, 400, 1000]

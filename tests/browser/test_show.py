@@ -11,11 +11,11 @@ import qkv
 from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.draw.colours import shade
 
-from .conftest import Visit
 from .support import (
     SPANS,
     STEP,
     WORDS,
+    Visit,
     keys,
     made,
     page_of,

@@ -23,8 +23,7 @@ from qkv.see.page.walk import walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 
-from .conftest import Visit
-from .support import STATIC, press, read, readout, said, tight, whole_page
+from .support import STATIC, Visit, press, read, readout, said, tight, whole_page
 
 CAT = "The cat sat on the mat"
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
