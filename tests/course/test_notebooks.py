@@ -1,0 +1,207 @@
+"""What a notebook holds of a lesson, by small lessons."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import notebooks
+import pytest
+
+LESSON = """---
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+
+# 9. Doubling
+
+**Minutes** 5. After [the first lesson](1-why-attention.md#words).
+
+```{admonition} For the teacher
+:class: teacher
+
+Some will write `x ** 2`.
+```
+
+```{code-cell} ipython3
+:tags: [hide-input]
+
+picture = 1
+```
+
+## Task
+
+```{code-cell} ipython3
+:tags: [stub]
+
+def double(x):
+    ...
+```
+
+```{admonition} Hint 1
+:class: hint dropdown
+
+What is *two times* x?
+```
+
+```{code-cell} ipython3
+---
+mystnb:
+  code_prompt_show: Show a solution
+tags: [solution, hide-input]
+---
+def double(x):
+    return 2 * x
+```
+
+```{code-cell} ipython3
+result = double(4)
+result
+```
+
+```{code-cell} ipython3
+:tags: [remove-cell]
+
+assert result == 8
+```
+
+```{raw} html
+<iframe src="live.html"></iframe>
+```
+
+The end.
+"""
+STUB = "def double(x):\n    ..."
+SOLUTION = "def double(x):\n    return 2 * x"
+
+
+def code(notebook: nbformat.NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def prose(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def test_the_student_gets_empty_cells_and_nothing_unseen() -> None:
+    made = notebooks.student(LESSON)
+    assert code(made) == ["picture = 1", STUB, "result = double(4)\nresult"]
+
+
+def test_the_teacher_gets_solutions_in_their_place() -> None:
+    made = notebooks.teacher(LESSON)
+    assert code(made) == [
+        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
+    ]
+
+
+def test_answers_are_put_where_the_student_writes() -> None:
+    student, answered = notebooks.student(LESSON), notebooks.answered(LESSON)
+    assert code(answered) == [
+        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
+    ]
+    # otherwise it is the student's own notebook: hints come after the cell, as there
+    assert prose(answered) == prose(student)
+    place = next(n for n, cell in enumerate(answered.cells) if cell.source == SOLUTION)
+    assert "stub" in notebooks.cell_tags(answered.cells[place])
+    assert "Hint 1" in answered.cells[place + 1].source
+
+
+def test_hints_fold_for_both_and_notes_are_for_teachers() -> None:
+    for make in (notebooks.student, notebooks.teacher):
+        text = prose(make(LESSON))
+        assert "<details><summary>Hint 1</summary>\n\nWhat is *two times* x?\n\n</details>" in text
+    note = "> **For the teacher**\n>\n> Some will write `x ** 2`."
+    assert note in prose(notebooks.teacher(LESSON))
+    assert "teacher" not in prose(notebooks.student(LESSON)).casefold()
+
+
+def test_what_only_the_site_can_follow_is_left_out() -> None:
+    text = prose(notebooks.teacher(LESSON))
+    assert "After the first lesson." in text
+    assert "The end." in text
+    for left in ("iframe", "{", ".md", ":class:"):
+        assert left not in text
+
+
+def test_the_title_comes_first_and_then_whose_notebook_it_is() -> None:
+    for kind, make in notebooks.KINDS.items():
+        lines = make(LESSON).cells[0].source.splitlines()
+        assert lines[0] == "# 9. Doubling"
+        assert f"the {kind}'s notebook" in lines[2]
+
+
+def test_code_of_pictures_and_asserts_is_folded_and_a_solution_is_not() -> None:
+    folded = {
+        cell.source: cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        for cell in notebooks.teacher(LESSON).cells
+        if cell.cell_type == "code"
+    }
+    assert folded == {
+        "picture = 1": True,
+        SOLUTION: False,
+        "result = double(4)\nresult": False,
+        "assert result == 8": True,
+    }
+
+
+def test_both_are_written_the_same_each_time(tmp_path: Path) -> None:
+    page = tmp_path / "9-doubling.md"
+    page.write_text(LESSON, encoding="utf-8")
+    paths = notebooks.write(page, tmp_path)
+    assert [path.name for path in paths] == [
+        *("9-doubling-student.ipynb", "9-doubling-teacher.ipynb"),
+    ]
+    first = [path.read_bytes() for path in paths]
+    assert first == [path.read_bytes() for path in notebooks.write(page, tmp_path)]
+    for path in paths:
+        nbformat.validate(nbformat.read(path, as_version=4))
+        assert json.loads(path.read_text("utf-8"))["metadata"]["kernelspec"]["name"] == "python3"
+
+
+def test_boxes_that_do_not_fold_are_quoted_and_a_block_of_code_stays() -> None:
+    note, block = "```{note}\nTwo\nlines\n```", "```python\na = 1\n\n\nb = 2\n```"
+    text = notebooks.for_notebook(f"Before\n{note}\nAfter\n{block}\n```{{math}}\nx^2\n```")
+    quoted = "> **Note**\n>\n> Two\n> lines"
+    assert text == f"Before\n\n{quoted}\n\nAfter\n\n{block}\n\n$$\nx^2\n$$"
+
+
+def test_a_hint_may_hold_code() -> None:
+    text = notebooks.for_notebook(
+        "````{admonition} Hint 3\n:class: hint dropdown\n\nTry\n\n```python\nx = 1\n```\n````"
+    )
+    assert text == (
+        "<details><summary>Hint 3</summary>\n\nTry\n\n```python\nx = 1\n```\n\n</details>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```{figure} a.png\n```", r"directive \{figure\}"),
+        ("See {doc}`other`.", r"role \{doc\}"),
+        (":::{note}\nA\n:::", "between :::"),
+    ],
+)
+def test_what_a_notebook_cannot_show_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        notebooks.for_notebook(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("[stub]", "[other]"), "the solution 'def double.* has no stub before it"),
+        (("[solution, hide-input]", "[other]"), "the stub 'def double.* has no solution after it"),
+        (("[solution, hide-input]", "[solution]"), "the solution 'def double.* lies open"),
+        (("    ...\n", "    pass\n"), "the stub 'def double.* has no `...`"),
+        (("[solution, hide-input]", "[stub]"), "has no solution after it"),
+    ],
+)
+def test_a_task_is_a_stub_and_its_solution(change: tuple[str, str], complaint: str) -> None:
+    text = LESSON.replace(*change)
+    assert text != LESSON
+    for make in (*notebooks.KINDS.values(), notebooks.answered):
+        with pytest.raises(ValueError, match=complaint):
+            make(text)
