@@ -9,9 +9,9 @@ import pytest
 
 from qkv.attend import attention
 from qkv.marking import check
-from qkv.marking.compare import answer
-from qkv.marking.inputs import Case, cases
-from qkv.marking.mistakes import (
+from qkv.marking.tasks.attention.answer import answer
+from qkv.marking.tasks.attention.inputs import Case, cases
+from qkv.marking.tasks.attention.mistakes import (
     BATCHES,
     BOTH,
     CAUSAL,
@@ -24,7 +24,7 @@ from qkv.marking.mistakes import (
     SHAPES,
     core,
 )
-from qkv.marking.steps import RIGHT, compute
+from qkv.marking.tasks.attention.steps import RIGHT, compute
 
 X = "x,w_q,w_k,w_v"
 
@@ -1356,6 +1356,24 @@ def test_mask_that_is_wrong_only_on_a_batch():
     assert "a causal mask on a batch" in check(causal_of_one_text).message
 
 
+def test_a_hint_has_three_grades_of_which_the_last_is_the_line_that_mends_it():
+    result = check(lambda q, k, v: softmax(q @ k.T) @ v)
+    nudge, where, line = result.hint
+    assert nudge != where != line
+    assert line == "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
+    assert result.task == "attention"
+    assert check(plain).hint == ()
+
+
+def test_a_function_that_ends_the_program_is_a_finding():
+    def leaves(q, k, v):
+        raise SystemExit(3)
+
+    result = check(leaves)
+    assert result.mistakes == ("exits",)
+    assert "SystemExit: 3" in result.message
+
+
 # -- wrong calls ----------------------------------------------------------------------------------
 
 
@@ -1363,6 +1381,11 @@ def test_mask_that_is_wrong_only_on_a_batch():
 def test_unknown_signature_is_an_error(signature):
     with pytest.raises(ValueError, match=r"signature is .* it must be"):
         check(plain, signature=signature)
+
+
+def test_unknown_task_is_an_error_that_names_those_there_are():
+    with pytest.raises(ValueError, match=r"no task 'softmacks': the tasks are .*attention"):
+        check(plain, task="softmacks")
 
 
 def test_spaces_in_a_signature_do_not_matter():

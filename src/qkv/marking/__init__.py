@@ -1,4 +1,4 @@
-"""Mark somebody's own attention function: which of the known mistakes did it make?"""
+"""Mark somebody's own functions: which of the known mistakes did they make?"""
 
 from qkv.marking.marker import check
 from qkv.marking.result import CheckResult

@@ -1,18 +1,24 @@
-"""What can be said of a function that no formula explains."""
+"""What can be said of a function that no known mistake explains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
-from qkv.marking.compare import TOLERANCE, answer, close, differ, first_wrong, is_right
-from qkv.marking.inputs import Case
-from qkv.marking.learner import Outcome
-from qkv.marking.mistakes import EMPTY, LARGE, SCALE, Mistake
+from qkv.marking.mistake import Mistake
+from qkv.marking.outcome import Outcome, first_wrong
+
+RANDOM = Mistake(
+    "random",
+    "two calls with the same arrays give different results",
+    "something random is drawn, or something remembered, inside the function",
+    "make random weights or tables once, outside, and pass them in",
+    nudge="Call it twice with the same arrays: is it the same both times?",
+    where="whatever the function draws at random, or keeps from one call to the next",
+)
 
 
 @dataclass(frozen=True)
@@ -28,105 +34,44 @@ class Finding(Mistake):
         yours = run.returned if run.out is None else run.out
         if run.error is not None:
             yours = in_words(run.error)
-        return {**run.case.shown(), "yours": yours, "right": answer(run.case).out, **self.more}
+        return {**run.case.shown(), "yours": yours, "right": run.right, **self.more}
 
 
 def of_mistake(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    """A mistake of the catalogue, in the run that shows it."""
+    """A known mistake, in the run that shows it."""
     return Finding(**vars(one), run=run, more=more or {})
 
 
-def in_words(error: Exception | None) -> str:
+def in_words(error: BaseException | None) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _outcome(run: Outcome) -> str:
+def told(run: Outcome) -> str:
     """What went wrong, and on arrays of which shapes."""
     what = f"{in_words(run.error)}," if run.error else "the output is wrong"
-    return f"{what} on {_shapes(run.case)}"
+    return f"{what} on {shapes(run)}"
 
 
-def _shapes(case: Case) -> str:
-    return ", ".join(f"{name} {a.shape}" for name, a in case.arrays.items())
+def shapes(run: Outcome) -> str:
+    """What a call was given, with the shapes of its arrays."""
+    shown = run.case.shown().items()
+    return ", ".join(
+        f"{name} {a.shape}" if isinstance(a, np.ndarray) else f"{name} = {a}" for name, a in shown
+    )
 
 
-def no_array(run: Outcome) -> Finding:
+def no_array(run: Outcome, remedy: str) -> Finding:
     """The function returned something that is not an array of numbers."""
-    remedy = "return weights @ v"
+    where = "the return statement"
     if run.returned is None:
         shows = "a function that ends without a return statement gives None"
-        return Finding("returns-nothing", "it returns None", shows, remedy, run=run)
+        says = "it returns None"
+        return Finding("returns-nothing", says, shows, remedy, where=where, run=run)
     says = f"it returns a {type(run.returned).__name__}, not an array of numbers"
-    shows = "the output should be an array, or (out, weights)"
-    return Finding("wrong-type", says, shows, remedy, run=run)
-
-
-def odd_shape(wrong: Outcome) -> Finding | None:
-    """Right on squares; wrong where lengths or sizes differ."""
-    arrays, shows = wrong.case.arrays, _outcome(wrong)
-    if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
-        says = "it works only where there are as many keys as queries"
-        remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
-        return Finding("square-only", says, shows, remedy, run=wrong)
-    says = "it works only where the values have the size of the queries and keys"
-    remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
-    return Finding("value-size", says, shows, remedy, run=wrong)
-
-
-def large_scores(wrong: Outcome) -> Finding:
-    """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
-    no_max, global_max = LARGE
-    if isinstance(wrong.error, OverflowError | ZeroDivisionError):
-        return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
-    return Finding(
-        "large-scores",
-        "it is right for small numbers and goes wrong where scores are as large as 1000",
-        in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
-        no_max.remedy,
-        run=wrong,
-        kind="fragile",
-    )
-
-
-def empty_row(wrong: Outcome) -> Finding | None:
-    """Only the rows that see nothing go wrong, in whatever way?"""
-    row_nan, row_uniform = EMPTY
-    if wrong.error is not None:
-        says = "a query that may attend to nothing is an error; its output should be zeros"
-        shows = in_words(wrong.error)
-        return Finding("masked-row-raises", says, shows, row_nan.remedy, run=wrong, kind="fragile")
-    right, visible = answer(wrong.case).out, wrong.case.visible
-    if wrong.out is None or wrong.out.shape != right.shape or visible is None:
-        return None
-    sees = visible.any(axis=-1)
-    if not close(wrong.out[sees], right[sees]):
-        return None
-    return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
-
-
-def whole_numbers(run: Outcome) -> Finding | None:
-    """Integers in, fractions out: are they kept?"""
-    if is_right(run):
-        return None
-    says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
-    remedy = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
-    if run.error is None:
-        return Finding("integer-inputs", says, "fractions are cut off", remedy, run=run)
-    shows = in_words(run.error)
-    return Finding("integers-in-place", says, shows, remedy, run=run, kind="fragile")
-
-
-def wrong_batch(wrong: Outcome) -> Finding | None:
-    """Right for one text, and for two of them something else."""
-    return Finding(
-        "batch-wrong",
-        "right for one text (L, d), wrong for a batch (B, L, d)",
-        _outcome(wrong),
-        "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
-        run=wrong,
-    )
+    shows = "what comes back should be an array"
+    return Finding("wrong-type", says, shows, remedy, where=where, run=run)
 
 
 def changed_inputs(runs: list[Outcome]) -> Finding | None:
@@ -137,146 +82,64 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
                 "inputs-modified",
                 f"the function writes to its input {name}",
                 "the output is right, but the caller's array is no longer what it was",
-                "q = q / np.sqrt(d)  # a new array, where q /= np.sqrt(d) writes to the old one",
+                f"{name} = {name}.copy()  # or a = a / b, a new array, where a /= b writes to a",
+                nudge=f"Print {name} before and after the call.",
+                where="the statements that assign in place: a /= b, a -= b, a[...] = b",
                 run=run,
                 more={f"{name} afterwards": afterwards},
             )
     return None
 
 
-def second_output(runs: list[Outcome]) -> Finding | None:
-    """Weights that come beside a right output must be right too."""
-    for run in runs:
-        if run.second is None or not is_right(run) or not _all_see(run.case):
-            continue
-        formula = answer(run.case)
-        right, lse = formula.pattern, formula.lse
-        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
-        may_be = (right, mean, lse, lse[..., None])
-        if any(_same_numbers(run.second, known) for known in may_be):
-            continue
-        shows = "they are not the weights that give this output"
-        if _same_numbers(run.second, formula.scores_scaled):
-            shows = "they are the scores before softmax"
-        if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
-            shows = "they are transposed: a row should hold the weights of one query"
-        return Finding(
-            "weights-wrong",
-            "the output is right, but the weights returned beside it are not",
-            shows,
-            "return weights @ v, weights",
-            run=run,
-            more={"your weights": run.second, "right weights": right},
-        )
-    return None
+def raises(run: Outcome, what: str) -> Finding:
+    """The function raises an error; some errors have a name of their own."""
+    key, says, where, remedy = "raises", f"it raises an error ({what})", "", ""
+    if isinstance(run.error, SystemExit):
+        key, says = "exits", "it ends the program instead of returning"
+        where, remedy = "the call of sys.exit, exit or quit", "return the result"
+    elif isinstance(run.error, EOFError):
+        key, says = "asks-for-input", "it asks for input, and there is nobody to answer"
+        where, remedy = "the call of input()", "take what is needed as a parameter"
+    elif isinstance(run.error, MemoryError):
+        key, says = "out-of-memory", "it asks for more memory than there is"
+        where = "the line that makes the largest array"
+        remedy = "give arrays the sizes of the inputs, not fixed ones"
+    elif isinstance(run.error, RecursionError):
+        key, says = "endless-recursion", "it calls itself without an end"
+        where, remedy = "the call of the function in itself", "call another function, or loop"
+    return Finding(key, says, told(run), remedy, where=where, run=run)
 
 
-def _all_see(case: Case) -> bool:
-    """Does every query see a key? What weights stand in a row of none is nobody's business."""
-    return case.visible is None or bool(case.visible.any(axis=-1).all())
+def unexplained(runs: list[Outcome], what: str, returns: str, hints: list[str]) -> Finding:
+    """It is wrong, on which input and by how much.
 
-
-def _same_numbers(a: Array, b: Array) -> bool:
-    """Equal but for leading dimensions of 1."""
-    return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
-
-
-def unexplained(call: Callable[[Case], Outcome], runs: list[Outcome], what: str) -> Finding:
-    """It is wrong, on which input, by how much, and what its properties hint at."""
+    Args:
+        runs: what the calls of one test gave, one of them wrong.
+        what: is tested.
+        returns: the statement that returns what should be.
+        hints: what its properties tell.
+    """
     wrong = first_wrong(runs)
     if wrong.error is not None:
-        return Finding("raises", f"it raises an error ({what})", _outcome(wrong), "", run=wrong)
+        return raises(wrong, what)
     if wrong.out is None:
-        return no_array(wrong)
-    right = answer(wrong.case).out
+        return no_array(wrong, returns)
+    right = wrong.right
     if wrong.out.shape != right.shape:
         return Finding(
             "wrong-shape",
             f"the output has the shape {wrong.out.shape}, it should be {right.shape} ({what})",
-            f"on {_shapes(wrong.case)}",
-            "one row for each query, one column for each dimension of the values",
+            f"on {shapes(wrong)}",
+            returns,
             run=wrong,
         )
     off = np.max(np.abs(wrong.out.astype(float) - right), initial=0.0)
     far = f"off by as much as {off:.3g}" if np.isfinite(off) else "with nan or inf in it"
-    return _wrong_scale(runs) or Finding(
+    return Finding(
         "unknown",
         f"the output is wrong, and like none of the mistakes known here ({what})",
-        "; ".join([far, *_hints(call, wrong)]),
-        "",
+        "; ".join([far, *hints]),
+        nudge="Work the smallest input out by hand, and compare step by step.",
+        where="the first step whose numbers are not those that you worked out",
         run=wrong,
-    )
-
-
-def _hints(call: Callable[[Case], Outcome], wrong: Outcome) -> list[str]:
-    """What the properties of an output tell about the weights behind it."""
-    hints = []
-    weights = _weights_behind(wrong)
-    if weights is not None:
-        sums = weights.sum(axis=-1)
-        if not close(sums, np.ones_like(sums)):
-            numbers = ", ".join(f"{x:.4g}" for x in sums.ravel()[:4])
-            hints.append(f"the weights of a row do not sum to 1 but to {numbers}")
-        if (weights < -TOLERANCE).any():
-            hints.append("some weights are below zero")
-    if wrong.case.mask is None and not wrong.case.causal:
-        expected = wrong.out
-        if expected is not None and "x" in wrong.case.arrays:
-            expected = expected[..., ::-1, :]
-        if differ(call(wrong.case.permuted()).out, expected):
-            hints.append(
-                "the order of the keys matters, which it must not: is a position or a mask inside?"
-            )
-    return hints
-
-
-def _weights_behind(run: Outcome) -> Array | None:
-    """The weights that an output was made with, where the values let them be worked out."""
-    case = run.case
-    if run.out is None or run.out.shape != answer(case).out.shape:
-        return None
-    parts = list(case.arrays.values())
-    v = parts[0] @ parts[3] if "x" in case.arrays else parts[2]
-    tokens, dv = v.shape[-2:]
-    if case.heads > 1 or tokens > dv or np.linalg.matrix_rank(v).min() < tokens:
-        return None
-    weights: Array = run.out @ np.linalg.pinv(v)
-    return weights
-
-
-def _wrong_scale(runs: list[Outcome]) -> Finding | None:
-    """Is it softmax of the scores times some other number? Then say which."""
-    said, sign = [], 1.0
-    for run in runs:
-        if run.case.mask is not None or run.case.causal:
-            return None
-        weights = _weights_behind(run)
-        if weights is None:
-            continue
-        if not (weights > 0).all() or not close(weights.sum(axis=-1), np.ones(weights.shape[:-1])):
-            return None
-        scores = answer(run.case).scores_scaled
-        scores = scores - scores.mean(axis=-1, keepdims=True)
-        logs = np.log(weights)
-        logs = logs - logs.mean(axis=-1, keepdims=True)
-        times = float((logs * scores).sum() / (scores * scores).sum())
-        if np.abs(logs - times * scores).max() > 1e-3:
-            return None
-        d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
-        times = round(times, 12) + 0.0
-        said.append(f"{times * d**-0.5:.4g} where it should be {d**-0.5:.4g} (d = {d})")
-        sign = min(sign, np.sign(times))
-    if not said:
-        return None
-    shows = "all else is right: only the sharpness of the weights is off"
-    if sign < 0:
-        shows = "the order is reversed: the key with the lowest score takes the largest weight"
-    if sign == 0:
-        shows = "every key takes the same weight, whatever the scores are"
-    return Finding(
-        "scale-wrong",
-        f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
-        shows,
-        SCALE,
-        run=first_wrong(runs),
     )

@@ -23,6 +23,9 @@ class CheckResult:
             what is wrong could not be explained.
         example: the smallest inputs that show what was found first, by name, then `"yours"`, what
             came out (or the exception), and `"right"`, what should have. Empty where nothing was.
+        task: what was marked.
+        hint: of what was found first, in three grades: a nudge, where to look, and the line that
+            mends it. Empty where nothing was.
     """
 
     message: str
@@ -31,6 +34,8 @@ class CheckResult:
     conventions: tuple[str, ...] = ()
     points: int = 10
     example: Mapping[str, Any] = field(default_factory=dict)
+    task: str = "attention"
+    hint: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.inputs import Case
-
-Steps = Mapping[str, Callable[..., Any]]
+from qkv.marking.mistake import Steps
+from qkv.marking.tasks.attention.inputs import Case
 
 
 @dataclass(frozen=True)

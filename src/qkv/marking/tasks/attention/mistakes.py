@@ -8,39 +8,14 @@ replacements.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.steps import RAW, Steps, flip, same, softmax
-
-Kind = Literal["wrong", "fragile", "convention"]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """One way to get attention wrong: what it is, how it shows, what mends it, how it computes."""
-
-    key: str
-    says: str
-    shows: str
-    remedy: str = ""
-    kind: Kind = "wrong"
-    variants: tuple[Steps, ...] = ()
-
-
-def _mistake(key: str, says: str, shows: str, *variants: Steps, remedy: str = "") -> Mistake:
-    """A mistake that is written in these ways."""
-    return Mistake(key, says, shows, remedy, variants=variants)
-
-
-def _mended(remedy: str, *mistakes: Mistake, kind: Kind = "wrong") -> tuple[Mistake, ...]:
-    """Mistakes that one line mends, but where one has a remedy of its own."""
-    return tuple(replace(one, remedy=one.remedy or remedy, kind=kind) for one in mistakes)
-
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
+from qkv.marking.tasks.attention.steps import RAW, flip, same, softmax
 
 _SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
 SCALE = f"{_SCORES} / np.sqrt(q.shape[-1])"
@@ -70,40 +45,40 @@ def _over(*axes: int) -> tuple[Steps, Steps]:
     return _max(**over) | _sum(**over), _sum(**over)
 
 
-SOFTMAX = _mended(
+SOFTMAX = mended(
     _SOFTMAX,
-    _mistake(
+    mistake(
         "no-softmax",
         "the values are weighted by the scores themselves: softmax is missing",
         "the weights of a row do not sum to 1, and a score below zero takes a value away",
         RAW,
     ),
-    _mistake(
+    mistake(
         "softmax-after-values",
         "the values are weighted by the scores first and softmax is taken of the result",
         "every row of the output sums to 1, whatever the values are",
         {**RAW, "weigh": lambda w, v, n: softmax(w @ v)},
         remedy=f"{_SOFTMAX}; {_CONTEXT}",
     ),
-    _mistake(
+    mistake(
         "no-exp",
         "the scores are divided by their sum, without exp: that is not softmax",
         "a score below zero gives a weight below zero, and scores that sum to 0 divide by 0",
         {"shift": same, "exp": same},
     ),
-    _mistake(
+    mistake(
         "softmax-whole-matrix",
         "softmax runs over the whole matrix, not over each row",
         "all the weights together sum to 1, so each query has only a part of that",
         *_over(-1, -2),
     ),
-    _mistake(
+    mistake(
         "softmax-columns",
         "softmax runs over the queries (down the columns), not over the keys (along each row)",
         "the columns of the weights sum to 1 and the rows do not",
         *_over(-2),
     ),
-    _mistake(
+    mistake(
         "softmax-keepdims",
         "softmax takes the maximum or the sum of each row without keepdims=True, so that row i's"
         " number is used on column i",
@@ -113,7 +88,7 @@ SOFTMAX = _mended(
         _max(axis=-1),
         _max(axis=-1) | _sum(axis=-1),
     ),
-    _mistake(
+    mistake(
         "softmax-not-normalised",
         "the exponentials are never divided by their sum",
         "the weights of a row do not sum to 1",
@@ -121,7 +96,7 @@ SOFTMAX = _mended(
         {"normalise": same},
         {**_max(axis=(-1, -2), keepdims=True), "normalise": same},
     ),
-    _mistake(
+    mistake(
         "softmax-twice",
         "softmax is taken twice",
         "the weights are too even: after the second softmax even a hidden place has some",
@@ -130,15 +105,15 @@ SOFTMAX = _mended(
     ),
 )
 
-SCALING = _mended(
+SCALING = mended(
     SCALE,
-    _mistake(
+    mistake(
         "no-scaling",
         "the scores are not scaled: the division by sqrt(d) is missing",
         "the weights are too sharp, the more so the larger d is",
         {"scale": same},
     ),
-    _mistake(
+    mistake(
         "scale-d",
         "the scores are divided by d, not by sqrt(d): either the root is missing, or sqrt(d) is"
         " divided by twice",
@@ -146,19 +121,19 @@ SCALING = _mended(
         {"scale": lambda s, n: s / n.d},
         remedy=f"{SCALE}  # once",
     ),
-    _mistake(
+    mistake(
         "scale-multiplied",
         "the scores are multiplied by sqrt(d) where they should be divided by it",
         "the weights are far too sharp",
         {"scale": lambda s, n: s * np.sqrt(n.d)},
     ),
-    _mistake(
+    mistake(
         "scale-tokens",
         "the scores are divided by the root of the number of tokens, not of the head size d",
         "the same two words score differently in a longer sentence",
         {"scale": lambda s, n: s / np.sqrt(n.tokens)},
     ),
-    _mistake(
+    mistake(
         "scale-after-softmax",
         "the weights are divided by sqrt(d) after softmax, where the scores should be before it",
         "the weights of a row sum to 1/sqrt(d)",
@@ -168,21 +143,21 @@ SCALING = _mended(
     ),
 )
 
-RESULT = _mended(
+RESULT = mended(
     _CONTEXT,
-    _mistake(
+    mistake(
         "weights-returned",
         "the weights are returned, not the context: the last product with the values is missing",
         "the output has a column for each key, not for each dimension of the values",
         {"weigh": lambda w, v, n: w},
     ),
-    _mistake(
+    mistake(
         "weights-transposed",
         "the values are mixed with the weights transposed",
         "each output mixes values by the weights of a column, which do not sum to 1",
         {"weigh": lambda w, v, n: flip(w) @ v},
     ),
-    _mistake(
+    mistake(
         "causal-always",
         "every query sees only the keys up to its own place, though no causal mask was asked for",
         "the first output is the first value, and nothing else",
@@ -230,7 +205,7 @@ def _mixed(signature: str) -> Iterator[Mistake]:
         if used != (0, 1, 2):
             says = says.format(*(names[n] for n in used))
             choose = {"choose": lambda q, k, v, used=used: [(q, k, v)[n] for n in used]}
-            yield _mistake(key, says, shows, choose, remedy=remedy)
+            yield mistake(key, says, shows, choose, remedy=remedy)
 
 
 def _bare(*bare: int) -> Steps:
@@ -242,22 +217,22 @@ def _bare(*bare: int) -> Steps:
     }
 
 
-PROJECTIONS = _mended(
+PROJECTIONS = mended(
     _PROJECT,
-    _mistake(
+    mistake(
         "scale-model-width",
         "the scores are divided by the root of the width D of x, not of the size d of the queries",
         "the weights are too even where d is smaller than D",
         {"scale": lambda s, n: s / np.sqrt(n.width)},
         remedy=SCALE,
     ),
-    _mistake(
+    mistake(
         "no-projection",
         "a projection is forgotten: x itself is used where x times a weight matrix should be",
         "the output does not depend on all of w_q, w_k and w_v",
         *(_bare(*n) for n in ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))),
     ),
-    _mistake(
+    mistake(
         "projection-transposed",
         "the weights are used transposed: they are (in, out), so x @ w projects",
         "it fails where the weights are not square and is silently wrong where they are",
@@ -265,9 +240,9 @@ PROJECTIONS = _mended(
     ),
 )
 
-SHAPES = _mended(
+SHAPES = mended(
     SCALE,
-    _mistake(
+    mistake(
         "scale-value-size",
         "the scores are divided by the root of the size of the values, not of the queries and keys",
         "the weights change with the number of columns of the values",
@@ -275,15 +250,15 @@ SHAPES = _mended(
     ),
 )
 
-LARGE = _mended(
+LARGE = mended(
     _SOFTMAX,
-    _mistake(
+    mistake(
         "softmax-no-max",
         "softmax does not subtract the maximum of the row before exp",
         "exp(1000) overflows to inf, and inf / inf is nan",
         {"shift": same},
     ),
-    _mistake(
+    mistake(
         "softmax-global-max",
         "softmax subtracts the maximum of the whole matrix, not of each row",
         "a row far below it underflows to 0, and 0 / 0 is nan",
@@ -294,16 +269,16 @@ LARGE = _mended(
 
 _ALONG_THE_SECOND: Steps = {"normalise": lambda e: e / e.sum(axis=-1)[:, None]}
 
-BATCHES = _mended(
+BATCHES = mended(
     _SOFTMAX,
-    _mistake(
+    mistake(
         "batch-transpose",
         "right for one text (L, d), wrong for a batch (B, L, d): K.T turns all the axes round",
         "it fails, or mixes the texts of the batch with each other where the shapes happen to fit",
         {"score": lambda q, k: q @ k.T},
         remedy=SCALE,
     ),
-    _mistake(
+    mistake(
         "batch-axis",
         "right for one text (L, d), wrong for a batch (B, L, d): softmax names an axis that is the"
         " last one only for one text",
@@ -314,22 +289,22 @@ BATCHES = _mended(
     ),
 )
 
-HIDING = _mended(
+HIDING = mended(
     _HIDE,
-    _mistake(
+    mistake(
         "mask-multiplied",
         "the mask is multiplied on the scores: a hidden place only gets the score 0",
         "hidden keys still take weight, since exp(0) is 1",
         {"hide": lambda s, visible: s * visible, "blank": same},
     ),
-    _mistake(
+    mistake(
         "mask-added",
         "the mask is added to the scores as 0 and 1",
         "a hidden place only loses a factor e against a visible one",
         {"hide": lambda s, visible: s + visible, "blank": same},
         remedy="scores = scores + np.where(mask, 0.0, -np.inf)",
     ),
-    _mistake(
+    mistake(
         "mask-after-softmax",
         "the mask is applied after softmax, and the weights that are left no longer sum to 1",
         "the output shrinks towards 0 where much is hidden",
@@ -338,21 +313,21 @@ HIDING = _mended(
     ),
 )
 
-MASK = _mended(
+MASK = mended(
     _HIDE,
-    _mistake(
+    mistake(
         "mask-inverted",
         "the mask is read the wrong way round: True means that the query may attend",
         "each query sees what was hidden from it, and nothing else",
         {"mask": np.logical_not},
     ),
-    _mistake(
+    mistake(
         "mask-ignored",
         "the mask makes no difference",
         "hidden keys take their full weight",
         {"mask": np.ones_like},
     ),
-    _mistake(
+    mistake(
         "mask-transposed",
         "the mask is used transposed: its rows are the queries, its columns the keys",
         "it fails where there are more keys than queries and is silently wrong where not",
@@ -360,15 +335,15 @@ MASK = _mended(
     ),
 )
 
-EMPTY = _mended(
+EMPTY = mended(
     _SEES,
-    _mistake(
+    mistake(
         "masked-row-nan",
         "a query that may attend to nothing gives nan; its output should be zeros",
         "softmax of a row of -inf alone is 0 / 0",
         {"blank": same},
     ),
-    _mistake(
+    mistake(
         "masked-row-uniform",
         "a query that may attend to nothing still attends; its output should be zeros",
         "a large negative number in place of -inf hides a key only beside one that is visible",
@@ -378,28 +353,28 @@ EMPTY = _mended(
     kind="fragile",
 )
 
-CAUSAL = _mended(
+CAUSAL = mended(
     "visible = np.tril(np.ones((L, L), dtype=bool)); scores = np.where(visible, scores, -np.inf)",
-    _mistake(
+    mistake(
         "causal-diagonal",
         "the causal mask is off by one: a token may attend to itself too",
         "the diagonal is hidden, and the first query sees nothing at all",
         {"causal": lambda i, j, offset, ahead: j < i + offset},
     ),
-    _mistake(
+    mistake(
         "causal-ahead",
         "the causal mask is off by one: a token may not attend to the one after it",
         "each query sees one key of the future",
         {"causal": lambda i, j, offset, ahead: j <= i + offset + 1},
     ),
-    _mistake(
+    mistake(
         "causal-upper",
         "the causal mask is the upper triangle: each token sees the future and not the past",
         "the last query sees nothing of what came before it",
         {"causal": lambda i, j, offset, ahead: j >= i + offset},
         {"causal": lambda i, j, offset, ahead: j > i + offset},
     ),
-    _mistake(
+    mistake(
         "causal-ignored",
         "asking for a causal mask makes no difference",
         "each query sees the future too",
@@ -407,9 +382,9 @@ CAUSAL = _mended(
     ),
 )
 
-BOTH = _mended(
+BOTH = mended(
     "visible = mask & np.tril(np.ones((L, L), dtype=bool))",
-    _mistake(
+    mistake(
         "mask-or-causal",
         "of a mask and a causal mask together one is obeyed; a key is visible where both allow",
         "one of the two makes no difference beside the other",
@@ -419,9 +394,9 @@ BOTH = _mended(
     ),
 )
 
-OFFSET = _mended(
+OFFSET = mended(
     "visible = np.arange(S) <= np.arange(L)[:, None] + q_offset",
-    _mistake(
+    mistake(
         "causal-offset",
         "q_offset is not where query 0 stands among the keys: key j is visible where"
         " j <= i + q_offset",
@@ -446,9 +421,9 @@ def _rejoin(a: Array) -> Array:
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 
-HEADS = _mended(
+HEADS = mended(
     _SPLIT,
-    _mistake(
+    mistake(
         "heads-reshape",
         "the heads are split by a reshape without the transpose",
         "numbers of different tokens land in one head's vector",
@@ -459,27 +434,27 @@ HEADS = _mended(
             "join": lambda a: a.reshape(*a.shape[:-2], -1),
         },
     ),
-    _mistake(
+    mistake(
         "heads-join",
         "the heads are joined by a reshape without the transpose",
         "a row of the output holds numbers of different tokens",
         {"join": _rejoin},
         remedy=_JOINED,
     ),
-    _mistake(
+    mistake(
         "heads-not-joined",
         "the heads are not joined: their outputs stand side by side in one row per token",
         "the output has one dimension too many",
         {"join": same},
         remedy=_JOINED,
     ),
-    _mistake(
+    mistake(
         "heads-ignored",
         "num_heads makes no difference: all the dimensions are one head",
         "each token has one row of weights where every head should have its own",
         {"split": same, "join": same},
     ),
-    _mistake(
+    mistake(
         "heads-scale",
         "the scores of a head are divided by the root of all heads' size, not of its own",
         "the weights are too even, the more so the more heads there are",
@@ -491,12 +466,6 @@ HEADS = _mended(
 
 # what is found without a formula
 
-RANDOM = Mistake(
-    "random",
-    "two calls with the same arrays give different results",
-    "something random is drawn, or something remembered, inside the function",
-    "make random weights or tables once, outside, and pass them in",
-)
 WEIGHTS_FIRST = Mistake(
     "tuple-order",
     "the weights come first and the output second",

@@ -1,19 +1,17 @@
-"""Call a learner's function on a case, whatever it does, and note what came of it."""
+"""A learner's attention function, and which of the options it takes."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array
-from qkv.marking.inputs import NAMES, Case
+from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.tasks.attention.answer import answer
+from qkv.marking.tasks.attention.inputs import NAMES, Case
 
 # what the marker calls an option: what learners call it
 OPTIONS = {
@@ -22,18 +20,6 @@ OPTIONS = {
     "q_offset": ("q_offset",),
     "heads": ("num_heads", "n_heads"),
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one call gave: an output or an exception, and what it did to its inputs."""
-
-    case: Case
-    out: Array | None = None
-    second: Array | None = None
-    returned: Any = None
-    error: Exception | None = None
-    changed: dict[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,31 +38,26 @@ class Learner:
     adds_mask: bool = False
 
     def __call__(self, case: Case) -> Outcome:
-        """Run the function on copies of the case's arrays; never raises what it raises."""
+        """Run the function on a copy of the case; never raises what it raises."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
-        arrays = {name: a.copy() for name, a in case.arrays.items()}
-        try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                given = self._keywords(case)
-                places = [given.pop(p.name, p.default) for p in self.by_place]
-                returned = self.function(*arrays.values(), *places, **given)
-                outputs = returned if isinstance(returned, tuple) else (returned,)
-                out, second = (_array(o) for o in (*outputs, None, None)[:2])
-        except Exception as error:  # whatever it is, it is the learner's to hear about
-            return Outcome(case, error=error)
-        changed = {n: a for n, a in arrays.items() if not np.array_equal(a, case.arrays[n])}
+        run = outcome(case, self._returned, answer(case).out)
         if self.weights_first:
-            out, second = second, out
-        return Outcome(case, out, second, returned, None, changed)
+            run = replace(run, out=run.second, second=run.out)
+        return run
+
+    def _returned(self, case: Case) -> Any:
+        """What the function returns for a case."""
+        given = self._keywords(case)
+        places = [given.pop(p.name, p.default) for p in self.by_place]
+        return self.function(*case.arrays.values(), *places, **given)
 
     def _keywords(self, case: Case) -> dict[str, Any]:
         """The options of a case by the names of the function's parameters."""
         given = {option: getattr(case, option) for option in self.options}
         if case.mask is not None:
-            given["mask"] = case.mask.copy()
+            given["mask"] = case.mask
         elif "mask" in self.needed:
             queries = next(iter(case.arrays.values()))
             keys = case.arrays.get("key", queries)
@@ -94,8 +75,7 @@ class Learner:
 def learner(function: Callable[..., Any], signature: str) -> Learner:
     """Look at a function's parameters; a TypeError if it cannot be called with these arrays."""
     names = NAMES[signature]
-    name = getattr(function, "__name__", type(function).__name__)
-    name = "your function" if name == "<lambda>" else name
+    name = name_of(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some builtins do not say
@@ -120,16 +100,3 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
         frozenset(option for option, p in options.items() if p in needed),
         tuple(p for p in rest if p.kind == p.POSITIONAL_ONLY),
     )
-
-
-def _array(out: Any) -> Array | None:
-    """An output as an array of numbers, or None where it is not one."""
-    if out is None:
-        return None
-    with contextlib.suppress(AttributeError):
-        out = out.detach()  # a tensor that remembers how it was computed is no array before
-    try:
-        a = as_array(out, call="check", name="output")
-    except TypeError:
-        return None
-    return a if a.dtype.kind in "biuf" else None

@@ -1,0 +1,223 @@
+"""Take a function through tests, and gather what is found, in points and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.marking import findings
+from qkv.marking.explain import Compute, explain
+from qkv.marking.findings import Finding, in_words, of_mistake
+from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.outcome import Case, Outcome, differ, first_wrong, outcome
+from qkv.marking.result import CheckResult
+
+# what is said before a finding, by its kind, the worst first; and before one of another kind
+_LEAD = {
+    "wrong": "",
+    "fragile": " is right, but fragile",
+    "convention": " is right, by another habit than the field's",
+}
+_ALSO = {"fragile": " fragile", "convention": " another habit than the field's"}
+
+
+def _unknown(wrong: Outcome) -> Finding | None:
+    """Nothing special is known of what goes wrong here."""
+    return None
+
+
+@dataclass(frozen=True)
+class Group:
+    """One test: the calls that are made, smallest first, and what may go wrong in them.
+
+    Attributes:
+        what: is tested, as in "Tried: one row, scores of 1000".
+        cases: the calls.
+        known: mistakes that show here and in no group before.
+        otherwise: what else is known of the first call that went wrong, or None.
+        may_refuse: an error is no mistake here, but something that the function does not take.
+        if_right: the test is worth it only for a function that is right so far.
+    """
+
+    what: str
+    cases: Sequence[Case]
+    known: Sequence[Mistake] = ()
+    otherwise: Callable[[Outcome], Finding | None] = _unknown
+    may_refuse: bool = False
+    if_right: bool = False
+
+
+class Marking:
+    """One function on its way through the tests: what was tried, found and set aside.
+
+    Args:
+        task: its name.
+        name: what the function is called.
+        call: makes the call of a case.
+        compute: what a case gives if it is computed by some steps.
+        steps: the right ones.
+        returns: the statement that returns what should be.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        name: str,
+        call: Callable[[Any], Outcome],
+        compute: Compute,
+        steps: Steps,
+        *,
+        returns: str = "return the result",
+    ) -> None:
+        self.task, self.name, self.call, self.compute = task, name, call, compute
+        self.returns = returns
+        self.steps: Steps | None = steps  # what the function does, as far as known
+        self.found: list[Finding] = []
+        self.runs: list[Outcome] = []
+        self.tried: list[str] = []
+        self.limits: list[str] = []
+        self.untried: list[str] = []
+
+    @property
+    def wrong(self) -> bool:
+        """Is anything wrong so far? What is fragile, or a habit, is not."""
+        return any(finding.kind == "wrong" for finding in self.found)
+
+    def run(
+        self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None
+    ) -> list[Outcome]:
+        """Call the function, or call it in another way."""
+        return [(call or self.call)(case) for case in cases]
+
+    def find(self, finding: Finding | None) -> None:
+        """Note what was found, if anything was."""
+        if finding is not None:
+            self.found.append(finding)
+
+    def explain(
+        self, runs: list[Outcome], known: Sequence[Mistake]
+    ) -> tuple[Steps, list[Mistake]] | None:
+        """Which of these mistakes, beside what was found before, gives these runs?"""
+        return None if self.steps is None else explain(runs, self.steps, known, self.compute)
+
+    def explains_more(
+        self, runs: list[Outcome], others: list[Outcome], known: Sequence[Mistake]
+    ) -> bool:
+        """Are the runs right, or wrong by fewer mistakes than the others?"""
+        one, other = (self.explain(each, known) for each in (runs, others))
+        return one is not None and (other is None or len(one[1]) < len(other[1]))
+
+    def first_call(self, case: Case) -> None:
+        """Is there an array, and is it twice the same?"""
+        run, again = self.call(case), self.call(case)
+        if run.error is None and run.out is None:
+            self.find(findings.no_array(run, self.returns))
+        elif differ(run.out, again.out):
+            more = {"yours the second time": again.out}
+            self.find(of_mistake(findings.RANDOM, run, more))
+
+    def test(self, group: Group) -> None:
+        """Where the function goes wrong find out why, given what was found before."""
+        if group.if_right and self.wrong:
+            return
+        runs = self.run(group.cases)
+        error = next((run.error for run in runs if run.error is not None), None)
+        if group.may_refuse and error is not None:
+            self.limits.append(f"It refuses {group.what}: {in_words(error)}.")
+            return
+        if self.steps is None:
+            return  # nothing can be told apart from what was found and not explained
+        self.runs += runs
+        self.tried.append(group.what)
+        explained, wrong = self.explain(runs, group.known), first_wrong(runs)
+        if explained is not None:
+            self.steps, made = explained
+            self.found += [of_mistake(one, wrong) for one in made]
+        elif not self.wrong:
+            self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
+            if self.wrong:
+                self.steps = None
+
+    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+        """What is said where nothing special is known."""
+        return findings.unexplained(runs, what, self.returns, [])
+
+    def result(self) -> CheckResult:
+        """All that was found, what is wrong first."""
+        found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
+        wrong, fragile, habits = (
+            tuple(dict.fromkeys(finding.key for finding in found if finding.kind == kind))
+            for kind in _LEAD
+        )
+        return CheckResult(
+            message="\n".join([*self._said(found), *([] if wrong else self._tried())]),
+            mistakes=wrong,
+            fragile=fragile,
+            conventions=habits,
+            points=0 if self.steps is None else max(0, 10 - 4 * len(wrong) - len(fragile)),
+            example=found[0].example() if found else {},
+            task=self.task,
+            hint=found[0].hint if found else (),
+        )
+
+    def _said(self, found: Sequence[Finding]) -> Iterator[str]:
+        """What was found, in words."""
+        if not found:
+            yield f"{self.name} is right."
+            return
+        first, *others = found
+        yield f"{self.name}{_LEAD[first.kind]}: {first.says}."
+        yield f"It shows: {first.shows}."
+        if first.remedy:
+            yield f"What mends it: {first.remedy}"
+        for other in others:
+            yield f"Also{'' if other.kind == first.kind else _ALSO[other.kind]}: {other.says}."
+            if other.remedy != first.remedy:
+                yield f"What mends it: {other.remedy}"
+
+    def _tried(self) -> Iterator[str]:
+        """What was tried, and what could not be."""
+        yield f"Tried: {', '.join(self.tried)}."
+        yield from self.limits
+        if self.untried:
+            yield f"Not tried, since it has no such parameter: {', '.join(self.untried)}."
+
+
+def mark_in_steps(
+    task: str,
+    name: str,
+    call: Callable[[Any], Any],
+    compute: Compute,
+    steps: Steps,
+    groups: Sequence[Group],
+    *,
+    returns: str = "return the result",
+) -> CheckResult:
+    """Mark a function by a computation in steps, of which mistakes replace some.
+
+    Args:
+        task: its name.
+        name: what the function is called.
+        call: calls the function with what a case holds, and gives what it returned.
+        compute: what a case gives if it is computed by some steps.
+        steps: the right ones.
+        groups: the tests, in order; the first case of the first is the smallest there is.
+        returns: the statement that returns what should be.
+    """
+    m = Marking(
+        task,
+        name,
+        lambda case: outcome(case, call, compute(case, steps)),
+        compute,
+        steps,
+        returns=returns,
+    )
+    m.first_call(groups[0].cases[0])
+    if m.wrong:
+        return m.result()
+    for group in groups:
+        m.test(group)
+    if not m.wrong:
+        m.find(findings.changed_inputs(m.runs))
+    return m.result()

@@ -1,0 +1,73 @@
+"""A mistake that is known: what it is, how it shows, what mends it, and how it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Kind = Literal["wrong", "fragile", "convention"]
+
+# a computation, each step by its name
+Steps = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One way to get a task wrong.
+
+    Attributes:
+        key: its short name.
+        says: what is wrong, in words.
+        shows: what it does to the result.
+        remedy: the line that mends it.
+        kind: wrong, fragile (right until numbers get large, or a row sees nothing), or a habit.
+        variants: the steps that it puts in the place of the right ones, in each way it is written.
+        nudge: what to try or to look at, which does not give the mistake away.
+        where: the place in the code where to look.
+    """
+
+    key: str
+    says: str
+    shows: str
+    remedy: str = ""
+    kind: Kind = "wrong"
+    variants: tuple[Steps, ...] = ()
+    nudge: str = ""
+    where: str = ""
+
+    @property
+    def hint(self) -> tuple[str, ...]:
+        """Three grades: a nudge, where to look, the line that mends it."""
+        nudge = self.nudge or f"{self.shows[:1].upper()}{self.shows[1:]}."
+        where = self.where or f"{self.says[:1].upper()}{self.says[1:]}."
+        return nudge, where, self.remedy or where
+
+
+def mistake(
+    key: str,
+    says: str,
+    shows: str,
+    *variants: Steps,
+    remedy: str = "",
+    nudge: str = "",
+    where: str = "",
+    kind: Kind = "wrong",
+) -> Mistake:
+    """A mistake that is written in these ways."""
+    return Mistake(key, says, shows, remedy, kind, variants, nudge, where)
+
+
+def mended(
+    remedy: str, *mistakes: Mistake, where: str = "", kind: Kind = "wrong"
+) -> tuple[Mistake, ...]:
+    """Mistakes that one line mends, at one place, but where one has a remedy of its own."""
+    return tuple(
+        replace(
+            one,
+            remedy=one.remedy or remedy,
+            where=one.where or where,
+            kind=kind if one.kind == "wrong" else one.kind,
+        )
+        for one in mistakes
+    )

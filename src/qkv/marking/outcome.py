@@ -1,0 +1,110 @@
+"""Call somebody's function on a case, whatever it does, and note what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from qkv.arrays import Array, as_array
+
+# of the largest value: what float32 rounding needs, and far below what any mistake changes
+TOLERANCE = 2e-6
+HALF_TOLERANCE = 4e-3  # what float16 needs
+
+
+class Case(Protocol):
+    """One call of a function, on small numbers that can be read."""
+
+    def shown(self) -> dict[str, Any]:
+        """What a learner needs to make this call by hand: the arrays and options, by name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call gave, what it should have given, and what it did to its inputs."""
+
+    case: Any
+    right: Array
+    out: Array | None = None
+    second: Array | None = None
+    returned: Any = None
+    error: BaseException | None = None
+    changed: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        """Did the function give the right answer?"""
+        return self.out is not None and close(self.out, self.right)
+
+
+def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
+    """Call a function on a copy of a case; what it raises is part of the outcome.
+
+    Args:
+        case: the call to make; the arrays in its `shown()` are those that are given.
+        call: makes it, given the copy, and returns what the function returned.
+        right: what it should return.
+    """
+    given = copy.deepcopy(case)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            returned = call(given)
+            outputs = returned if isinstance(returned, tuple) else (returned,)
+            out, second = (numbers(o) for o in (*outputs, None, None)[:2])
+    except (Exception, SystemExit) as error:  # whatever it is, it is the learner's to hear about
+        return Outcome(case, right, error=error)
+    before = case.shown()
+    changed = {
+        name: a
+        for name, a in given.shown().items()
+        if isinstance(a, np.ndarray) and not np.array_equal(a, before[name])
+    }
+    return Outcome(case, right, out, second, returned, None, changed)
+
+
+def name_of(function: Any) -> str:
+    """What a function is called, for a sentence about it."""
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return "your function" if name == "<lambda>" else name
+
+
+def numbers(out: Any) -> Array | None:
+    """An output as an array of numbers, or None where it is not one."""
+    if out is None:
+        return None
+    with contextlib.suppress(AttributeError):
+        out = out.detach()  # a tensor that remembers how it was computed is no array before
+    try:
+        a = as_array(out, call="check", name="output")
+    except TypeError:
+        return None
+    return a if a.dtype.kind in "biuf" else None
+
+
+def close(got: Array, want: Array) -> bool:
+    """Equal in shape, in nan and inf, and but for rounding in every number."""
+    if got.shape != want.shape:
+        return False
+    finite = np.abs(want[np.isfinite(want)])
+    size = max(1.0, float(finite.max(initial=0.0)))
+    off = size * (HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE)
+    return bool(np.allclose(got, want, rtol=0, atol=off, equal_nan=True))
+
+
+def differ(a: Array | None, b: Array | None) -> bool:
+    """Two outputs that are both there and are not the same."""
+    return a is not None and b is not None and not close(a, b)
+
+
+def first_wrong(runs: list[Outcome]) -> Outcome:
+    """The smallest run that went wrong: runs are in order of size."""
+    return next((run for run in runs if not run.is_right), runs[0])

@@ -1,0 +1,201 @@
+"""What can be said of an attention function that no known mistake explains."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking import findings
+from qkv.marking.findings import Finding, in_words, of_mistake, told
+from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
+from qkv.marking.tasks.attention.answer import answer
+from qkv.marking.tasks.attention.inputs import Case
+from qkv.marking.tasks.attention.learner import Learner
+from qkv.marking.tasks.attention.mistakes import EMPTY, LARGE, SCALE
+
+RETURN = "return weights @ v"
+
+
+def odd_shape(wrong: Outcome) -> Finding | None:
+    """Right on squares; wrong where lengths or sizes differ."""
+    arrays, shows = wrong.case.arrays, told(wrong)
+    if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
+        says = "it works only where there are as many keys as queries"
+        remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
+        return Finding("square-only", says, shows, remedy, run=wrong)
+    says = "it works only where the values have the size of the queries and keys"
+    remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
+    return Finding("value-size", says, shows, remedy, run=wrong)
+
+
+def large_scores(wrong: Outcome) -> Finding:
+    """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
+    no_max, global_max = LARGE
+    if isinstance(wrong.error, OverflowError | ZeroDivisionError):
+        return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
+    return Finding(
+        "large-scores",
+        "it is right for small numbers and goes wrong where scores are as large as 1000",
+        in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
+        no_max.remedy,
+        run=wrong,
+        kind="fragile",
+    )
+
+
+def empty_row(wrong: Outcome) -> Finding | None:
+    """Only the rows that see nothing go wrong, in whatever way?"""
+    row_nan, row_uniform = EMPTY
+    if wrong.error is not None:
+        says = "a query that may attend to nothing is an error; its output should be zeros"
+        shows = in_words(wrong.error)
+        return Finding("masked-row-raises", says, shows, row_nan.remedy, run=wrong, kind="fragile")
+    right, visible = wrong.right, wrong.case.visible
+    if wrong.out is None or wrong.out.shape != right.shape or visible is None:
+        return None
+    sees = visible.any(axis=-1)
+    if not close(wrong.out[sees], right[sees]):
+        return None
+    return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
+
+
+def whole_numbers(run: Outcome) -> Finding | None:
+    """Integers in, fractions out: are they kept?"""
+    if run.is_right:
+        return None
+    says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
+    remedy = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
+    if run.error is None:
+        return Finding("integer-inputs", says, "fractions are cut off", remedy, run=run)
+    shows = in_words(run.error)
+    return Finding("integers-in-place", says, shows, remedy, run=run, kind="fragile")
+
+
+def wrong_batch(wrong: Outcome) -> Finding | None:
+    """Right for one text, and for two of them something else."""
+    return Finding(
+        "batch-wrong",
+        "right for one text (L, d), wrong for a batch (B, L, d)",
+        told(wrong),
+        "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
+        run=wrong,
+    )
+
+
+def second_output(runs: list[Outcome]) -> Finding | None:
+    """Weights that come beside a right output must be right too."""
+    for run in runs:
+        if run.second is None or not run.is_right or not _all_see(run.case):
+            continue
+        formula = answer(run.case)
+        right, lse = formula.pattern, formula.lse
+        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
+        may_be = (right, mean, lse, lse[..., None])
+        if any(_same_numbers(run.second, known) for known in may_be):
+            continue
+        shows = "they are not the weights that give this output"
+        if _same_numbers(run.second, formula.scores_scaled):
+            shows = "they are the scores before softmax"
+        if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
+            shows = "they are transposed: a row should hold the weights of one query"
+        return Finding(
+            "weights-wrong",
+            "the output is right, but the weights returned beside it are not",
+            shows,
+            "return weights @ v, weights",
+            run=run,
+            more={"your weights": run.second, "right weights": right},
+        )
+    return None
+
+
+def _all_see(case: Case) -> bool:
+    """Does every query see a key? What weights stand in a row of none is nobody's business."""
+    return case.visible is None or bool(case.visible.any(axis=-1).all())
+
+
+def _same_numbers(a: Array, b: Array) -> bool:
+    """Equal but for leading dimensions of 1."""
+    return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
+
+
+def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
+    """It is wrong, on which input, by how much, and what its properties hint at."""
+    wrong = first_wrong(runs)
+    numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
+    scale = _wrong_scale(runs) if numbers else None
+    return scale or findings.unexplained(runs, what, RETURN, _hints(call, wrong) if numbers else [])
+
+
+def _hints(call: Learner, wrong: Outcome) -> list[str]:
+    """What the properties of an output tell about the weights behind it."""
+    hints = []
+    weights = _weights_behind(wrong)
+    if weights is not None:
+        sums = weights.sum(axis=-1)
+        if not close(sums, np.ones_like(sums)):
+            numbers = ", ".join(f"{x:.4g}" for x in sums.ravel()[:4])
+            hints.append(f"the weights of a row do not sum to 1 but to {numbers}")
+        if (weights < -TOLERANCE).any():
+            hints.append("some weights are below zero")
+    if wrong.case.mask is None and not wrong.case.causal:
+        expected = wrong.out
+        if expected is not None and "x" in wrong.case.arrays:
+            expected = expected[..., ::-1, :]
+        if differ(call(wrong.case.permuted()).out, expected):
+            hints.append(
+                "the order of the keys matters, which it must not: is a position or a mask inside?"
+            )
+    return hints
+
+
+def _weights_behind(run: Outcome) -> Array | None:
+    """The weights that an output was made with, where the values let them be worked out."""
+    case = run.case
+    if run.out is None or run.out.shape != run.right.shape:
+        return None
+    parts = list(case.arrays.values())
+    v = parts[0] @ parts[3] if "x" in case.arrays else parts[2]
+    tokens, dv = v.shape[-2:]
+    if case.heads > 1 or tokens > dv or np.linalg.matrix_rank(v).min() < tokens:
+        return None
+    weights: Array = run.out @ np.linalg.pinv(v)
+    return weights
+
+
+def _wrong_scale(runs: list[Outcome]) -> Finding | None:
+    """Is it softmax of the scores times some other number? Then say which."""
+    said, sign = [], 1.0
+    for run in runs:
+        if run.case.mask is not None or run.case.causal:
+            return None
+        weights = _weights_behind(run)
+        if weights is None:
+            continue
+        if not (weights > 0).all() or not close(weights.sum(axis=-1), np.ones(weights.shape[:-1])):
+            return None
+        scores = answer(run.case).scores_scaled
+        scores = scores - scores.mean(axis=-1, keepdims=True)
+        logs = np.log(weights)
+        logs = logs - logs.mean(axis=-1, keepdims=True)
+        times = float((logs * scores).sum() / (scores * scores).sum())
+        if np.abs(logs - times * scores).max() > 1e-3:
+            return None
+        d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
+        times = round(times, 12) + 0.0
+        said.append(f"{times * d**-0.5:.4g} where it should be {d**-0.5:.4g} (d = {d})")
+        sign = min(sign, np.sign(times))
+    if not said:
+        return None
+    shows = "all else is right: only the sharpness of the weights is off"
+    if sign < 0:
+        shows = "the order is reversed: the key with the lowest score takes the largest weight"
+    if sign == 0:
+        shows = "every key takes the same weight, whatever the scores are"
+    return Finding(
+        "scale-wrong",
+        f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
+        shows,
+        SCALE,
+        run=first_wrong(runs),
+    )

@@ -1,0 +1,168 @@
+"""Run a learner's attention function and say in words which mistake it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from qkv.marking.engine import Group, Marking
+from qkv.marking.findings import Finding, changed_inputs, in_words, of_mistake
+from qkv.marking.mistake import Mistake
+from qkv.marking.outcome import Outcome
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention import findings, mistakes
+from qkv.marking.tasks.attention.inputs import CORE, NAMES, cases
+from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
+from qkv.marking.tasks.attention.steps import RIGHT, compute
+from qkv.marking.tasks.task import Task
+
+
+class AttentionMarking(Marking):
+    """An attention function on its way through the tests."""
+
+    def __init__(self, task: str, call: Learner, signature: str) -> None:
+        super().__init__(task, call.name, call, compute, RIGHT, returns=findings.RETURN)
+        self.call: Learner = call
+        self.signature, self.cases = signature, cases(signature)
+
+    def on(self, what: str, call: Learner | None = None) -> list[Outcome]:
+        """Call the function, or call it in another way, on the inputs of a test."""
+        return self.run(self.cases[what], call)
+
+    def choose(self, ways: Iterable[Learner]) -> None:
+        """Call the function in the first of these ways in which it is right, if there is one."""
+        right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
+        self.call = next(right, self.call)
+
+    def ask(
+        self,
+        what: str,
+        known: Sequence[Mistake] = (),
+        otherwise: Callable[[Outcome], Finding | None] = lambda wrong: None,
+        *,
+        may_refuse: bool = False,
+    ) -> None:
+        """Test what the inputs of this name are for."""
+        self.test(Group(what, self.cases[what], known, otherwise, may_refuse))
+
+    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+        """What the properties of the output tell."""
+        return findings.unexplained(self.call, runs, what)
+
+
+def _mark_function(function: Callable[..., Any], signature: str) -> CheckResult:
+    """Mark a function that is called with the arrays of a signature."""
+    return _mark(AttentionMarking("attention", learner(function, signature), signature))
+
+
+ATTENTION = Task(
+    name="attention",
+    looks_for=("attention", "scaled_dot_product_attention", "self_attention"),
+    signature="attention(query, key, value, mask=None, is_causal=False) -> out, or (out, weights)",
+    asks="softmax(query @ key.T / sqrt(d)) @ value; also as attention(x, w_q, w_k, w_v)",
+    mark=_mark_function,
+    ways=tuple(NAMES),
+)
+
+
+def _mark(m: AttentionMarking) -> CheckResult:
+    """All the tests in their order; some are worth it only for a function right so far."""
+    options = m.call.options
+    _first_calls(m)
+    if m.wrong:
+        return m.result()
+    m.ask(CORE, mistakes.core(m.signature))
+    if not m.wrong:
+        what = "other lengths and sizes" if m.signature == "qkv" else "values of another size"
+        m.ask(what, mistakes.SHAPES, findings.odd_shape)
+    m.ask("scores of 1000", mistakes.LARGE, findings.large_scores)
+    if not m.wrong:
+        m.find(changed_inputs(m.runs))
+    if not m.wrong:
+        _whole_numbers(m)
+    batches = not m.wrong and _takes_batches(m)
+
+    each_pair = "mask" in options and _test_masks(m, batches)
+    if "causal" in options:
+        m.ask("a causal mask", (*mistakes.CAUSAL, *mistakes.HIDING, *mistakes.EMPTY))
+        if batches:
+            m.ask("a causal mask on a batch", may_refuse=True)
+        if each_pair:
+            m.ask("both masks together", mistakes.BOTH, may_refuse=True)
+        if "q_offset" in options and "q_offset" in m.cases:
+            m.ask("q_offset", mistakes.OFFSET)
+    if "heads" in options and "two heads" in m.cases:
+        m.ask("two heads", mistakes.HEADS)
+    if not m.wrong:
+        m.find(changed_inputs(m.runs) or findings.second_output(m.runs))
+    asked = {"mask", "causal", "q_offset" if m.signature == "qkv" else "heads"}
+    m.untried += [OPTIONS[option][0] for option in OPTIONS if option in asked - {*options}]
+    return m.result()
+
+
+def _first_calls(m: AttentionMarking) -> None:
+    """How many dimensions does the function take, and is its output an array, twice the same?"""
+    if any(run.error is not None for run in m.on(CORE)):
+        m.choose(replace(m.call, rank=rank) for rank in (3, 4))
+        if m.call.rank > 2:
+            told = f"It takes arrays of {m.call.rank} dimensions only, not a single text (L, d)."
+            m.limits.append(told)
+    if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
+        shapes = product((False, True), (True, 0.0, False))
+        m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
+    runs, known = m.on(CORE), mistakes.core(m.signature)
+    swapped = replace(m.call, weights_first=True)
+    if runs[0].second is not None and m.explains_more(m.on(CORE, swapped), runs, known):
+        m.find(of_mistake(mistakes.WEIGHTS_FIRST, runs[0]))
+        m.call = swapped
+    m.first_call(m.cases[CORE][0])
+
+
+def _test_masks(m: AttentionMarking, batches: bool) -> bool:
+    """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
+    if m.steps is None:
+        return False
+    known = (*mistakes.MASK, *mistakes.HIDING)
+    adding = replace(m.call, adds_mask=True, unmasked=0.0)
+    as_bool, added = m.on("a mask"), m.on("a mask", adding)
+    # where(mask, -inf, scores) is inverted, and hides what is -inf too
+    inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
+    if not (inverted and inverted[1]) and m.explains_more(added, as_bool, known):
+        m.call = adding
+        m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
+    elif m.explain(as_bool, known) is None:
+        runs = m.on("a mask of keys")
+        if all(run.is_right for run in runs):
+            m.find(of_mistake(mistakes.PER_KEY, runs[0]))
+            m.tried.append("a mask of keys")
+            return False
+    m.ask("a mask", known)
+    m.ask("a row masked out", mistakes.EMPTY, findings.empty_row)
+    if batches:
+        m.ask("a mask on a batch", may_refuse=True)
+    return True
+
+
+def _whole_numbers(m: AttentionMarking) -> None:
+    """Integers: a function may refuse them, but not cut off the fractions of its results."""
+    (run,) = m.on("whole numbers")
+    kinds = [kind.__name__ for kind in type(run.error).__mro__]
+    if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
+        m.limits.append(f"It refuses whole numbers: {in_words(run.error)}.")
+        return
+    m.runs.append(run)
+    m.tried.append("whole numbers")
+    m.find(findings.whole_numbers(run))
+
+
+def _takes_batches(m: AttentionMarking) -> bool:
+    """Two texts at once: a function may refuse them, but not mix them up."""
+    runs = m.on("batches")
+    refused = any(run.out is None or run.out.shape != run.right.shape for run in runs)
+    if refused and m.explain(runs, mistakes.BATCHES) is None:
+        m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+        return False
+    m.ask("batches", mistakes.BATCHES, findings.wrong_batch)
+    return not m.wrong

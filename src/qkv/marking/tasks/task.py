@@ -1,0 +1,33 @@
+"""What a task is: what a learner writes, and what marks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.marking.result import CheckResult
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to write, and to have marked.
+
+    Attributes:
+        name: what `--task` takes.
+        looks_for: what the function or class is called; the first that a file has is marked.
+        signature: how it is called, and what it gives.
+        asks: what is to be written, in a sentence.
+        mark: marks a function that is called in one of the task's ways; a TypeError where it cannot
+            be called so.
+        ways: by which arrays it may be called, the usual one first.
+        also: other names, taken only where the task was asked for by its name.
+    """
+
+    name: str
+    looks_for: tuple[str, ...]
+    signature: str
+    asks: str
+    mark: Callable[[Callable[..., Any], str], CheckResult]
+    ways: tuple[str, ...] = ("",)
+    also: tuple[str, ...] = ()
