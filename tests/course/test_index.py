@@ -1,0 +1,26 @@
+"""What the course's first page says of each lesson is what the lesson says."""
+
+import re
+from pathlib import Path
+
+import notebooks
+import pytest
+
+INDEX = (notebooks.COURSE / "index.md").read_text(encoding="utf-8")
+PAGES = notebooks.lessons()
+
+
+def test_each_lesson_has_its_row_in_order() -> None:
+    linked = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \|", INDEX, flags=re.MULTILINE)
+    assert linked == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_a_row_has_the_title_the_question_and_the_minutes(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    (title,) = re.findall(r"^# (.+)$", text.partition("```")[0], flags=re.MULTILINE)
+    (minutes,) = re.findall(r"^\*\*Minutes\*\* (\d+)", text, flags=re.MULTILINE)
+    question = re.search(r"^\*\*([^*]+(?:\*\w+\*[^*]+)*\?)\*\*$", text, flags=re.MULTILINE)
+    assert question, "the one question stands in a paragraph of its own, in bold"
+    row = f"| [{title}]({page.name}) | {' '.join(question[1].split())} | {minutes} |"
+    assert row in INDEX, f"docs/course/index.md has no row\n{row}"
