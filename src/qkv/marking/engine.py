@@ -22,7 +22,7 @@ _LEAD = {
 _ALSO = {"fragile": " fragile", "convention": " another habit than the field's"}
 
 
-def _unknown(wrong: Outcome) -> Finding | None:
+def nothing_known(wrong: Outcome) -> Finding | None:
     """Nothing special is known of what goes wrong here."""
     return None
 
@@ -43,7 +43,7 @@ class Group:
     what: str
     cases: Sequence[Case]
     known: Sequence[Mistake] = ()
-    otherwise: Callable[[Outcome], Finding | None] = _unknown
+    otherwise: Callable[[Outcome], Finding | None] = nothing_known
     may_refuse: bool = False
     if_right: bool = False
 
@@ -138,6 +138,17 @@ class Marking:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
             if self.wrong:
                 self.steps = None
+
+    def whole_numbers(self, case: Case, remedy: str) -> None:
+        """Integers: a function may refuse them, but not cut off the fractions of its results."""
+        run = self.call(case)
+        kinds = [kind.__name__ for kind in type(run.error).__mro__]
+        if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
+            self.limits.append(f"It refuses whole numbers: {in_words(run.error)}.")
+            return
+        self.runs.append(run)
+        self.tried.append("whole numbers")
+        self.find(findings.whole_numbers(run, remedy))
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """What is said where nothing special is known."""

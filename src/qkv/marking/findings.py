@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.mistake import Mistake
+from qkv.marking.mistake import Kind, Mistake
 from qkv.marking.outcome import Outcome, first_wrong
 
 RANDOM = Mistake(
@@ -89,6 +89,19 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
                 more={f"{name} afterwards": afterwards},
             )
     return None
+
+
+def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
+    """Integers in, fractions out: are they kept?"""
+    if run.is_right:
+        return None
+    says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
+    nudge, where = "Give it whole numbers.", "the line that makes the array for the result"
+    kind: Kind = "wrong"
+    key, shows = "integer-inputs", "fractions are cut off"
+    if run.error is not None:
+        key, shows, kind = "integers-in-place", in_words(run.error), "fragile"
+    return Finding(key, says, shows, remedy, kind, nudge=nudge, where=where, run=run)
 
 
 def raises(run: Outcome, what: str) -> Finding:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +56,7 @@ def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
     """
     given = copy.deepcopy(case)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _no_input():
             warnings.simplefilter("ignore")
             returned = call(given)
             outputs = returned if isinstance(returned, tuple) else (returned,)
@@ -69,6 +70,16 @@ def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
         if isinstance(a, np.ndarray) and not np.array_equal(a, before[name])
     }
     return Outcome(case, right, out, second, returned, None, changed)
+
+
+@contextlib.contextmanager
+def _no_input() -> Iterator[None]:
+    """Nobody answers `input()`: it is an EOFError."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 def name_of(function: Any) -> str:

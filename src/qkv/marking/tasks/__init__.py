@@ -1,8 +1,9 @@
 """The tasks by their names, in the order of the course: a module each."""
 
 from qkv.marking.tasks.attention import ATTENTION
+from qkv.marking.tasks.softmax import SOFTMAX
 from qkv.marking.tasks.task import Task
 
-TASKS = {task.name: task for task in (ATTENTION,)}
+TASKS = {task.name: task for task in (SOFTMAX, ATTENTION)}
 
 __all__ = ["TASKS", "Task"]

@@ -59,18 +59,6 @@ def empty_row(wrong: Outcome) -> Finding | None:
     return of_mistake(row_uniform if np.isfinite(wrong.out).all() else row_nan, wrong)
 
 
-def whole_numbers(run: Outcome) -> Finding | None:
-    """Integers in, fractions out: are they kept?"""
-    if run.is_right:
-        return None
-    says = "whole numbers go wrong: results are stored in an array of the inputs' integer type"
-    remedy = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
-    if run.error is None:
-        return Finding("integer-inputs", says, "fractions are cut off", remedy, run=run)
-    shows = in_words(run.error)
-    return Finding("integers-in-place", says, shows, remedy, run=run, kind="fragile")
-
-
 def wrong_batch(wrong: Outcome) -> Finding | None:
     """Right for one text, and for two of them something else."""
     return Finding(

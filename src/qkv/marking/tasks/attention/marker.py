@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, changed_inputs, in_words, of_mistake
+from qkv.marking.findings import Finding, changed_inputs, of_mistake
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
@@ -81,7 +81,8 @@ def _mark(m: AttentionMarking) -> CheckResult:
     if not m.wrong:
         m.find(changed_inputs(m.runs))
     if not m.wrong:
-        _whole_numbers(m)
+        (whole,) = m.cases["whole numbers"]
+        m.whole_numbers(whole, mistakes.FLOATS)
     batches = not m.wrong and _takes_batches(m)
 
     each_pair = "mask" in options and _test_masks(m, batches)
@@ -143,18 +144,6 @@ def _test_masks(m: AttentionMarking, batches: bool) -> bool:
     if batches:
         m.ask("a mask on a batch", may_refuse=True)
     return True
-
-
-def _whole_numbers(m: AttentionMarking) -> None:
-    """Integers: a function may refuse them, but not cut off the fractions of its results."""
-    (run,) = m.on("whole numbers")
-    kinds = [kind.__name__ for kind in type(run.error).__mro__]
-    if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
-        m.limits.append(f"It refuses whole numbers: {in_words(run.error)}.")
-        return
-    m.runs.append(run)
-    m.tried.append("whole numbers")
-    m.find(findings.whole_numbers(run))
 
 
 def _takes_batches(m: AttentionMarking) -> bool:

@@ -26,6 +26,7 @@ _SOFTMAX = (
 _CONTEXT = "out = weights @ v"
 _HIDE = "scores = np.where(mask, scores, -np.inf)"
 _PROJECT = "q, k, v = x @ w_q, x @ w_k, x @ w_v"
+FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
 _SEES = "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)"
 
 
