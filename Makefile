@@ -56,7 +56,7 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
-browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
+browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)

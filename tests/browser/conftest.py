@@ -15,6 +15,7 @@ from qkv.models import Model
 from .playing import live_page, opened
 from .support import Visit
 
+SHELL = "chromium-headless-shell"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,8 +29,9 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    found = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
-    assert found, "there is no chromium: apt-get install chromium, or name one in QKV_CHROMIUM"
+    """The shell without windows if it is there: it opens a page with half the work."""
+    found = os.environ.get("QKV_CHROMIUM") or shutil.which(SHELL) or shutil.which("chromium")
+    assert found, f"there is no chromium: apt-get install {SHELL}, or name one in QKV_CHROMIUM"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield browser

@@ -10,6 +10,11 @@ from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
+READOUT = """(said) => Object.fromEntries([
+  ["", said.querySelector("span").textContent],
+  ...[...said.querySelectorAll(".field")].map((field) =>
+    [field.querySelector(".dim").textContent, field.querySelector("b").textContent]),
+])"""
 Visit = Callable[..., Page]  # the fixture `visit`, which opens a page
 STEP = 1 / 65535  # of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
@@ -82,12 +87,24 @@ def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
 
 def readout(page: Page | Locator) -> dict[str, str]:
     """What stands below the heat map: the names of its numbers and the numbers; "" is the title."""
-    said = page.locator(".readout").first
-    fields = said.locator(".field").evaluate_all(
-        "fields => fields.map((field) =>"
-        " [field.querySelector('.dim').textContent, field.querySelector('b').textContent])"
+    return page.locator(".readout").first.evaluate(f"said => ({READOUT})(said)")
+
+
+def after_each(page: Page, names: list[str]) -> list[dict[str, str]]:
+    """The same after each of many keys, which what has the focus is given in the page itself."""
+    return page.evaluate(
+        f"""names => {{
+          let node = document.activeElement;
+          while (node.shadowRoot) node = node.shadowRoot.activeElement;
+          const said = node.getRootNode().querySelector(".readout");
+          return names.map((key) => {{
+            const settings = {{ key, bubbles: true, composed: true, cancelable: true }};
+            node.dispatchEvent(new KeyboardEvent("keydown", settings));
+            return ({READOUT})(said);
+          }});
+        }}""",
+        names,
     )
-    return {"": said.locator("span").first.inner_text(), **dict(fields)}
 
 
 def read(text: str) -> float:

@@ -99,24 +99,26 @@ def swept(page: Page, steps: int) -> dict[str, tuple[float, float, dict[str, str
     }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit, scheme: str) -> None:
+def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
     text = made(["one", "two", "three", "four"], seed=4)
-    page = visit(page_of(text, query=0), width=700, scheme=scheme)
+    page = visit(page_of(text, query=0), width=700)
     weights = text.weights[0][0]
-    seen = swept(page, 24)
-    for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
-        if i == j == 0:
-            continue  # this one is read at rest
-        x, y, now = seen[f"{query} → {key}"]
-        assert now["mask"] == ("hidden" if j > i else "open")
-        assert read(now["weight"]) == pytest.approx(weights[i, j], abs=STEP)
-        colours = pixels(page, x, y)
-        if j > i:  # hatched
-            assert len({tuple(colour) for colour in colours}) > 3
-        else:
-            expected = list(bytes.fromhex(shade(float(weights[i, j]), scheme)[1:]))
-            assert np.abs(np.array(colours) - expected).max() <= 3  # weights come in 65,536 steps
+    seen = swept(page, 10)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.locator(f".view[data-theme={scheme}]").wait_for()
+        for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
+            if i == j == 0:
+                continue  # this one is read at rest
+            x, y, now = seen[f"{query} → {key}"]
+            assert now["mask"] == ("hidden" if j > i else "open")
+            assert read(now["weight"]) == pytest.approx(weights[i, j], abs=STEP)
+            colours = pixels(page, x, y)
+            if j > i:  # hatched
+                assert len({tuple(colour) for colour in colours}) > 3
+            else:
+                expected = list(bytes.fromhex(shade(float(weights[i, j]), scheme)[1:]))
+                assert np.abs(np.array(colours) - expected).max() <= 3  # of 65,536 steps each
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["one mask", "a mask per head"])
