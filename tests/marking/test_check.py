@@ -841,7 +841,7 @@ def that_hides_by(number):
 
 
 def that_adds_a_mask(q, k, v, mask=None):
-    """As page 5 has it."""
+    """It adds the mask: 0 and -inf."""
     return softmax(scaled(q, k) + (0 if mask is None else mask)) @ v
 
 
