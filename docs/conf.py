@@ -50,6 +50,8 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = "qkv"
+html_static_path = ["static"]
+html_css_files = ["boxes.css"]
 
 
 def tidy_notebooks(app, error):
