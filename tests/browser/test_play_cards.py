@@ -150,12 +150,9 @@ def test_a_changed_model_has_no_lesson(visit: Visit, model: qkv.Model) -> None:
     assert page.get_by_role("button", name="A lesson").count() == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_cards_fit_the_window_and_pass_axe(
-    visit: Visit, html: str, width: int, scheme: str
-) -> None:
-    page = ready(visit(opened_at(html, ""), width=width, height=800, scheme=scheme))
+def test_cards_fit_the_window_and_pass_axe(visit: Visit, html: str, width: int) -> None:
+    page = ready(visit(opened_at(html, ""), width=width, height=800))
     begin(page)
     for number in (1, 7, 11):
         state = CARDS[number - 1]["after"] | {"card": number - 1, "guess": 0}

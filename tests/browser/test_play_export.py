@@ -345,10 +345,9 @@ def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_menus_fit_and_pass_axe(visit: Visit, html: str, width: int, scheme: str) -> None:
+def test_the_menus_fit_and_pass_axe(visit: Visit, html: str, width: int) -> None:
     state = address(**START | {"edits": EDITS, "inside": width > 390})
-    page = ready(visit(opened_at(html, state), width=width, scheme=scheme))
+    page = ready(visit(opened_at(html, state), width=width))
     for tab in ("Heads", "Steps", "Result") if width == 390 else ("",):
         if tab:
             after(page, page.get_by_role("tab", name=tab).click)

@@ -242,13 +242,10 @@ def test_each_text_is_moved_on_its_own_and_both_by_the_map(visit: Visit, html: s
     assert [text.split(" looks")[0] for text in lines_of(page)] == ["on", "on"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_fits_the_window_and_passes_axe(
-    visit: Visit, html: str, width: int, scheme: str
-) -> None:
+def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, width: int) -> None:
     state = address(**STATE, edits=[{"op": "hide", "token": 1}], tab="heads")
-    page = ready(visit(opened_at(html, state), width=width, height=800, scheme=scheme))
+    page = ready(visit(opened_at(html, state), width=width, height=800))
     page.wait_for_timeout(1000)
     assert part(page, "second").locator(".both-maps").is_visible()
     check_layout(page)

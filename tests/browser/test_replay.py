@@ -15,7 +15,7 @@ from qkv.see.views.replay import ReplayView
 from see.training import made_run, run_folder
 
 from .support import Visit, press, read, readout, said, sentence, tight, whole_page
-from .test_page import HOSTILE, background, problems
+from .test_page import HOSTILE, problems
 
 STEPS = [0, 10, 20, 50, 100, 400, 1000]
 CAT = "[CLS] the cat sat on the mat and the dog saw the cat on the mat [SEP]"
@@ -58,20 +58,16 @@ def scores(page: Page) -> list[float]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["usual", "hostile", "alone", "wide"])
-def test_it_fits_the_window_and_passes_axe(
-    visit: Visit, html: str, name: str, width: int, scheme: str
-) -> None:
+def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, name: str, width: int) -> None:
     if name == "hostile":
         html = page_of(made(HOSTILE))
     elif name == "alone":
         html = page_of(made(["alone"], [7], layers=1, heads=1, learns={(0, 0): "first"}))
     elif name == "wide":
         html = page_of(made([f"word{i % 30}" for i in range(60)], [0, 5, 2000], heads=20))
-    page = visit(html, width=width, scheme=scheme)
+    page = visit(html, width=width)
     assert tight(page)
-    assert (background(page) < 0.2) == (scheme == "dark")
     assert problems(page) == []
     page.locator(".head").first.click()
     assert tight(page)
