@@ -93,6 +93,7 @@ STEPS = {
         {"engine"},
         {"tasks"},
         {"marker"},
+        {"files"},
         {""},
     ],
     "scale": [

@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 from qkv.cli.bench import bench
+from qkv.cli.check import check
 from qkv.cli.common import Program, debug_option
 from qkv.cli.compare import compare
 from qkv.cli.encode import encode
@@ -42,6 +43,6 @@ def main(context: click.Context) -> None:
 
 for verb in (
     *(walk, show, compare, play, replay, guess),
-    *(encode, generate, train, serve, bench, info),
+    *(encode, generate, train, check, serve, bench, info),
 ):
     main.add_command(verb)

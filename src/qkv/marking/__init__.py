@@ -1,6 +1,23 @@
 """Mark somebody's own functions: which of the known mistakes did they make?"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from qkv.marking.marker import check
 from qkv.marking.result import CheckResult
 
-__all__ = ["CheckResult", "check"]
+if TYPE_CHECKING:
+    from qkv.marking.files import check_file
+    from qkv.marking.files.junit import write_junit
+    from qkv.marking.tasks import TASKS
+
+__all__ = ["TASKS", "CheckResult", "check", "check_file", "write_junit"]
+
+_WHERE = {"TASKS": "tasks", "check_file": "files", "write_junit": "files.junit"}
+
+
+def __getattr__(name: str) -> Any:
+    """The tasks and what marks files load on first use: `import qkv` is quick."""
+    if name in _WHERE:
+        return getattr(import_module(f"qkv.marking.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'qkv.marking' has no attribute {name!r}")

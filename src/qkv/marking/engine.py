@@ -113,6 +113,7 @@ class Marking:
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(findings.no_array(run, self.returns))
+            self.steps = None
         elif differ(run.out, again.out):
             more = {"yours the second time": again.out}
             self.find(of_mistake(findings.RANDOM, run, more))
@@ -156,6 +157,8 @@ class Marking:
 
     def result(self) -> CheckResult:
         """All that was found, what is wrong first."""
+        if not self.wrong:
+            self.find(findings.prints(self.runs))
         found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
         wrong, fragile, habits = (
             tuple(dict.fromkeys(finding.key for finding in found if finding.kind == kind))

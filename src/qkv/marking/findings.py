@@ -23,14 +23,16 @@ RANDOM = Mistake(
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake, and the run that shows it; `more` goes into the example."""
+    """A mistake, and the run whose numbers show it; `more` goes into the example."""
 
-    run: Outcome = field(kw_only=True)
+    run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def example(self) -> dict[str, Any]:
         """The input, what came out and what should have."""
         run = self.run
+        if run is None:
+            return {}
         yours = run.returned if run.out is None else run.out
         if run.error is not None:
             yours = in_words(run.error)
@@ -87,6 +89,25 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
                 where="the statements that assign in place: a /= b, a -= b, a[...] = b",
                 run=run,
                 more={f"{name} afterwards": afterwards},
+            )
+    return None
+
+
+def prints(runs: list[Outcome]) -> Finding | None:
+    """Does the function print as it computes?"""
+    for run in runs:
+        if run.printed:
+            lines = "a line" if run.printed == 1 else f"{run.printed:,} lines"
+            return Finding(
+                "prints",
+                "it prints as it computes; a function that others call returns its result and is"
+                " silent",
+                f"{lines} in the first call, which are not shown here",
+                "print(...) after the call, outside of the function",
+                "convention",
+                nudge="Call it a thousand times: what is on the screen?",
+                where="the calls of print inside the function",
+                run=None,
             )
     return None
 

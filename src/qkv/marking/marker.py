@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from qkv.marking.tasks import Task
 
 
 def check(
@@ -70,6 +72,8 @@ def check(
 
 def task_of(name: str) -> Task:
     """The task of this name; a ValueError that names all where there is none."""
+    from qkv.marking.tasks import TASKS  # here, so that `import qkv` is quick
+
     if name not in TASKS:
         raise ValueError(f"check: there is no task {name!r}: the tasks are {', '.join(TASKS)}")
     return TASKS[name]

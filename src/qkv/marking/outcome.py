@@ -30,7 +30,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call gave, what it should have given, and what it did to its inputs."""
+    """What one call gave and should have given, its changes to its inputs, and lines it printed."""
 
     case: Any
     right: Array
@@ -39,6 +39,7 @@ class Outcome:
     returned: Any = None
     error: BaseException | None = None
     changed: dict[str, Array] = field(default_factory=dict)
+    printed: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -56,7 +57,7 @@ def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
     """
     given = copy.deepcopy(case)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _no_input():
+        with warnings.catch_warnings(), _nobody_there() as printed:
             warnings.simplefilter("ignore")
             returned = call(given)
             outputs = returned if isinstance(returned, tuple) else (returned,)
@@ -69,15 +70,27 @@ def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
         for name, a in given.shown().items()
         if isinstance(a, np.ndarray) and not np.array_equal(a, before[name])
     }
-    return Outcome(case, right, out, second, returned, None, changed)
+    return Outcome(case, right, out, second, returned, None, changed, printed.lines)
+
+
+class _Unread(io.TextIOBase):
+    """Takes what is printed, and only counts the lines: there may be no end of them."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def write(self, text: str) -> int:
+        self.lines += text.count("\n")
+        return len(text)
 
 
 @contextlib.contextmanager
-def _no_input() -> Iterator[None]:
-    """Nobody answers `input()`: it is an EOFError."""
+def _nobody_there() -> Iterator[_Unread]:
+    """Nobody reads what is printed, and nobody answers `input()`, which is an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
-        yield
+        with contextlib.redirect_stdout(_Unread()) as unread:
+            yield unread
     finally:
         sys.stdin = before
 

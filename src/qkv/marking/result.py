@@ -23,7 +23,7 @@ class CheckResult:
             what is wrong could not be explained.
         example: the smallest inputs that show what was found first, by name, then `"yours"`, what
             came out (or the exception), and `"right"`, what should have. Empty where nothing was.
-        task: what was marked.
+        task: what was marked; None for a file that no task could be marked in.
         hint: of what was found first, in three grades: a nudge, where to look, and the line that
             mends it. Empty where nothing was.
     """
@@ -34,7 +34,7 @@ class CheckResult:
     conventions: tuple[str, ...] = ()
     points: int = 10
     example: Mapping[str, Any] = field(default_factory=dict)
-    task: str = "attention"
+    task: str | None = "attention"
     hint: tuple[str, ...] = ()
 
     @property
@@ -50,24 +50,39 @@ class CheckResult:
     def __bool__(self) -> bool:
         return self.passed
 
-    def __str__(self) -> str:
-        lines = [line for paragraph in self.message.splitlines() for line in _wrapped(paragraph)]
+    def text(self, hints: int = 3) -> str:
+        """The verdict in words, with hints up to a grade, of which the third mends what was found.
+
+        Args:
+            hints: 3 for the whole message; 1 or 2 for so many of `hint` in the place of what mends
+                it, 0 for none.
+        """
+        lines = self.message.splitlines()
+        if hints < len(self.hint):
+            lines = [line for line in lines if not line.startswith(_MENDS)]
+            for grade, one in zip(("Hint", "Where to look"), self.hint[:hints], strict=False):
+                lines.append(f"{grade}: {one}")
+        lines = [line for paragraph in lines for line in _wrapped(paragraph)]
         if self.example:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _named(name, value)]
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        return self.text()
+
     __repr__ = __str__
 
 
 _WIDTH = 80
+_MENDS = "What mends it: "
 _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _wrapped(paragraph: str) -> list[str]:
     """Words wrapped at 80 columns; the statements of a long remedy on lines of their own."""
-    words, sign, remedy = paragraph.partition("What mends it: ")
+    words, sign, remedy = paragraph.partition(_MENDS)
     if sign and not words and len(paragraph) > _WIDTH:
         return [sign.rstrip(), *(f"    {statement}" for statement in remedy.split("; "))]
     return textwrap.wrap(paragraph, _WIDTH)

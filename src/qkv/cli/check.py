@@ -1,0 +1,153 @@
+"""`qkv check`: marks what files have for the tasks of the course."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qkv.cli.common import FAILED, debug_option, json_option, print_json, writable
+
+if TYPE_CHECKING:
+    from qkv.marking import CheckResult
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("--task", metavar="NAME", help="Mark this task alone. Default: each that a file has.")
+@click.option("--list", "as_list", is_flag=True, help="Print the tasks and what to write.")
+@click.option(
+    "--hint",
+    "grade",
+    type=click.IntRange(1, 3),
+    default=1,
+    help="1: what to try. 2: also where to look. 3: the line that mends it. Default: 1.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    help="How long reading the file, and each task, may take. Default: 10.",
+)
+@click.option(
+    "--junit",
+    metavar="FILE",
+    callback=writable(".xml"),
+    help="Write the verdicts as JUnit XML too.",
+)
+@json_option
+@debug_option
+@click.pass_context
+def check(
+    context: click.Context,
+    files: tuple[str, ...],
+    task: str | None,
+    as_list: bool,
+    grade: int,
+    seconds: float,
+    junit: str | None,
+    as_json: bool,
+) -> None:
+    """Mark what the Python FILEs have for the tasks: points, what is wrong, and a hint.
+
+    Each file runs in a process of its own, which is ended when it takes too long or too much
+    memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
+    you may.
+
+    \b
+        qkv check --list
+        qkv check mine.py
+        qkv check mine.py --task softmax --hint 2
+    """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
+    from qkv.marking import check_file, write_junit
+    from qkv.marking.marker import task_of
+    from qkv.progress import progress
+
+    if as_list:
+        _print_tasks(as_json)
+        return
+    if not files:
+        raise click.UsageError("name the files to mark, or give --list", context)
+    if task is not None:
+        task_of(task)
+    for file in files:
+        _readable(file)
+    marked = []
+    with progress("marking", len(files)) as advance:
+        for file in files:
+            results = check_file(file, task, seconds=seconds, waiting=lambda: advance(0))
+            marked.append((file, results))
+            advance(1)
+    if junit is not None:
+        write_junit(junit, marked)
+    flat = [(file, result) for file, results in marked for result in results]
+    if as_json:
+        rows = [_row(file, result) for file, result in flat]
+        print_json(rows[0] if task is not None and len(files) == 1 else rows)
+    else:
+        click.echo("\n\n".join(_said(file, result, grade) for file, result in flat))
+        if len(flat) > 1:
+            click.echo(f"\n{_sum([result for _, result in flat])}")
+    if not all(result.passed for _, result in flat):
+        context.exit(FAILED)
+
+
+def _readable(file: str) -> None:
+    """A file that cannot be read is a bad request, before any is marked."""
+    if Path(file).is_dir():
+        raise IsADirectoryError(f"{file} is a folder: name the files in it")
+    with open(file, "rb"):
+        pass
+    if file.lower().endswith(".ipynb"):
+        raise ValueError(f"{file} is a notebook: jupyter nbconvert --to script {file} makes a file")
+
+
+def _print_tasks(as_json: bool) -> None:
+    from qkv.marking import TASKS
+
+    if as_json:
+        print_json([
+            {"task": one.name, "looks_for": [*one.looks_for], "signature": one.signature,
+             "asks": one.asks}
+            for one in TASKS.values()
+        ])  # fmt: skip
+        return
+    for one in TASKS.values():
+        click.echo(one.name)
+        click.echo(f"    {one.signature}")
+        click.echo(textwrap.indent(textwrap.fill(one.asks, 76), "    "))
+        if len(one.looks_for) > 1:
+            click.echo(f"    it may be called {' or '.join(one.looks_for)}")
+
+
+def _row(file: str, result: CheckResult) -> dict[str, Any]:
+    return {
+        "file": file,
+        "task": result.task,
+        "passed": result.passed,
+        "points": result.points,
+        "mistakes": result.mistakes,
+        "fragile": result.fragile,
+        "conventions": result.conventions,
+        "hint": result.hint,
+    }
+
+
+def _said(file: str, result: CheckResult, grade: int) -> str:
+    """One verdict for a terminal, with hints up to a grade."""
+    about = f"{file}, {result.task}" if result.task else file
+    points = f"{result.points} of 10 points"
+    verdict = "passed" if result.passed else "not passed"
+    lines = [f"{about}: {verdict}, {points}", textwrap.indent(result.text(grade), "  ")]
+    if result.hint and grade < len(result.hint):
+        more = "says where to look" if grade == 1 else "has the line that mends it"
+        lines.append(f"  --hint {grade + 1} {more}.")
+    return "\n".join(lines)
+
+
+def _sum(results: list[CheckResult]) -> str:
+    passed = sum(result.passed for result in results)
+    points = sum(result.points for result in results)
+    return f"{passed} of {len(results)} passed, {points} of {10 * len(results)} points"

@@ -1,0 +1,153 @@
+"""What can be said of a file before, or without, a call of its functions."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+
+from qkv.marking.findings import in_words
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks import TASKS, Task
+
+# what is wrong, in words; a nudge; where to look; what mends it
+_SAID = MappingProxyType(
+    {
+        "syntax-error": (
+            "the file is not Python",
+            "Run it with python: the line that it names, or the one before, has something missing.",
+            "the line that is named: brackets, colons, quotes, indentation",
+            "python {file} says the same, and runs when it is mended",
+        ),
+        "not-utf-8": (
+            "the file is not text in UTF-8",
+            "In which encoding does your editor save it?",
+            "the editor's settings: encoding of this file",
+            "save it as UTF-8",
+        ),
+        "import-error": (
+            "the file imports something that is not there",
+            "Can you import it in this Python?",
+            "the import statements",
+            "use NumPy and the standard library, or install what is missing",
+        ),
+        "file-raises": (
+            "the file raises an error as it is read, before any function is called",
+            "Run it with python: where does it stop?",
+            "what stands outside of functions",
+            'move what only tries things out below: if __name__ == "__main__":',
+        ),
+        "asks-for-input": (
+            "{it} asks for input, and there is nobody to answer",
+            "What does it do if nobody is at the keyboard?",
+            "the calls of input()",
+            "take what is needed as a parameter",
+        ),
+        "exits": (
+            "{it} ends the program",
+            "What would happen to somebody who imports it?",
+            "the calls of sys.exit, exit, quit or os._exit",
+            "return the result, or raise an error",
+        ),
+        "endless-loop": (
+            "{it} does not come back",
+            "Which loop has a condition that never becomes false?",
+            "the while loops, and functions that call themselves",
+            "for step in range(n): ...  # ends whatever happens inside",
+        ),
+        "process-died": (
+            "{it} takes its process down",
+            "Which line calls what is not Python?",
+            "what is called from compiled code, and how much memory it asks for",
+            "give arrays the sizes of the inputs, not fixed ones",
+        ),
+        "out-of-memory": (
+            "{it} asks for more memory than there is",
+            "How many numbers does your largest array have?",
+            "the line that makes the largest array",
+            "give arrays the sizes of the inputs, not fixed ones",
+        ),
+        "missing-function": (
+            "the file has no {name}",
+            "What is it called in the file, in capital and small letters?",
+            "the name behind def or class, at the margin",
+            "{signature}",
+        ),
+        "not-a-function": (
+            "{name} is there, and is nothing to call",
+            "What is assigned to that name last?",
+            "the lines that begin with {name} =",
+            "{signature}",
+        ),
+        "wrong-parameters": (
+            "{name} takes other parameters than the task gives",
+            "Compare its def with the signature of the task.",
+            "the line of def {name}",
+            "{signature}",
+        ),
+        "no-function": (
+            "the file has nothing that a task asks for",
+            "What are your functions called?",
+            "the names behind def and class, at the margin; qkv check --list has those looked for",
+            "def softmax(x, axis=-1): ...",
+        ),
+    }
+)
+
+
+def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
+    """No points, and why: a key of the table above, how it shows, and of which task."""
+    names = {"it": task or "the file", **names}
+    says, *hint = (text.format_map(_Given(names)) for text in _SAID[key])
+    *_, remedy = hint
+    lines = [f"{says}.", f"It shows: {shows}.", f"What mends it: {remedy}"]
+    return CheckResult("\n".join(lines), (key,), points=0, task=task, hint=tuple(hint))
+
+
+class _Given(dict[str, str]):
+    """Names for a text; what is in brackets and is none of them stays as it is."""
+
+    def __missing__(self, name: str) -> str:
+        return f"{{{name}}}"
+
+
+def of_error(error: BaseException, file: str) -> CheckResult:
+    """What a file raised as it was read."""
+    key = "file-raises"
+    if isinstance(error, SyntaxError):
+        about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
+        key = "syntax-error"
+        if any(words in str(error) for words in about_letters):
+            key = "not-utf-8"
+    elif isinstance(error, ImportError):
+        key = "import-error"
+    elif isinstance(error, SystemExit):
+        key = "exits"
+    elif isinstance(error, EOFError):
+        key = "asks-for-input"
+    elif isinstance(error, MemoryError):
+        key = "out-of-memory"
+    shows = f"{_line(error, file)}{in_words(error)}"
+    return not_marked(key, shows, None, file=Path(file).name)
+
+
+def _line(error: BaseException, file: str) -> str:
+    """Where in the file: the innermost line of it."""
+    if isinstance(error, SyntaxError):
+        return ""  # it says so itself
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"line {lines[-1]}: " if lines else ""
+
+
+def names_of(task: Task) -> str:
+    """The names a task looks for, as in "softmax or Softmax"."""
+    return " or ".join(dict.fromkeys(task.looks_for))
+
+
+def no_function(defined: Iterable[str]) -> CheckResult:
+    """A file whose names no task looks for."""
+    known = ", ".join(name for task in TASKS.values() for name in task.looks_for[:1])
+    there = ", ".join(sorted(defined)) or "nothing"
+    return not_marked("no-function", f"it defines {there}; the tasks look for {known}", None)

@@ -1,0 +1,213 @@
+"""Run a learner's file in a process of its own, within limits of time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from qkv.marking.files.found import not_marked
+from qkv.marking.marker import task_of
+from qkv.marking.result import CheckResult
+
+SECONDS = 10.0  # that a task may take, of which a right solution takes a hundredth
+MEGABYTES = 2048
+_START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
+_TICK = 0.1
+
+_ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def check_file(
+    path: str | os.PathLike[str],
+    task: str | None = None,
+    *,
+    seconds: float = SECONDS,
+    megabytes: int = MEGABYTES,
+    waiting: Callable[[], None] = lambda: None,
+) -> tuple[CheckResult, ...]:
+    r"""Mark what a Python file has for the tasks: `check` for each, in a process of its own.
+
+    The process ends after `seconds` for each task and may take so much memory. That holds off
+    accidents, such as an endless loop, and no malice: the file may do whatever whoever runs this
+    may do. What it prints is not shown, `input()` has nobody to answer; a syntax error, an end by
+    `sys.exit`, a function that is missing and the like are found like any other mistake.
+
+    Args:
+        path: the file.
+        task: the name of a task; None for each whose function the file has.
+        seconds: how long reading the file, and each task, may take.
+        megabytes: how much memory it may take beyond what libraries bring (not on Windows).
+        waiting: is called several times a second.
+
+    Returns:
+        A verdict for each task. Where the file could not be read there is one alone, whose `task`
+        is the one that was asked for.
+
+    Raises:
+        ValueError: there is no such task, or a limit is not above 0.
+        FileNotFoundError: there is no such file; other errors of the system likewise.
+
+    >>> file = Path(tempfile.mkdtemp(), "mine.py")
+    >>> _ = file.write_text("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
+    >>> [(result.task, result.mistakes) for result in check_file(file)]
+    [('softmax', ('no-exp',))]
+    """
+    if task is not None:
+        task_of(task)
+    if not (seconds > 0 and megabytes > 0):
+        limit = f"seconds={seconds}" if seconds <= 0 else f"megabytes={megabytes}"
+        raise ValueError(f"check_file: {limit}, which must be above 0")
+    with open(path, "rb"):  # an error where it is a folder, or may not be read
+        pass
+    file = str(Path(path).resolve())
+    results: list[CheckResult] = []
+    left = [] if task is None else [task]
+    while True:
+        with _Process(file, left, seconds, megabytes) as process:
+            done, left = _marked(process, left, seconds, waiting)
+        results += done
+        if not left:
+            return tuple(_named(result, task) for result in results)
+
+
+def _named(result: CheckResult, task: str | None) -> CheckResult:
+    """A verdict on the file is one on the task that was asked for."""
+    if result.task is not None or task is None:
+        return result
+    return CheckResult(**vars(result) | {"task": task})
+
+
+def _marked(
+    process: _Process, tasks: list[str], seconds: float, waiting: Callable[[], None]
+) -> tuple[list[CheckResult], list[str]]:
+    """The verdicts that a process gives before it ends, and the tasks left for another one."""
+    results: list[CheckResult] = []
+    tasks, imported = list(tasks), False
+    process.hear(_START, waiting)
+    while True:
+        told = process.hear(seconds, waiting)
+        if isinstance(told, Mapping):
+            if "tasks" in told:
+                tasks = list(told["tasks"])
+            imported = imported or "imported" in told
+            if "failure" in told:
+                raise RuntimeError(f"check_file: the marker failed: {told['failure']}")
+            if "result" in told:
+                results.append(_unpacked(told["result"]))
+                if told["task"] is None:
+                    return results, []
+                tasks.remove(told["task"])
+            if imported and not tasks:
+                return results, []
+            continue
+        task = tasks[0] if imported else None
+        key, shows = process.ended() if told is None else ("endless-loop", _over(seconds))
+        results.append(not_marked(key, shows, task))
+        return results, tasks[1:] if imported else []
+
+
+def _over(seconds: float) -> str:
+    return f"it was ended after {seconds:g} s"
+
+
+class _Process:
+    """A child that marks one file, and is gone at the end of `with`, whatever happens."""
+
+    def __init__(self, file: str, tasks: list[str], seconds: float, megabytes: int) -> None:
+        alarm = min(_START + 2 * seconds * 20, 1e6)  # more than any run takes
+        program = "from qkv.marking.files.child import main; main()"
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._child = subprocess.Popen(
+            # -P: nothing of the folder that this is run in takes the place of a library
+            [sys.executable, "-P", "-B", "-c", program, file, str(megabytes), str(alarm), *tasks],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=os.environ | dict.fromkeys(_ALONE, "1"),
+            start_new_session=True,  # Ctrl-C is for us, who end it
+        )
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._started = False
+        self._ear = threading.Thread(target=self._listen, daemon=True)
+        self._ear.start()
+
+    def _listen(self) -> None:
+        """Put each line that comes into the queue, and None at the end."""
+        assert self._child.stdout is not None
+        with self._child.stdout as told:
+            for line in told:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def hear(self, seconds: float, waiting: Callable[[], None]) -> Mapping[str, Any] | str | None:
+        """The next thing that is told; None if it ended before, "" if it takes too long."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=min(_TICK, max(0.0, end - time.monotonic())))
+                break
+            except queue.Empty:
+                waiting()
+                if time.monotonic() >= end:
+                    line = b'""'
+                    break
+        told = json.loads(line) if line else None
+        if not self._started and not told:
+            self._said.seek(0)
+            why = self._said.read().decode(errors="replace").strip() or "it took too long"
+            raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
+        self._started = True
+        return told
+
+    def ended(self) -> tuple[str, str]:
+        """How a process ended that told nothing: what it is called, and how it shows."""
+        code = self._child.wait()
+        if code >= 0:
+            return "exits", f"the process ended with the exit code {code}"
+        with suppress(ValueError):
+            return "process-died", f"the process was ended by {signal.Signals(-code).name}"
+        return "process-died", f"the process was ended by signal {-code}"
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):  # it is gone already
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.kill()
+        self._child.wait()
+        self._ear.join(_TICK)  # it ends with the child, if that has left no other process behind
+        self._said.close()
+
+
+def _unpacked(packed: dict[str, Any]) -> CheckResult:
+    """A verdict as the child gave it."""
+    lists = {name: tuple(it) for name, it in packed.items() if isinstance(it, list)}
+    example = {name: _array(value) for name, value in packed["example"].items()}
+    return CheckResult(**packed | lists | {"example": example})
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, dict):
+        return np.array(value["numbers"], dtype=value["dtype"]).reshape(value["shape"])
+    return value

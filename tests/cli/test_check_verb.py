@@ -1,0 +1,198 @@
+"""`qkv check`: what it prints, what it writes, how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from qkv.cli import main
+
+RIGHT = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+"""
+WRONG = "def attention(q, k, v):\n    return q @ k.T @ v\n"
+KEYS = {"file", "task", "passed", "points", "mistakes", "fragile", "conventions", "hint"}
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["check", *map(str, args)])
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(source, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(source)
+        return path
+
+    return write
+
+
+def test_what_passes_ends_with_0(file):
+    path = file(RIGHT)
+    result = run(path)
+    assert result.exit_code == 0
+    first, second, *_ = result.stdout.splitlines()
+    assert first == f"{path}, softmax: passed, 10 of 10 points"
+    assert second == "  softmax is right."
+    assert result.stderr == ""
+
+
+def test_what_does_not_pass_ends_with_1_and_each_task_and_the_sum_is_told(file):
+    path = file(RIGHT + WRONG)
+    result = run(path)
+    assert result.exit_code == 1
+    assert f"{path}, softmax: passed, 10 of 10 points\n" in result.stdout
+    assert f"\n\n{path}, attention: not passed, 2 of 10 points\n" in result.stdout
+    assert result.stdout.endswith("\n1 of 2 passed, 12 of 20 points\n")
+
+
+def test_hints_come_in_three_grades(file):
+    path = file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
+    line = "weights = e / e.sum(axis=-1, keepdims=True)"
+    where = "Where to look: the step before the division"
+    nudge = "Hint: Give it a score below zero"
+    one, two, three = (run(path, "--hint", grade).stdout for grade in (1, 2, 3))
+    assert run(path).stdout == one
+    assert [text in one for text in (nudge, where, line)] == [True, False, False]
+    assert [text in two for text in (nudge, where, line)] == [True, True, False]
+    assert line in three
+    assert "--hint 2 says where to look." in one
+    assert "--hint 3 has the line that mends it." in two
+    assert "--hint" not in three
+    assert "The smallest input that shows it:" in one
+
+
+def test_json_of_one_file_and_a_task_is_one_object(file):
+    path = file(RIGHT)
+    result = run(path, "--task", "softmax", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "file": str(path),
+        "task": "softmax",
+        "passed": True,
+        "points": 10,
+        "mistakes": [],
+        "fragile": [],
+        "conventions": [],
+        "hint": [],
+    }
+
+
+def test_json_of_anything_else_is_a_list(file):
+    one, two = file(RIGHT + WRONG), file("def softmax(x:", "two.py")
+    result = run(one, "--json")
+    assert result.exit_code == 1
+    assert [(row["task"], row["passed"]) for row in json.loads(result.stdout)] == [
+        ("softmax", True),
+        ("attention", False),
+    ]
+    rows = json.loads(run(one, two, "--task", "softmax", "--json").stdout)
+    assert [(row["file"], row["task"], row["mistakes"]) for row in rows] == [
+        (str(one), "softmax", []),
+        (str(two), "softmax", ["syntax-error"]),
+    ]
+    assert all(row.keys() == KEYS for row in rows)
+    assert len(rows[1]["hint"]) == 3
+    (row,) = json.loads(run(two, "--json").stdout)
+    assert row["task"] is None
+
+
+def test_the_list_has_each_task_with_its_signature_and_what_it_asks():
+    result = run("--list")
+    assert result.exit_code == 0
+    assert "softmax\n    softmax(x, axis=-1) -> weights" in result.stdout
+    assert "\nattention\n    attention(query, key, value" in result.stdout
+    rows = {row["task"]: row for row in json.loads(run("--list", "--json").stdout)}
+    assert rows["softmax"]["looks_for"] == ["softmax"]
+    assert rows["attention"]["signature"].startswith("attention(query, key, value")
+
+
+def test_junit_is_written_beside_what_is_printed(file, tmp_path):
+    target = tmp_path / "all.xml"
+    result = run(file(RIGHT + WRONG), "--junit", target, "--json")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)) == 2
+    root = ElementTree.parse(target).getroot()
+    assert (root.get("tests"), root.get("failures")) == ("2", "1")
+
+
+def test_a_file_that_does_not_return_ends_with_1(file):
+    for source in ("while True: pass", "import sys; sys.exit(0)", "import os; os._exit(0)"):
+        result = run(file(RIGHT + source), "--seconds", "1")
+        assert result.exit_code == 1, source
+        assert "not passed, 0 of 10 points" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "name the files to mark"),
+        (("none.py",), "none.py: No such file"),
+        (("mine.py", "none.py"), "none.py: No such file"),
+        ((".",), ". is a folder"),
+        (("mine.py", "--task", "softmacks"), "no task 'softmacks': the tasks are softmax, "),
+        (("mine.py", "--hint", "4"), "--hint"),
+        (("mine.py", "--seconds", "0"), "--seconds"),
+        (("mine.py", "--junit", "all.txt"), "all.txt: the name must end in .xml"),
+        (("mine.py", "--junit", "no/all.xml"), "no/all.xml cannot be written"),
+        (("book.ipynb",), "book.ipynb is a notebook"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, args, words):
+    file(RIGHT)
+    file("{}", "book.ipynb")
+    monkeypatch.chdir(tmp_path)
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("qkv check: ")
+    assert words in line
+    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "book.ipynb"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
+@pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_the_process_of_the_file(file, tmp_path, one):
+    note = tmp_path / "child"
+    source = f"import os\nopen({str(note)!r}, 'w').write(str(os.getpid()))\nwhile True: pass"
+    program = "from qkv.cli import main; main()"
+    target = tmp_path / "all.xml"
+    command = [sys.executable, "-c", program, "check", file(RIGHT + source), "--seconds", "600"]
+    process = subprocess.Popen(
+        [*map(str, command), "--junit", str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not (note.exists() and note.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(one)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + one
+    assert out == err.strip() == b""
+    child = int(note.read_text())
+    for _ in range(200):
+        if _is_gone(child):
+            break
+        time.sleep(0.05)
+    assert _is_gone(child)
+    assert not target.exists()
+
+
+def _is_gone(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    state = Path(f"/proc/{number}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,292 @@
+"""Files as learners hand them in, which do whatever they do in a process of their own."""
+
+import os
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from qkv.marking import CheckResult, check_file, write_junit
+
+SOFTMAX = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+"""
+ATTENTION = """
+def attention(q, k, v):
+    return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(source, name="mine.py"):
+        path = tmp_path / name
+        path.write_bytes(source if isinstance(source, bytes) else source.encode())
+        return path
+
+    return write
+
+
+def only(path, task=None, **limits):
+    (result,) = check_file(path, task, **limits)
+    return result
+
+
+def test_every_task_whose_function_the_file_has_is_marked(file):
+    softmax, attention = check_file(file(ATTENTION + SOFTMAX))
+    assert (softmax.task, softmax.points, softmax.passed) == ("softmax", 10, True)
+    assert (attention.task, attention.points, attention.passed) == ("attention", 10, True)
+
+
+def test_one_task_is_marked_where_it_was_asked_for(file):
+    result = only(file(SOFTMAX + ATTENTION), "attention")
+    assert result.task == "attention"
+
+
+def test_a_wrong_one_is_marked_as_it_is_in_this_process(file):
+    result = only(file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)"))
+    assert result.mistakes == ("no-exp",)
+    assert len(result.hint) == 3
+    np.testing.assert_array_equal(result.example["x"], [[1, 0], [3, 1]])
+    np.testing.assert_allclose(result.example["yours"], [[1, 0], [0.75, 0.25]])
+    assert result.example["right"].dtype == np.float64
+
+
+def test_attention_from_word_vectors_is_told_by_its_parameters(file):
+    source = """
+def attention(x, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    return softmax(q @ np.swapaxes(k, -1, -2)) @ v
+"""
+    result = only(file(SOFTMAX + source), "attention")
+    assert result.mistakes == ("no-scaling",)
+    assert "w_q" in result.example
+
+
+def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(file, tmp_path):
+    file(SOFTMAX, "helpers_of_mine.py")
+    path = file("from helpers_of_mine import *\n" + ATTENTION)
+    assert only(path).points == 10
+    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "helpers_of_mine.py"}
+
+
+def test_an_imported_function_is_marked_only_if_it_was_asked_for(file):
+    file(SOFTMAX, "helpers_of_mine.py")
+    path = file("from helpers_of_mine import softmax\nimport numpy as np\n" + ATTENTION)
+    assert [result.task for result in check_file(path)] == ["attention"]
+    assert only(path, "softmax").points == 10
+
+
+def test_a_file_of_a_name_that_a_library_has_is_marked(file):
+    for name in ("numpy.py", "random.py", "qkv.py", "a file with blanks.txt"):
+        assert only(file(SOFTMAX, name)).points == 10, name
+
+
+@pytest.mark.parametrize("head", ["if True:", "try:", "for _ in range(1):"])
+def test_a_function_may_be_defined_inside_of_a_block(file, head):
+    tail = "finally:\n    pass\n" if head == "try:" else ""
+    body = SOFTMAX.strip().replace("\n", "\n    ")
+    assert only(file(f"{head}\n    {body}\n{tail}")).points == 10
+
+
+# -- what goes wrong before a function is called, and a word of how it shows ----------------------
+
+BROKEN = [
+    ("syntax-error", "def softmax(x:\n    return x", "(mine.py, line 1)"),
+    ("syntax-error", b"def softmax(x):\n    return x\0", "null bytes"),
+    ("syntax-error", "(" * 100_000, ""),
+    ("not-utf-8", b"# \xff\xfe\ndef softmax(x):\n    return x", ""),
+    ("not-utf-8", b"name = 'caf\xe9'\ndef softmax(x):\n    return x", ""),
+    ("not-utf-8", b"# coding: no-such\ndef softmax(x):\n    return x", ""),
+    ("import-error", "import numpy\nimport no_such_package\n" + SOFTMAX, "line 2: ModuleNotFound"),
+    ("import-error", "from numpy import no_such_name\n" + SOFTMAX, "line 1: ImportError"),
+    ("file-raises", SOFTMAX + "\n1 / 0", "ZeroDivisionError"),
+    ("file-raises", SOFTMAX + "\nraise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("exits", SOFTMAX + "\nimport sys\nsys.exit(3)", "line 8: SystemExit: 3"),
+    ("exits", SOFTMAX + "\nimport os\nos._exit(0)", "exit code 0"),
+    ("asks-for-input", "name = input()\n" + SOFTMAX, "line 1: EOFError"),
+    ("no-function", "def soft_max(x):\n    return x", "it defines soft_max;"),
+    ("no-function", "", "it defines nothing;"),
+    ("process-died", SOFTMAX + "\nimport os\nos.abort()", "SIGABRT"),
+    ("out-of-memory", SOFTMAX + "\nx = np.ones((1 << 20, 1 << 20))", "MemoryError"),
+]
+
+
+@pytest.mark.parametrize(("key", "source", "shows"), BROKEN)
+def test_what_is_wrong_with_a_file_is_named(file, key, source, shows):
+    result = only(file(source))
+    assert result.mistakes == (key,), str(result)
+    assert (result.passed, result.points, result.task) == (False, 0, None)
+    assert len(result.hint) == 3
+    assert shows in result.message
+
+
+def test_what_is_wrong_with_a_file_belongs_to_the_task_that_was_asked_for(file):
+    assert only(file("def softmax(x:"), "softmax").task == "softmax"
+
+
+# -- what a function does instead of returning ----------------------------------------------------
+
+ENDS = [
+    ("exits", "import sys\ndef softmax(x):\n    sys.exit()"),
+    ("exits", "import os\ndef softmax(x):\n    os._exit(0)"),
+    ("exits", "def softmax(x):\n    raise KeyboardInterrupt"),
+    ("process-died", "import os\ndef softmax(x):\n    os.abort()"),
+    ("process-died", "import os\ndef softmax(x):\n    os.kill(os.getpid(), 9)"),
+    ("asks-for-input", "def softmax(x):\n    return float(input('x? '))"),
+    ("endless-recursion", "def softmax(x):\n    return softmax(x)"),
+    (
+        "out-of-memory",
+        "import numpy as np\ndef softmax(x):\n    return np.ones((1 << 20, 1 << 20))",
+    ),
+    ("out-of-memory", "def softmax(x):\n    return [0] * (1 << 33)"),
+    ("raises", "def softmax(x):\n    return y"),
+    ("not-a-function", "softmax = 3"),
+    ("wrong-parameters", "def softmax(x, y):\n    return x"),
+    ("wrong-parameters", "class softmax:\n    def __init__(self):\n        pass"),
+    (
+        "wrong-type",
+        "class Odd:\n    def __str__(self):\n        1 / 0\ndef softmax(x):\n    return Odd()",
+    ),
+    ("wrong-type", "def softmax(x):\n    return x + 1j"),
+    ("returns-nothing", "def softmax(x):\n    pass"),
+]
+
+
+@pytest.mark.parametrize(("key", "source"), ENDS)
+def test_a_function_that_does_not_return_is_a_finding(file, key, source):
+    result = only(file(source))
+    assert result.mistakes == (key,), str(result)
+    assert (result.passed, result.points, result.task) == (False, 0, "softmax")
+    assert len(result.hint) == 3
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "import time; time.sleep(1e6)"])
+def test_an_endless_loop_is_ended_and_the_other_tasks_are_marked(file, body):
+    source = f"def softmax(x):\n    {body}\ndef attention(q, k, v):\n    pass"
+    softmax, attention = check_file(file(source), seconds=2)
+    assert (softmax.task, softmax.mistakes) == ("softmax", ("endless-loop",))
+    assert "after 2 s" in softmax.message
+    assert (attention.task, attention.mistakes) == ("attention", ("returns-nothing",))
+
+
+def test_a_file_that_is_never_read_to_its_end_is_ended(file):
+    result = only(file(SOFTMAX + "\nwhile True: pass"), "softmax", seconds=0.7)
+    assert (result.mistakes, result.task) == (("endless-loop",), "softmax")
+
+
+def test_an_end_of_one_task_leaves_the_others(file):
+    source = SOFTMAX.replace("softmax", "weights") + ATTENTION.replace("softmax", "weights")
+    first, second = check_file(file(source + "def softmax(x):\n    import os; os._exit(1)"))
+    assert (first.task, first.mistakes) == ("softmax", ("exits",))
+    assert (second.task, second.points) == ("attention", 10)
+
+
+def test_what_is_printed_is_a_habit_and_does_not_disturb(file, capfd):
+    loud = SOFTMAX.replace("e = ", "[print('x' * 99) for _ in range(5000)]; e = ")
+    loud += "\nimport os, sys\nprint('{}')\nos.write(1, b'{}')\nprint('oh', file=sys.stderr)"
+    result = only(file(loud))
+    assert (result.passed, result.points, result.conventions) == (True, 10, ("prints",))
+    assert "5,000 lines" in result.message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_function_is_a_finding_that_says_what_there_is(file):
+    result = only(file("def soft_max(x):\n    return x"), "softmax")
+    assert result.mistakes == ("missing-function",)
+    assert "the file has no softmax" in result.message
+    assert "it has soft_max" in result.message
+
+
+def test_no_process_is_left_behind(file, tmp_path):
+    note = tmp_path / "children"
+    source = f"""
+import os, subprocess, sys
+one = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+open({str(note)!r}, "w").write(f"{{os.getpid()}} {{one.pid}}")
+def softmax(x):
+    while True: pass
+"""
+    assert only(file(source), seconds=1).mistakes == ("endless-loop",)
+    for number in note.read_text().split():
+        for _ in range(200):  # it is gone as soon as the system has taken it away
+            if _is_gone(int(number)):
+                break
+            time.sleep(0.05)
+        assert _is_gone(int(number))
+
+
+def _is_gone(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    state = Path(f"/proc/{number}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_nothing_of_the_working_folder_takes_the_place_of_a_library(file, tmp_path, monkeypatch):
+    path = file(SOFTMAX)
+    file("1 / 0", "numpy.py")
+    monkeypatch.chdir(tmp_path)
+    assert only(path).points == 10
+
+
+# -- bad requests ---------------------------------------------------------------------------------
+
+
+def test_a_bad_request_is_an_error(file, tmp_path):
+    path = file(SOFTMAX)
+    with pytest.raises(ValueError, match="there is no task 'x'"):
+        check_file(path, "x")
+    with pytest.raises(FileNotFoundError):
+        check_file(tmp_path / "none.py")
+    with pytest.raises(IsADirectoryError):
+        check_file(tmp_path)
+    with pytest.raises(ValueError, match="seconds=0"):
+        check_file(path, seconds=0)
+    with pytest.raises(ValueError, match="megabytes=-1"):
+        check_file(path, megabytes=-1)
+
+
+def test_a_python_that_does_not_start_is_a_failure_of_ours(file, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="Python did not start"):
+        check_file(file(SOFTMAX))
+
+
+# -- JUnit ----------------------------------------------------------------------------------------
+
+
+def test_junit_has_a_test_for_each_task(tmp_path):
+    right = CheckResult("softmax is right.", task="softmax")
+    wrong = CheckResult("no \x1b[1m, <&>\nmore", ("a", "b"), points=2, task="attention")
+    write_junit(tmp_path / "all.xml", [("one.py", (right, wrong)), ("two.py", (right,))])
+    root = ElementTree.parse(tmp_path / "all.xml").getroot()
+    assert (root.tag, root.get("tests"), root.get("failures")) == ("testsuites", "3", "1")
+    one, two = root
+    assert [(suite.get("name"), suite.get("tests")) for suite in root] == [
+        ("one.py", "2"),
+        ("two.py", "1"),
+    ]
+    assert [test.get("name") for test in one] == ["softmax", "attention"]
+    failure = one[1].find("failure")
+    assert failure.get("message") == "no \N{REPLACEMENT CHARACTER}[1m, <&>"
+    assert failure.get("type") == "a b"
+    assert {p.get("name"): p.get("value") for p in one[1].find("properties")}["points"] == "2"
+    assert one[0].find("failure") is None
+    assert two[0].find("failure") is None
+
+
+def test_junit_is_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "all.xml"
+    target.write_text("before")
+    with pytest.raises(AttributeError):
+        write_junit(target, [("one.py", (None,))])
+    assert target.read_text() == "before"
+    assert [one.name for one in tmp_path.iterdir()] == ["all.xml"]
