@@ -89,6 +89,7 @@ STEPS = {
     ],
     "marking": [
         {"mistake", "outcome", "result"},
+        {"parameters"},
         {"explain", "findings"},
         {"engine"},
         {"tasks"},
