@@ -168,8 +168,8 @@ def test_every_tutorial_is_in_the_table() -> None:
 
 
 def test_a_page_uses_the_calls_of_its_rows() -> None:
-    row = r"^\| (.*) \|.*\((docs/(?:course|tutorials)/[^)]+)\) \|$"
-    rows = re.findall(row, README, re.MULTILINE)
+    pattern = r"^\| (.*) \|.*\((docs/(?:course|tutorials)/[^)]+)\) \|$"
+    rows = re.findall(pattern, README, re.MULTILINE)
     assert len(rows) > 10
     for row, page in rows:
         calls = re.findall(r"`(qkv\.\w+|layer\.trace|model\.trace)", row)
