@@ -57,7 +57,12 @@ PLAYED = """(other) => new Promise((resolve, reject) => {
   const root = document.querySelector(".qkv-view").shadowRoot;
   const slider = root.querySelector("[data-part=motion] input");
   root.querySelector(`[data-part=head] [aria-label="${other} query"]`).click();
-  const look = () => slider.value === slider.max ? resolve(null) : requestAnimationFrame(look);
+  let going = false; // it begins once the page has been told of the query
+  const look = () => {
+    going ||= slider.value !== slider.max;
+    if (going && slider.value === slider.max) resolve(null);
+    else requestAnimationFrame(look);
+  };
   requestAnimationFrame(look);
 })"""
 TASKS = """() => {

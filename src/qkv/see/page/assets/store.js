@@ -41,7 +41,7 @@ const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "
 
 /**
  * @param {any} data  the payload
- * @param {(now: Now) => void} heard  is called at every change
+ * @param {(now: Now) => Promise<void>} heard  is called at every change; promises that all is drawn
  */
 function playStore(data, heard) {
   const start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
@@ -165,19 +165,21 @@ function playStore(data, heard) {
   function settle(found) {
     shown = { ...found, state };
     given = false;
-    tell();
+    const drawn = tell();
     write();
-    requestAnimationFrame(() => {
-      self.painted += 1;
-      Object.assign(document.documentElement.dataset, { qkv: "ready", painted: self.painted });
-    });
+    drawn.then(() =>
+      requestAnimationFrame(() => {
+        self.painted += 1;
+        Object.assign(document.documentElement.dataset, { qkv: "ready", painted: self.painted });
+      }),
+    );
   }
 
   function tell() {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const { run = null, original = null, second = null } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
+    return heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
   }
 
   /** Writes the address, when the reader pauses. */

@@ -723,18 +723,52 @@ function raster(ui, values, wide, tall, share) {
   return canvas;
 }
 
-/** Draws many things, a few at a time, so that the page answers meanwhile; the next call ends it. */
-function fewAtATime() {
-  let job = 0;
-  return (all, draw) => {
-    clearTimeout(job);
-    let next = 0;
-    const some = () => {
-      const until = performance.now() + 12;
-      while (next < all && performance.now() < until) draw(next++);
-      if (next < all) job = setTimeout(some, 0);
-    };
-    job = setTimeout(some, 0);
+const SHORT = 8; // milliseconds: a task that was as long leaves the next job to another
+let due = 0; // when the task that is running will have been; 0 outside of one
+
+/**
+ * Does jobs one after another, in tasks so short that the page answers meanwhile. New ones take the place of those that
+ * are left. The promise is kept when none are, and what they promised is.
+ */
+function inTurn() {
+  const { port1, port2 } = new MessageChannel();
+  let [left, promised, waiting, asked] = [[], [], null, false];
+  function some() {
+    const outer = due;
+    due ||= performance.now() + SHORT;
+    while (left.length && performance.now() < due) {
+      try {
+        promised.push(left.shift()());
+      } catch (reason) {
+        reportError(reason); // the others go on
+      }
+    }
+    due = outer;
+    if (left.length) next();
+    else if (waiting) {
+      Promise.all(promised).then(waiting.keep);
+      [promised, waiting] = [[], null];
+    }
+  }
+  function next() {
+    if (!asked) port2.postMessage(null);
+    asked = true;
+  }
+  port1.onmessage = () => {
+    asked = false;
+    some();
+  };
+  /** @param {(() => void | Promise<void>)[]} jobs @returns {Promise<void>} */
+  return (jobs) => {
+    left = [...jobs];
+    if (!waiting) {
+      let keep;
+      const promise = new Promise((resolve) => (keep = () => resolve()));
+      waiting = { promise, keep };
+    }
+    const { promise } = waiting;
+    some();
+    return promise;
   };
 }
 

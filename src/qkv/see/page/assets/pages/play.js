@@ -23,7 +23,7 @@ const REGIONS = {
 
 /**
  * A part of the page.
- * @typedef {{node: HTMLElement, update: (now: Now) => void, headline?: HTMLElement}} Part
+ * @typedef {{node: HTMLElement, update: (now: Now) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
 function play(box, data, ui) {
@@ -44,6 +44,7 @@ function play(box, data, ui) {
   const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   let [last, told] = [null, null]; // what was heard, and the same as the parts are told it
+  const turn = inTurn();
 
   box.classList.add("play");
   box.append(
@@ -78,31 +79,25 @@ function play(box, data, ui) {
     if (model) fill(badge, badgeOf(store, model));
     tabs.update(now);
     told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
-    for (const part of [...Object.values(parts), ...saves]) {
-      try {
-        part.update(told);
-      } catch (reason) {
-        reportError(reason); // the others go on
-      }
-    }
+    return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
   }
 }
 
 VIEWS.play = play;
 
-/** The parts, by name; `before` is the head once more, of the text without edits. */
+/** The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits. */
 function partsOf(ui, store) {
   const parts = {
     cards: cardsPart(ui, store),
     sentence: sentencePart(ui, store),
     changes: changesPart(ui, store),
-    view: viewBarPart(ui, store),
-    map: mapPart(ui, store),
+    outcome: outcomePart(ui, store),
     head: headPart(ui, store),
     before: originalHead(ui, store),
-    steps: stepsPart(ui, store),
     motion: motionPart(ui),
-    outcome: outcomePart(ui, store),
+    view: viewBarPart(ui, store),
+    map: mapPart(ui, store),
+    steps: stepsPart(ui, store),
     second: secondPart(ui, store),
   };
   parts.head.body.append(parts.motion.node);
@@ -119,7 +114,8 @@ function originalHead(ui, store) {
   part.node.dataset.part = "before";
   const update = (now) => {
     const { state, original } = now;
-    if (state.beside && state.edits.length) part.update({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) });
+    const shows = state.beside && state.edits.length > 0;
+    return shows ? part.update({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) }) : undefined;
   };
   return { node: part.node, update };
 }

@@ -132,7 +132,7 @@ VIEWS.replay = (box, payload, ui) => {
   const grid = el("div", { class: "heads scroll", role: "listbox", "aria-label": "all heads" });
   const order = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => [l, h]));
   const wide = Math.min(H, 16);
-  const pictures = fewAtATime();
+  const pictures = inTurn();
   const move = roving(grid, { count: () => order.length, columns: wide, at: state.l * H + state.h, onpick: (i) => open(...order[i]) });
   fill(
     grid,
@@ -158,10 +158,12 @@ VIEWS.replay = (box, payload, ui) => {
       fill(node.lastChild, text);
     });
     const end = high();
-    pictures(order.length, (i) => {
-      const picture = raster(ui, cells(state.at, ...order[i]), L, L, (value) => (value / per) / end);
-      fill(grid.children[i].firstChild, picture);
-    });
+    pictures(
+      order.map((head, i) => () => {
+        const picture = raster(ui, cells(state.at, ...head), L, L, (value) => (value / per) / end);
+        fill(grid.children[i].firstChild, picture);
+      }),
+    );
   }
 
   function drawMap(fresh) {

@@ -70,6 +70,8 @@ function headPart(ui, store) {
   let [hover, key, aligned, as] = [null, 0, false, ""];
   let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, that of the row at rest, those in view together
   let cell = null; // that is pointed at
+  const turn = inTurn();
+  let [forMap, anew] = [{}, false]; // what the map and the lines are still to be told
   paint?.over(map);
   paint?.node.append(weights.controls);
   ui.redraw(() => now && refresh(layout()));
@@ -184,14 +186,26 @@ function headPart(ui, store) {
     const best = rows.length ? head.known(rows[0])[0] : null;
     key = Math.max(0, Math.min(key, head.columns.length - 1));
     fill(said, wordsOfRows(head, rows, at));
-    list.set({ head, active: rows, held: holds ? held.length > 0 : hover === null, high }, fresh);
-    paint?.set({ head, at, own, key });
-    weights?.set({ head, at, run, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
-    const picked = rows.length && !holds ? [own, key] : null;
-    map.set({ ...more, marked: rows, picked, home: best ? [rows[0], best[0]] : null });
-    drawValues();
-    tellCell();
     if (aloud) ui.say(said.textContent);
+    Object.assign(forMap, more);
+    anew ||= fresh;
+    return turn([
+      () => {
+        list.set({ head, active: rows, held: holds ? held.length > 0 : hover === null, high }, anew);
+        anew = false;
+      },
+      () => {
+        paint?.set({ head, at, own, key });
+        weights?.set({ head, at, run, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
+      },
+      () => {
+        const picked = rows.length && !holds ? [own, key] : null;
+        map.set({ ...forMap, marked: rows, picked, home: best ? [rows[0], best[0]] : null });
+        forMap = {};
+      },
+      drawValues,
+      tellCell,
+    ]);
   }
 
   function stripOf(name, vector, spans) {
@@ -210,7 +224,7 @@ function headPart(ui, store) {
   function update(next) {
     now = next.run ? next : null;
     for (const part of [paint, weights]) part?.update(next);
-    if (!now) return;
+    if (!now) return undefined;
     const { state, run, original } = now;
     const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
     const head = arrange(seenIn(run, state.edits, state), at);
@@ -227,13 +241,14 @@ function headPart(ui, store) {
     fill(title, titleOf(now, `${text.layers[at.l]}.${at.h}`));
     title.hidden = holds && !text.name;
     if (was !== as && head.rows.length) key = head.known(rowOf(cursor))[0]?.[0] ?? 0;
-    refresh({ ...aboutOf(far), ...layout() }, was !== as);
+    const drawn = refresh({ ...aboutOf(far), ...layout() }, was !== as);
     around.hidden = !vectors;
     if (vectors)
       fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
     if (paint) paint.node.hidden = !state.inside;
     table.node.hidden = !state.inside || head.sparse;
     if (!table.node.hidden) table.set(() => weightsTold(head, at));
+    return drawn;
   }
 
   /** What the heat map shows: the head, or how far it is from another. */

@@ -14,7 +14,8 @@ function stepsPart(ui, store) {
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
   const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
-  let [first, later, now] = [true, 0, null];
+  const turn = inTurn();
+  let [first, now] = [true, null];
 
   /** The parameters of the layer, once they are there; null where they are not to be had, undefined while they come. */
   function parametersFor(run, layer) {
@@ -33,23 +34,24 @@ function stepsPart(ui, store) {
   /** @param {Now} next */
   function update(next) {
     now = next;
-    clearTimeout(later);
-    later = setTimeout(draw, 0); // after what is above the fold
-  }
-
-  function draw() {
     const { state, run, original, model } = now;
     node.hidden = !run?.blocks?.[state.layer]?.q;
-    if (node.hidden || !state.inside || !run.tokens.length) return;
-    table.set(now);
+    if (node.hidden || !state.inside || !run.tokens.length) return turn([]);
     const parameters = parametersFor(run, state.layer);
-    if (parameters === undefined) return; // what was shown stays as long
-    const flow = flowOf(run, state, model, parameters);
-    fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
-    down.disabled = !state.layer;
-    up.disabled = state.layer === run.pattern.length - 1;
-    view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...(first ? { name: "scores" } : {}) });
-    first = false;
+    let flow;
+    const make = () => {
+      flow = flowOf(run, state, model, parameters);
+    };
+    const draw = () => {
+      fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
+      down.disabled = !state.layer;
+      up.disabled = state.layer === run.pattern.length - 1;
+      const opens = first ? { name: "scores" } : {};
+      first = false;
+      return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
+    };
+    const shows = parameters === undefined ? [] : [make, draw]; // without them what was shown stays
+    return turn([() => table.set(next), ...shows]);
   }
   return { node, update };
 }

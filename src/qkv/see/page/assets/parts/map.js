@@ -118,7 +118,7 @@ function mapPart(ui, store) {
   const heading = el("h3", {});
   const node = el("div", { class: "model", "data-part": "map" },
     el("div", { class: "bar" }, heading, live ? colouring.node : order.node), measure, grid, key, live ? chosen : null);
-  const pictures = fewAtATime();
+  const pictures = inTurn();
   const sweep = live ? effects(store, () => now && show()) : null;
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
@@ -268,13 +268,14 @@ function mapPart(ui, store) {
     else if (which !== painted) {
       const from = state.colouring === "change" ? differenceOf(seen, seenIn(original, [], state)) : seen;
       const end = state.colouring === "change" ? 1 : high;
-      pictures(cells.length, (i) => {
-        const { thumb, layer, head } = cells[i];
-        thumb.style.background = "";
-        fill(thumb, thumbnail(ui, { seen: from, high: end }, { l: layer, h: head }, size));
-      });
+      pictures(
+        cells.map(({ thumb, layer, head }) => () => {
+          thumb.style.background = "";
+          fill(thumb, thumbnail(ui, { seen: from, high: end }, { l: layer, h: head }, size));
+        }),
+      );
     }
-    if (plain && painted !== which) pictures(0, () => {});
+    if (plain && painted !== which) pictures([]);
     painted = which;
   }
 

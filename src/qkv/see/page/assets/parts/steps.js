@@ -14,6 +14,8 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   let [at, token, keys, before] = [0, 0, [], null];
   let pointed = null; // the cell under the pointer
 
+  const drawn = inTurn();
+
   const step = () => flow.steps[at];
   const value = (name, i, j) => flow.array(name).get(i, j);
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
@@ -126,10 +128,14 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     bars.set(behind(step(), ...(pointed || pickOf(step()))));
   }
 
+  /** What is drawn of the step, as jobs. */
+  function drawings() {
+    const both = isOwn() ? [() => own.set(matrix(step(), "own"))] : [];
+    return [() => map.set(matrix(step(), step().name)), ...both, drawBars];
+  }
+
   function draw() {
-    map.set(matrix(step(), step().name));
-    if (isOwn()) own.set(matrix(step(), "own"));
-    drawBars();
+    drawn(drawings());
   }
 
   /** What is said of the step. */
@@ -161,9 +167,13 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     [at, pointed] = [k, null];
     const one = step();
     written.input.checked = !one.columns || keys.length <= 24;
-    tell();
-    draw();
-    const [i, j] = pickOf(one); // into sight
+    return drawn([tell, ...drawings(), intoSight]);
+  }
+
+  /** Scrolls to the cell whose sum is shown. */
+  function intoSight() {
+    const one = step();
+    const [i, j] = pickOf(one);
     const middle = (place, count_, whole, part) => ((place + 0.5) / count_) * whole - part / 2;
     const [rows, columns] = [rowsOf(one), columnsOf(one)];
     for (const each of boxes) {
@@ -184,7 +194,7 @@ function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       [flow, before] = [next, unchanged];
       [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(next.array), null];
       const found = next.steps.findIndex((one) => one.name === was);
-      show(found < 0 ? 0 : found);
+      return show(found < 0 ? 0 : found);
     },
   };
 }
