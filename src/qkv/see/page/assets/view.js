@@ -772,6 +772,17 @@ function inTurn() {
   };
 }
 
+/** Draws now what would else be left to tasks of its own. */
+function atOnce(draw) {
+  const outer = due;
+  due = Infinity;
+  try {
+    draw();
+  } finally {
+    due = outer;
+  }
+}
+
 // ---- putting a view on the page
 
 /** Fills each place on the page that waits for this view; what it holds already shows without scripts. */
@@ -790,6 +801,7 @@ function mount(host, data, styles) {
   const box = el("div", { class: "view" });
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawers = [];
+  const turn = inTurn();
   let [pending, width] = [0, 0];
   const paint = () => {
     const theme =
@@ -797,7 +809,7 @@ function mount(host, data, styles) {
     box.dataset.theme = theme;
     colours.clear();
     ramps.clear();
-    if (box.clientWidth) for (const draw of drawers) draw();
+    turn(box.clientWidth ? drawers : []);
   };
   const colours = new Map(); // by property of the style
   const ramps = new Map();
@@ -811,7 +823,7 @@ function mount(host, data, styles) {
       pending = setTimeout(() => fill(live, text), 150);
     },
     redraw: (draw) => drawers.push(draw),
-    repaint: () => paint(),
+    repaint: () => atOnce(paint),
     color(name) {
       if (!colours.has(name)) colours.set(name, getComputedStyle(box).getPropertyValue(name).trim());
       return colours.get(name);
@@ -833,7 +845,7 @@ function mount(host, data, styles) {
     throw error;
   }
   width = box.clientWidth;
-  paint();
+  atOnce(paint);
   dark.addEventListener("change", paint);
   new ResizeObserver(() => {
     if (box.clientWidth === width) return;
