@@ -17,6 +17,7 @@
  * @property {number | null} card  of the lesson, where it is open
  * @property {number | null} guess  the option that the reader took on it
  * @property {boolean} merge  whether the pieces of a word are one
+ * @property {string[] | null} only  the regions that are on the page, where that is not all of it
  */
 
 /**
@@ -34,9 +35,10 @@
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
-const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null };
+const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
+const PLACES = ["sentence", "changes", "map", "head", "steps", "outcome", "second"]; // regions of the page
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
 
 /**
@@ -64,10 +66,8 @@ function playStore(data, heard) {
     get canUndo() {
       return past.length > 0;
     },
-    /** The address that shows this state. */
-    get address() {
-      return location.href.replace(/#.*$/s, "") + toHash(state, start);
-    },
+    /** The address that shows this state, or one that is otherwise in something. */
+    address: (patch = {}) => location.href.replace(/#.*$/s, "") + toHash({ ...state, ...patch }, start),
     set,
     undo,
   };
@@ -341,7 +341,8 @@ function isState(found, start) {
   return Object.keys(start).every((name) => {
     const value = found[name];
     if (name in ONE_OF) return ONE_OF[name].includes(value);
-    if (name === "second" && value === null) return true;
+    if (["second", "only"].includes(name) && value === null) return true;
+    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => PLACES.includes(one));
     if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
     if (typeof start[name] === "boolean") return typeof value === "boolean";

@@ -42,17 +42,21 @@ function play(box, data, ui) {
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
+  const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   let [last, told] = [null, null]; // what was heard, and the same as the parts are told it
   const turn = inTurn();
 
   box.classList.add("play");
+  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} is a word for the model to guess.`}`);
+  const saying = el("div", { class: "saying" }, headline, inside);
   box.append(
-    el("header", { class: "top" }, el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} is a word for the model to guess.`}`), badge),
+    el("header", { class: "top" }, title, badge),
     parts.cards.node,
     tabs.node,
-    el("div", { class: "regions" }, above, el("div", { class: "saying" }, headline, inside), below),
+    el("div", { class: "regions" }, above, saying, below),
     trouble,
+    whole,
     ...notes,
   );
   box.addEventListener("keydown", (event) => {
@@ -63,15 +67,27 @@ function play(box, data, ui) {
   });
   narrow.addEventListener("change", () => last && update(last));
 
+  /** Leaves these regions on the page, or all. @param {string[] | null} only */
+  function restrict(only) {
+    box.toggleAttribute("data-only", only !== null);
+    for (const { name, node } of regions) node.hidden = only !== null && !only.includes(name);
+    for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
+    saying.hidden = only !== null && !only.includes("outcome");
+    inside.hidden = only !== null;
+    whole.hidden = only === null;
+    whole.href = store.address({ only: null });
+  }
+
   /** @param {Now} now */
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
-    const unfolded = state.inside || (narrow.matches && state.card === null);
+    const unfolded = state.inside || (narrow.matches && state.card === null && !state.only);
     box.dataset.tab = state.tab;
     box.dataset.inside = String(unfolded);
     box.dataset.beside = String(state.beside && state.edits.length > 0);
     box.setAttribute("aria-busy", String(busy));
+    restrict(state.only);
     inside.textContent = state.inside ? "Fold" : "Look inside";
     inside.setAttribute("aria-expanded", String(state.inside));
     trouble.hidden = !error;

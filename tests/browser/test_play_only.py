@@ -1,0 +1,60 @@
+"""The live page with some of its regions alone, as it stands in a frame of another page."""
+
+import pytest
+from playwright.sync_api import Page
+
+from .play import chip, part
+from .playing import PLACE, go, held, opened
+from .support import Visit, tight
+
+REGIONS = ("sentence", "changes", "map", "head", "steps", "outcome", "second")
+
+
+def seen(page: Page) -> list[str]:
+    """The regions that take part in the page, whether there is something in them or not."""
+    return [
+        name
+        for name in REGIONS
+        if not page.locator(f"[data-region={name}]").evaluate("it => it.hidden")
+    ]
+
+
+@pytest.mark.parametrize("width", [1280, 736, 390])
+def test_the_regions_that_are_asked_for_are_there_and_no_others(
+    visit: Visit, html: str, width: int
+) -> None:
+    page = opened(visit, html, width=width, only=["sentence", "head"])
+    assert seen(page) == ["sentence", "head"]
+    assert part(page, "sentence").is_visible()
+    assert part(page, "head").locator(".map-box canvas").first.is_visible()
+    assert not part(page, "headline").is_visible()
+    for gone in (".title", ".cards", ".tabs", ".saying button"):
+        assert not page.locator(gone).first.is_visible(), gone
+    assert tight(page)
+
+
+def test_what_is_done_there_stays_there(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["sentence", "outcome"], inside=False)
+    assert part(page, "headline").is_visible()
+    chip(page, "crown").click()
+    page.wait_for_function("place => location.hash.includes(`query=${place}`)", arg=4)
+    assert held(page)["only"] == ["sentence", "outcome"]
+    assert seen(page) == ["sentence", "outcome"]
+
+
+def test_the_whole_page_is_one_click_away(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["head"], query=3)
+    address = page.get_by_role("link", name="The whole page").get_attribute("href")
+    assert address is not None
+    assert "only" not in address
+    assert "query=3" in address
+    go(page, only=None, query=PLACE)
+    assert seen(page) == list(REGIONS)
+    assert not page.get_by_role("link", name="The whole page").is_visible()
+
+
+@pytest.mark.parametrize("only", [[], ["nothing"], "head", [["head"]], ["head", 1], 3])
+def test_what_names_no_region_gives_the_plain_page(visit: Visit, html: str, only: object) -> None:
+    page = opened(visit, html, only=only)
+    assert seen(page) == list(REGIONS)
+    assert held(page).get("only") is None
