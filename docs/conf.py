@@ -51,7 +51,7 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = "qkv"
 html_static_path = ["static"]
-html_css_files = ["boxes.css"]
+html_css_files = ["course.css"]
 
 
 def tidy_notebooks(app, error):

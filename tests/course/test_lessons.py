@@ -1,9 +1,12 @@
 """Every lesson's notebooks run, and a student who has the answers gets all points."""
 
 import ast
+import html
 import json
+import re
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import nbformat
 import notebooks
@@ -88,6 +91,18 @@ def test_the_students_notebook_with_the_answers_gets_all_points(text: str) -> No
     for name in asked(notebooks.answered(text)):
         points, words = told[name]
         assert points == FULL, f"{name}: {words}"
+
+
+def test_a_frame_shows_the_live_page_in_a_state_that_it_can_read(text: str) -> None:
+    regions = {"sentence", "changes", "map", "head", "steps", "outcome", "second"}
+    for address in re.findall(r'<iframe[^>]* src="([^"]+)"', text):
+        page, _, state = html.unescape(address).partition("#")
+        assert page == "../play.html"
+        held = dict(parse_qsl(state, strict_parsing=True))
+        assert set(json.loads(held.pop("only"))) <= regions
+        held.pop("text")
+        for value in held.values():
+            json.loads(value)
 
 
 def test_what_a_lesson_imports_comes_with_the_package(text: str) -> None:
