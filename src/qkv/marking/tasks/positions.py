@@ -1,0 +1,235 @@
+"""The task `positions`: a vector for each place, of sines and cosines that turn ever more slowly.
+
+Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.engine import Group, mark_in_steps
+from qkv.marking.findings import Finding, told
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
+from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.task import Task
+
+BASE = 10000.0
+
+
+@dataclass(frozen=True)
+class Table:
+    """One call: how many places, and how many numbers for each."""
+
+    length: int
+    dim: int
+
+    def shown(self) -> dict[str, Any]:
+        """What a learner needs to make this call by hand."""
+        return {"length": self.length, "dim": self.dim}
+
+
+def compute(case: Table, steps: Steps) -> Array:
+    """The table made by these steps, (T, D)."""
+    column = np.arange(case.dim)
+    place = steps["places"](case.length)[:, None]
+    angle = steps["turn"](place, steps["base"]() ** steps["exponent"](column, case.dim))
+    table = steps["waves"](angle, column)  # (T, D)
+    out: Array = steps["layout"](table)
+    return out
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        "places": np.arange,
+        "base": lambda: BASE,
+        "exponent": lambda column, dim: (column - column % 2) / dim,
+        "turn": lambda place, power: place / power,
+        "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
+        "layout": lambda table: table,
+    }
+)
+
+
+def _halves(table: Array) -> Array:
+    """All sines, then all cosines."""
+    return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
+
+
+def _to_the_end(column: Array, dim: int) -> Array:
+    """Exponents that reach 1 in the last pair, as they do in tensor2tensor."""
+    return column // 2 / max(1, (dim + 1) // 2 - 1)
+
+
+_ANGLE = "angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)"
+_COLUMNS = "table[:, 0::2] = np.sin(angle); table[:, 1::2] = np.cos(angle[:, : dim // 2])"
+_POWER = "the line that raises 10000 to a power: which exponent has each pair of columns?"
+
+MISTAKES = (
+    mistake(
+        "positions-from-one",
+        "the places are counted from 1; the first place is 0",
+        "the first row should be 0, 1, 0, 1: sine and cosine of 0",
+        {"places": lambda length: np.arange(1, length + 1)},
+        remedy=_ANGLE,
+        nudge="What should the first row be?",
+        where="the line that makes the numbers of the places",
+    ),
+    *mended(
+        _ANGLE,
+        mistake(
+            "positions-exponent-half",
+            "the exponent of pair i is i / dim; it should be 2i / dim",
+            "the last columns turn too fast: they get only half the way to the base",
+            {"exponent": lambda column, dim: column // 2 / dim},
+        ),
+        mistake(
+            "positions-exponent-twice",
+            "the exponent has its 2 twice: np.arange(0, dim, 2) counts in twos already",
+            "the last columns turn far too slowly",
+            {"exponent": lambda column, dim: 2 * (column - column % 2) / dim},
+        ),
+        mistake(
+            "positions-one-speed",
+            "all pairs turn equally fast: the exponent is missing, or // gave the whole number 0",
+            "the columns of a row repeat after two",
+            {"exponent": lambda column, dim: np.zeros_like(column)},
+        ),
+        mistake(
+            "positions-exponent-each",
+            "each column has an angle of its own; a sine and the cosine after it share one",
+            "the squares of a pair do not sum to 1, so it is no point on a circle",
+            {"exponent": lambda column, dim: column / dim},
+        ),
+        mistake(
+            "positions-multiplied",
+            "the place is multiplied by the power of the base where it should be divided by it",
+            "the columns turn ever faster instead of ever more slowly",
+            {"turn": lambda place, power: place * power},
+        ),
+        where=_POWER,
+    ),
+    mistake(
+        "positions-only-sine",
+        "every column is a sine; the second of each pair should be the cosine",
+        "the first row is all zeros",
+        {"waves": lambda angle, column: np.sin(angle)},
+        remedy=_COLUMNS,
+        nudge="What should the first row be?",
+        where="the lines that fill the columns",
+    ),
+    mistake(
+        "positions-transposed",
+        "the table is transposed: it has a row for each number and a column for each place",
+        "it cannot be added to word vectors (T, D)",
+        {"layout": lambda table: table.T},
+        remedy="return table.T  # (length, dim)",
+        nudge="Print the shape of the table.",
+        where="the return statement, or the axes of the places and of the columns",
+    ),
+    *mended(
+        _COLUMNS,
+        mistake(
+            "positions-halves",
+            "the sines stand in the first half and the cosines in the second, where the paper takes"
+            " turns",
+            "the numbers are the same, in another order of columns, as in tensor2tensor",
+            {"layout": _halves},
+        ),
+        mistake(
+            "positions-cosine-first",
+            "the cosine of a pair stands before its sine",
+            "the numbers are the same, in another order of columns",
+            {"waves": lambda angle, column: np.where(column % 2, np.sin(angle), np.cos(angle))},
+        ),
+        mistake(
+            "positions-to-the-end",
+            "the last pair has the exponent 1, where the paper's has (dim - 2) / dim",
+            "the slowest pair turns by exactly 1 / base, as in tensor2tensor",
+            {"exponent": _to_the_end},
+            remedy=_ANGLE,
+        ),
+        where="the lines that fill the columns",
+        kind="convention",
+    ),
+)
+
+
+def _other_base(table: Array | None) -> tuple[Mistake, ...]:
+    """The base that a table (3, 4) was made with, if it is another one."""
+    if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
+        return ()
+    base = angle**-2.0  # pair 1 of 4 columns turns by base ** (-2 / 4) from place to place
+    made = mistake(
+        "positions-base",
+        f"the base is {base:.6g}; it should be 10000",
+        "the columns turn too fast or too slowly, the more so the later they are",
+        {"base": lambda: base},
+        remedy=_ANGLE,
+        nudge="Compare the last columns with the picture in the paper: how fast do they turn?",
+        where=_POWER,
+    )
+    return (made,)
+
+
+def _second_angle(table: Array) -> float:
+    """By how much the second pair of columns turns from place 1 to place 2; 0 if not forwards."""
+    before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
+    return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
+
+
+def _odd_fails(wrong: Outcome) -> Finding | None:
+    """Right for even dims; an error, or another shape, for odd ones."""
+    return Finding(
+        "positions-odd",
+        "it is right for an even dim and fails for an odd one, which ends on a sine",
+        told(wrong),
+        "table[:, 1::2] = np.cos(angle[:, : dim // 2])  # one cosine fewer than there are sines",
+        nudge="Try positions(2, 3).",
+        where="the line that fills the columns of the cosines",
+        run=wrong,
+        kind="fragile",
+    )
+
+
+# smallest first: with two columns there is one angle alone, and it is the place itself
+TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
+ODD = (Table(2, 3), Table(3, 5))
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a function of a length and a size."""
+    options_of(function, ("length", "dim"), {})
+
+    def call(case: Table) -> Any:
+        return function(case.length, case.dim)
+
+    seen = outcome(TABLES[1], call, compute(TABLES[1], RIGHT)).out
+    return mark_in_steps(
+        "positions",
+        name_of(function),
+        call,
+        compute,
+        RIGHT,
+        (
+            Group("places, angles, columns", TABLES, (*MISTAKES, *_other_base(seen))),
+            Group("an odd dim", ODD, (), _odd_fails, if_right=True),
+        ),
+        returns="return table  # (length, dim)",
+    )
+
+
+POSITIONS = Task(
+    name="positions",
+    looks_for=("positions", "sinusoidal_positions"),
+    signature="positions(length, dim) -> (length, dim)",
+    asks="the sine and the cosine of place / 10000 ** (2i / dim) in columns 2i and 2i + 1",
+    mark=_mark,
+)

@@ -1,0 +1,233 @@
+"""The task `positions` against tables as learners make them, right and wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv import sinusoidal_positions
+from qkv.marking import check
+
+# -- right ones -----------------------------------------------------------------------------------
+
+
+def whole_arrays(length, dim):
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)
+    table = np.zeros((length, dim))
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle[:, : dim // 2])
+    return table
+
+
+def loops(length, dim):
+    table = []
+    for place in range(length):
+        row = []
+        for column in range(dim):
+            angle = place / math.pow(10000, 2 * (column // 2) / dim)
+            row.append(math.cos(angle) if column % 2 else math.sin(angle))
+        table.append(row)
+    return table
+
+
+def by_logarithm(max_len, d_model):
+    """As in the Annotated Transformer, whose tables have an even number of columns."""
+    place = np.arange(max_len)[:, None]
+    speed = np.exp(np.arange(0, d_model, 2) * -(np.log(10000.0) / d_model))
+    table = np.zeros((max_len, d_model), dtype=np.float32)
+    table[:, 0::2] = np.sin(place * speed)
+    table[:, 1::2] = np.cos(place * speed)[:, : d_model // 2]
+    return table
+
+
+def complex_numbers(length, dim):
+    pairs = -(-dim // 2)
+    turn = np.exp(1j * np.outer(np.arange(length), 10000.0 ** (-2 * np.arange(pairs) / dim)))
+    return np.stack([turn.imag, turn.real], axis=-1).reshape(length, -1)[:, :dim]
+
+
+@pytest.mark.parametrize("function", [whole_arrays, loops, by_logarithm, complex_numbers])
+def test_a_right_table_gets_all_points(function):
+    result = check(function, task="positions")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+    assert "is right." in result.message
+
+
+# -- wrong ones -----------------------------------------------------------------------------------
+
+
+def made(angle, dim):
+    """Sines and cosines of one angle for each pair, taking turns."""
+    table = np.zeros((len(angle), dim))
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle[:, : dim // 2])
+    return table
+
+
+def from_one(length, dim):
+    return made(np.arange(1, length + 1)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim), dim)
+
+
+def exponent_half(length, dim):
+    pair = np.arange(-(-dim // 2))
+    return made(np.arange(length)[:, None] / 10000 ** (pair / dim), dim)
+
+
+def exponent_twice(length, dim):
+    i = np.arange(0, dim, 2)
+    return made(np.arange(length)[:, None] / 10000 ** (2 * i / dim), dim)
+
+
+def exponent_whole(length, dim):
+    i = np.arange(0, dim, 2)
+    return made(np.arange(length)[:, None] / 10000 ** (i // dim), dim)
+
+
+def exponent_each(length, dim):
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(dim) / dim)
+    table = np.zeros((length, dim))
+    table[:, 0::2] = np.sin(angle[:, 0::2])
+    table[:, 1::2] = np.cos(angle[:, 1::2])
+    return table
+
+
+def multiplied(length, dim):
+    return made(np.arange(length)[:, None] * 10000 ** (np.arange(0, dim, 2) / dim), dim)
+
+
+def one_speed(length, dim):
+    return made(np.arange(length)[:, None] * np.ones(-(-dim // 2)), dim)
+
+
+def only_sine(length, dim):
+    column = np.arange(dim)
+    return np.sin(np.arange(length)[:, None] / 10000 ** ((column - column % 2) / dim))
+
+
+def transposed(length, dim):
+    return whole_arrays(length, dim).T
+
+
+def base_1000(length, dim):
+    return made(np.arange(length)[:, None] / 1000 ** (np.arange(0, dim, 2) / dim), dim)
+
+
+def base_4096(length, dim):
+    return made(np.arange(length)[:, None] / 4096 ** (np.arange(0, dim, 2) / dim), dim)
+
+
+def halves(length, dim):
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)
+    return np.concatenate([np.sin(angle), np.cos(angle[:, : dim // 2])], axis=1)
+
+
+def cosine_first(length, dim):
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)
+    table = np.zeros((length, dim))
+    table[:, 0::2] = np.cos(angle)
+    table[:, 1::2] = np.sin(angle[:, : dim // 2])
+    return table
+
+
+def of_tensor2tensor(length, dim):
+    """Halves, and exponents that reach 1."""
+    pairs = dim // 2
+    step = math.log(10000) / max(1, pairs - 1)
+    angle = np.arange(length)[:, None] * np.exp(-step * np.arange(pairs))
+    table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
+    return np.pad(table, [(0, 0), (0, dim % 2)])
+
+
+def even_only(length, dim):
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)
+    table = np.zeros((length, dim))
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle)
+    return table
+
+
+def from_one_and_multiplied(length, dim):
+    return made(np.arange(1, length + 1)[:, None] * 10000 ** (np.arange(0, dim, 2) / dim), dim)
+
+
+@pytest.mark.parametrize(
+    ("function", "key"),
+    [
+        (from_one, "positions-from-one"),
+        (exponent_half, "positions-exponent-half"),
+        (exponent_twice, "positions-exponent-twice"),
+        (exponent_whole, "positions-one-speed"),
+        (exponent_each, "positions-exponent-each"),
+        (multiplied, "positions-multiplied"),
+        (one_speed, "positions-one-speed"),
+        (only_sine, "positions-only-sine"),
+        (transposed, "positions-transposed"),
+        (base_1000, "positions-base"),
+        (base_4096, "positions-base"),
+    ],
+)
+def test_a_mistake_is_told_by_its_name(function, key):
+    result = check(function, task="positions")
+    assert (result.mistakes, result.passed, result.points) == ((key,), False, 6), str(result)
+    assert len(result.hint) == 3
+    assert all(result.hint)
+
+
+def test_the_base_is_read_from_the_table():
+    assert "the base is 4096" in check(base_4096, task="positions").message
+
+
+def test_two_mistakes_are_told_apart():
+    found = check(from_one_and_multiplied, task="positions")
+    assert {*found.mistakes} == {"positions-from-one", "positions-multiplied"}
+    assert found.points == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (halves, {"positions-halves"}),
+        (cosine_first, {"positions-cosine-first"}),
+        (of_tensor2tensor, {"positions-halves", "positions-to-the-end"}),
+    ],
+)
+def test_another_order_of_columns_is_a_convention(function, keys):
+    result = check(function, task="positions")
+    assert result.passed, str(result)
+    assert {*result.conventions} == keys
+    assert not result.mistakes
+
+
+def test_a_table_of_even_width_only_is_fragile():
+    result = check(even_only, task="positions")
+    assert (result.passed, result.fragile, result.points) == (True, ("positions-odd",), 9)
+    assert result.example["dim"] == 3
+
+
+def test_the_smallest_table_that_shows_it_is_shown():
+    # two columns have one angle, which no exponent can spoil: four are needed
+    example = check(exponent_twice, task="positions").example
+    assert (example["length"], example["dim"]) == (3, 4)
+    assert np.allclose(example["right"], sinusoidal_positions(3, 4))
+    example = check(from_one, task="positions").example
+    assert (example["length"], example["dim"]) == (2, 2)
+    assert np.allclose(example["right"], [[0, 1], [math.sin(1), math.cos(1)]])
+    assert np.allclose(example["yours"][0], [math.sin(1), math.cos(1)])
+
+
+def test_a_table_of_random_numbers_is_random():
+    def drawn(length, dim):
+        return np.random.default_rng().normal(size=(length, dim))
+
+    assert check(drawn, task="positions").mistakes == ("random",)
+
+
+def test_what_is_no_table_is_unknown_and_gets_nothing():
+    result = check(lambda length, dim: np.zeros((length, dim)), task="positions")
+    assert (result.mistakes, result.points) == (("unknown",), 0)
+
+
+def test_a_function_of_other_parameters_is_a_type_error():
+    with pytest.raises(TypeError, match=r"check: <?[\w ]+>?\(length, dim\) is called, but"):
+        check(lambda length: length, task="positions")
