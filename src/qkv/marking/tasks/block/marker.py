@@ -1,0 +1,135 @@
+"""Mark a block: a function of word vectors and of named parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.marking.engine import Group, Marking
+from qkv.marking.explain import explain
+from qkv.marking.findings import changed_inputs
+from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, core
+from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, WIRING
+from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm
+from qkv.marking.tasks.task import Task
+
+
+def _drawn(seed: int, tokens: int, width: int, wide: int, heads: int = 1) -> Call:
+    """Parameters in multiples of 1/2; words spread so far that no eps of a norm counts."""
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "norm1_scale": (width,),
+        "norm1_shift": (width,),
+        "w_q": (width, width),
+        "w_k": (width, width),
+        "w_v": (width, width),
+        "w_o": (width, width),
+        "norm2_scale": (width,),
+        "norm2_shift": (width,),
+        "w_in": (width, wide),
+        "b_in": (wide,),
+        "w_out": (wide, width),
+        "b_out": (width,),
+    }
+    x = np.array([rng.permutation(np.arange(-18.0, 19, 6))[:width] for _ in range(tokens)])
+    return Call(x, {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, heads)
+
+
+def _zeros() -> Call:
+    """Of two words one is all zeros."""
+    case = _drawn(5, 2, 2, 2)
+    case.x[0] = 0
+    return case
+
+
+def _large() -> Call:
+    """Scores as large as 1000."""
+    case = _drawn(6, 2, 2, 2)
+    parameters = {**case.parameters, "w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
+    return Call(case.x, parameters)
+
+
+# of attention, but for what fails here and so would explain any function that does
+_ATTENTION = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "weights-returned")
+KNOWN = (*WIRING, *NORMS, *MLPS, *_ATTENTION)
+WORDS = [_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)]
+ONE_HEAD = (
+    Group("attention, residuals, norms, MLP", WORDS, KNOWN),
+    Group("a word of zeros", [_zeros()], EMPTY),
+    Group("scores of 1000", [_large()], LARGE),
+)
+TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
+
+# what is as right as LayerNorm and GELU to the last digit
+_RMS: Steps = {"normalize": rms_norm}
+_NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
+_TANH: Steps = {"activation": gelu_tanh}
+_SAID_RMS, _SAID_TANH = "Its norm is RMSNorm.", "Its GELU is the one by tanh."
+STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
+    ({}, ()),
+    (_TANH, (_SAID_TANH,)),
+    (_RMS, (_SAID_RMS,)),
+    (_NO_SHIFT, (_SAID_RMS,)),
+    ({**_RMS, **_TANH}, (_SAID_RMS, _SAID_TANH)),
+    ({**_NO_SHIFT, **_TANH}, (_SAID_RMS, _SAID_TANH)),
+)
+
+
+def _style(runs: list[Outcome], known: Sequence[Mistake]) -> tuple[Steps, tuple[str, ...]]:
+    """The style in which the function is right, or wrong by one mistake; else the first."""
+    for tried in ((), *([one] for one in known)):
+        for steps, said in STYLES:
+            found = explain(runs, {**RIGHT, **steps}, tried, compute)
+            if found is not None:
+                return steps, said
+    return STYLES[0]
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a block."""
+    options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
+
+    def call(case: Call) -> Any:
+        given = {options["heads"]: case.heads} if options else {}
+        return function(case.x, case.parameters, **given)
+
+    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in WORDS], KNOWN)
+    right = {**RIGHT, **steps}
+    m = Marking(
+        "block",
+        name_of(function),
+        lambda case: outcome(case, call, compute(case, right)),
+        compute,
+        right,
+        returns="return x  # (T, D)",
+    )
+    m.limits += said
+    m.first_call(WORDS[0])
+    if m.wrong:
+        return m.result()
+    for group in ONE_HEAD:
+        m.test(group)
+    if options:
+        m.test(TWO_HEADS)
+    else:
+        m.untried.append("num_heads")
+    if not m.wrong:
+        m.find(changed_inputs(m.runs))
+    return m.result()
+
+
+BLOCK = Task(
+    name="block",
+    looks_for=("block", "transformer_block"),
+    signature="block(x, parameters, num_heads=1) -> (T, D)",
+    asks="x = x + attention(norm1(x)), then x = x + mlp(norm2(x)), with LayerNorm or RMSNorm, GELU"
+    " and no mask; parameters has norm1_scale, norm1_shift, w_q, w_k, w_v, w_o, norm2_scale,"
+    " norm2_shift, w_in, b_in, w_out, b_out",
+    mark=_mark,
+)

@@ -1,0 +1,278 @@
+"""The ways to get a block wrong: each replaces a step of the right computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.block.steps import EPS, Part, layer_norm, mlp_of, pre_norm, rms_norm, sigmoid
+
+_WIRES = "x = x + attend(norm1(x)); x = x + mlp(norm2(x))"
+_NORM = (
+    "mean = x.mean(axis=-1, keepdims=True); var = x.var(axis=-1, keepdims=True);"
+    " x = (x - mean) / np.sqrt(var + 1e-5) * scale + shift"
+)
+_MLP = "gelu(x @ w_in + b_in) @ w_out + b_out"
+
+
+def _wire(rule: Callable[[Array, Part, Part, Part, Part], Array]) -> Steps:
+    return {"wire": rule}
+
+
+def _attention_alone(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = attend(norm1(x))
+    return x + mlp(norm2(x))
+
+
+def _post_norm(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = norm1(x + attend(x))
+    return norm2(x + mlp(x))
+
+
+def _normed_twice(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = norm1(x)
+    x = norm2(x + attend(x))
+    return x + mlp(x)
+
+
+def _normed_second(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = norm2(x + attend(norm1(x)))
+    return x + mlp(x)
+
+
+def _norm_of_part(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = x + norm1(attend(x))
+    return x + norm2(mlp(x))
+
+
+def _mlp_before(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    x = x + mlp(norm2(x))
+    return x + attend(norm1(x))
+
+
+def _variance(x: Array) -> Array:
+    out: Array = x.var(axis=-1, keepdims=True)
+    return out
+
+
+def _centred(x: Array) -> Array:
+    out: Array = x - x.mean(axis=-1, keepdims=True)
+    return out
+
+
+WIRING = (
+    *mended(
+        _WIRES,
+        mistake(
+            "block-no-residual",
+            "nothing is added to what was there, around attention or around the MLP: a residual"
+            " connection is missing",
+            "what the word was before is lost, and only what the part computed is left",
+            _wire(lambda x, attend, mlp, norm1, norm2: mlp(norm2(attend(norm1(x))))),
+            _wire(_attention_alone),
+            _wire(lambda x, attend, mlp, norm1, norm2: mlp(norm2(x + attend(norm1(x))))),
+            nudge="Set w_o and w_out to zero: what should come out?",
+        ),
+        mistake(
+            "block-normed-stream",
+            "x is replaced by its norm, and the parts are added to that instead of to x",
+            "the size of a word vector is lost in each block",
+            _wire(_normed_twice),
+            _wire(
+                lambda x, attend, mlp, norm1, norm2: pre_norm(norm1(x), attend, mlp, same, norm2)
+            ),
+            _wire(_normed_second),
+            remedy=f"{_WIRES}  # the norm goes into the part alone",
+            nudge="Set w_o and w_out to zero: what should come out?",
+        ),
+        mistake(
+            "block-from-start",
+            "the MLP's part is added to the x from before attention",
+            "what attention found reaches the output only through the MLP",
+            _wire(lambda x, attend, mlp, norm1, norm2: x + mlp(norm2(x + attend(norm1(x))))),
+            nudge="Set w_out to zero: what should come out?",
+        ),
+        mistake(
+            "block-mlp-first",
+            "the MLP comes before attention",
+            "attention reads word vectors that the MLP has changed",
+            _wire(_mlp_before),
+        ),
+        mistake(
+            "block-no-norm",
+            "a norm is missing: attention or the MLP gets x as it is",
+            "large word vectors make large scores, and one key takes nearly all the weight",
+            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, same, norm2)),
+            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, norm1, same)),
+            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, same, same)),
+        ),
+        where="the lines that call attention and the MLP: what goes in, and what is added to what?",
+    ),
+    *mended(
+        _WIRES,
+        mistake(
+            "block-post-norm",
+            "the norm comes after the residual is added, as in the first transformer and in BERT",
+            "what the block gives is normed itself",
+            _wire(_post_norm),
+        ),
+        mistake(
+            "block-norm-of-part",
+            "the norm is taken of what attention and the MLP give, not of what they get",
+            "as in OLMo 2; in most models since GPT-2 the norm is of what goes in",
+            _wire(_norm_of_part),
+        ),
+        mistake(
+            "block-parallel",
+            "attention and the MLP stand side by side and read the same x",
+            "as in GPT-J; in most models the MLP reads what attention has added to",
+            _wire(lambda x, attend, mlp, norm1, norm2: x + attend(norm1(x)) + mlp(norm2(x))),
+        ),
+        where="the lines that call attention and the MLP: where does the norm stand?",
+        kind="convention",
+    ),
+)
+
+NORMS = mended(
+    _NORM,
+    mistake(
+        "norm-tokens",
+        "the norm runs over the words, not over the numbers of each word",
+        "one word alone comes out as zeros: it is its own mean",
+        {"normalize": lambda x: layer_norm(x, -2)},
+        {"normalize": lambda x: rms_norm(x, -2)},
+        nudge="Change one word: which rows of the norm change?",
+    ),
+    mistake(
+        "norm-whole",
+        "the norm runs over the whole matrix, not over each word's own numbers",
+        "right for one word, wrong for two",
+        {"normalize": lambda x: layer_norm(x, (-1, -2))},
+        {"normalize": lambda x: rms_norm(x, (-1, -2))},
+        nudge="Change one word: which rows of the norm change?",
+    ),
+    mistake(
+        "norm-no-root",
+        "the norm divides by the variance; the root is missing",
+        "large word vectors come out small, and small ones large",
+        {"normalize": lambda x: _centred(x) / (_variance(x) + EPS)},
+        {"normalize": lambda x: x / ((x * x).mean(axis=-1, keepdims=True) + EPS)},
+        nudge="What is the variance of a row after the norm?",
+    ),
+    mistake(
+        "norm-ddof",
+        "the variance is divided by D - 1, as torch.var does it and ddof=1; LayerNorm divides by D",
+        "every number is a little too small, the more so the fewer there are in a row",
+        {"normalize": lambda x: layer_norm(x, ddof=1)},
+        nudge="What is the variance of a row after the norm?",
+    ),
+    mistake(
+        "norm-no-mean",
+        "the norm divides by the standard deviation, but does not take the mean away first",
+        "the numbers of a word do not sum to 0",
+        {"normalize": lambda x: x / np.sqrt(_variance(x) + EPS)},
+        nudge="What is the mean of a row after the norm?",
+    ),
+    mistake(
+        "norm-no-division",
+        "the norm takes the mean away and does not divide by the standard deviation",
+        "the size of a word vector is what it was",
+        {"normalize": _centred},
+        nudge="What is the variance of a row after the norm?",
+    ),
+    mistake(
+        "norm-affine",
+        "scale or shift of the norm is left out, or the shift is added before the scale is applied",
+        "the numbers that were learned for the norm do not do what they did in training",
+        {"affine": lambda x, scale, shift: x},
+        {"affine": lambda x, scale, shift: x + shift},
+        {"affine": lambda x, scale, shift: x * scale},
+        {"affine": lambda x, scale, shift: (x + shift) * scale},
+        nudge="Set norm1_scale to zeros and norm1_shift to ones: what should the norm give?",
+    ),
+    mistake(
+        "norm-shared",
+        "the second norm uses the scale and shift of the first",
+        "norm2_scale and norm2_shift make no difference",
+        {"second_norm": lambda p: (p["norm1_scale"], p["norm1_shift"])},
+        remedy='norm(x, parameters["norm2_scale"], parameters["norm2_shift"])',
+        nudge="Change each parameter in turn: does every one of them make a difference?",
+    ),
+    where="the function of the norm: over which axis, divided by what?",
+)
+
+EMPTY = mended(
+    _NORM,
+    mistake(
+        "norm-no-eps",
+        "the norm divides by 0 where all numbers of a word are equal",
+        "0 / 0 is nan, and attention carries it to every word",
+        {"normalize": lambda x: layer_norm(x, eps=0.0)},
+        {"normalize": lambda x: x / np.sqrt((x * x).mean(axis=-1, keepdims=True))},
+        nudge="What does the norm give for a word of zeros?",
+    ),
+    where="the division in the norm",
+    kind="fragile",
+)
+
+MLPS = (
+    *mended(
+        _MLP,
+        mistake(
+            "mlp-no-activation",
+            "the MLP has no activation: two matrices in a row are no more than one matrix",
+            "doubling what goes into the MLP doubles what it adds, but for the biases",
+            {"activation": same},
+        ),
+        mistake(
+            "mlp-activation-late",
+            "the activation comes after the second matrix; it belongs between the two",
+            "the MLP adds hardly anything below zero",
+            {"mlp": lambda x, p, act: act((x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"])},
+            nudge="Which numbers can the MLP add to a word? Can they be far below zero?",
+        ),
+        mistake(
+            "mlp-activation-twice",
+            "there is an activation after the second matrix too; one stands between the two",
+            "the MLP adds hardly anything below zero",
+            {"mlp": lambda x, p, act: act(mlp_of(x, p, act))},
+            nudge="Which numbers can the MLP add to a word? Can they be far below zero?",
+        ),
+        mistake(
+            "mlp-no-bias",
+            "a bias of the MLP is left out",
+            "b_in or b_out makes no difference",
+            {"mlp": lambda x, p, act: act(x @ p["w_in"]) @ p["w_out"]},
+            {"mlp": lambda x, p, act: act(x @ p["w_in"] + p["b_in"]) @ p["w_out"]},
+            {"mlp": lambda x, p, act: act(x @ p["w_in"]) @ p["w_out"] + p["b_out"]},
+            nudge="Change each parameter in turn: does every one of them make a difference?",
+        ),
+        where="the line of the MLP",
+    ),
+    *mended(
+        _MLP,
+        mistake(
+            "mlp-other-activation",
+            "the activation is another than GELU: ReLU, SiLU, or GELU by a logistic function",
+            "right where the weights were trained with it",
+            {"activation": lambda x: np.maximum(x, 0)},
+            {"activation": lambda x: x * sigmoid(x)},
+            {"activation": lambda x: x * sigmoid(1.702 * x)},
+        ),
+        where="the line of the MLP",
+        kind="convention",
+    ),
+    mistake(
+        "block-no-output-projection",
+        "what the heads give is not multiplied by w_o",
+        "w_o makes no difference",
+        {"project_out": lambda out, w_o: out},
+        remedy="out = weights @ v @ w_o",
+        nudge="Change each parameter in turn: does every one of them make a difference?",
+        where="the end of attention",
+    ),
+)

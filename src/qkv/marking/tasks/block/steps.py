@@ -1,0 +1,135 @@
+"""A transformer block step by step: attention and an MLP, each with a norm before it.
+
+Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), Ba et al. 2016
+(LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.mistake import Steps
+from qkv.marking.tasks.attention.inputs import Case
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import compute as attention
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Call:
+    """Word vectors (T, D), the block's parameters by name, and how many heads they make."""
+
+    x: Array
+    parameters: Mapping[str, Array]
+    heads: int = 1
+
+    def shown(self) -> dict[str, Any]:
+        """What a learner needs to make this call by hand."""
+        heads = {"num_heads": self.heads} if self.heads > 1 else {}
+        return {
+            "x": self.x,
+            **{f'parameters["{n}"]': a for n, a in self.parameters.items()},
+        } | heads
+
+
+def compute(case: Call, steps: Steps) -> Array:
+    """The word vectors after the block, (T, D)."""
+    x, p, heads = case.x, case.parameters, case.heads
+
+    def attend(x: Array) -> Array:
+        arrays = {"x": x, **{name: p[name] for name in ("w_q", "w_k", "w_v")}}
+        out: Array = steps["project_out"](attention(Case(arrays, heads=heads), steps), p["w_o"])
+        return out
+
+    def norm1(x: Array) -> Array:
+        return _norm(x, p["norm1_scale"], p["norm1_shift"], steps)
+
+    def norm2(x: Array) -> Array:
+        scale, shift = steps["second_norm"](p)
+        return _norm(x, scale, shift, steps)
+
+    def mlp(x: Array) -> Array:
+        out: Array = steps["mlp"](x, p, steps["activation"])
+        return out
+
+    out: Array = steps["wire"](x, attend, mlp, norm1, norm2)
+    return out
+
+
+def _norm(x: Array, scale: Array, shift: Array, steps: Steps) -> Array:
+    """Each word vector at one size, then times scale and plus shift."""
+    out: Array = steps["affine"](steps["normalize"](x), scale, shift)
+    return out
+
+
+Part = Callable[[Array], Array]
+
+
+def pre_norm(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
+    """Each part reads the norm of x, and is added to x."""
+    x = x + attend(norm1(x))
+    return x + mlp(norm2(x))
+
+
+def layer_norm(x: Array, axis: Any = -1, ddof: int = 0, eps: float = EPS) -> Array:
+    """Mean 0 and variance 1."""
+    mean, spread = x.mean(axis=axis, keepdims=True), x.var(axis=axis, ddof=ddof, keepdims=True)
+    out: Array = (x - mean) / np.sqrt(spread + eps)
+    return out
+
+
+def rms_norm(x: Array, axis: Any = -1) -> Array:
+    """A mean square of 1."""
+    out: Array = x / np.sqrt((x * x).mean(axis=axis, keepdims=True) + EPS)
+    return out
+
+
+def _erf(x: Array) -> Array:
+    out: Array = np.vectorize(math.erf, otypes=[float])(x)
+    return out
+
+
+def gelu(x: Array) -> Array:
+    """Each number times the share of a normal distribution below it."""
+    out: Array = x * (1 + _erf(x / math.sqrt(2))) / 2
+    return out
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Its approximation by tanh, as in GPT-2."""
+    out: Array = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return out
+
+
+def sigmoid(x: Array) -> Array:
+    """The logistic function."""
+    out: Array = 1 / (1 + np.exp(-x))
+    return out
+
+
+def mlp_of(x: Array, p: Mapping[str, Array], activation: Part) -> Array:
+    """Two linear layers with an activation between them."""
+    out: Array = activation(x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
+    return out
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **ATTENTION,
+        "project_out": lambda out, w_o: out @ w_o,
+        "wire": pre_norm,
+        "normalize": layer_norm,
+        "affine": lambda x, scale, shift: x * scale + shift,
+        "second_norm": lambda p: (p["norm2_scale"], p["norm2_shift"]),
+        "mlp": mlp_of,
+        "activation": gelu,
+    }
+)

@@ -1,0 +1,319 @@
+"""The task `block` against blocks as learners write them, right and wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv import layers
+from qkv.marking import check
+from qkv.marking.tasks.block.marker import KNOWN, WORDS
+from qkv.marking.tasks.block.steps import RIGHT, compute
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def layer_norm(x, scale, shift):
+    mean, var = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + 1e-5) * scale + shift
+
+
+def rms_norm(x, scale, shift):
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * scale
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.array([math.erf(n / math.sqrt(2)) for n in x.flat]).reshape(x.shape))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def attend(x, p, num_heads=1):
+    tokens, width = x.shape
+    q, k, v = (
+        (x @ p[name]).reshape(tokens, num_heads, -1).swapaxes(0, 1)
+        for name in ("w_q", "w_k", "w_v")
+    )
+    weights = softmax(q @ k.swapaxes(1, 2) / np.sqrt(width // num_heads))
+    return (weights @ v).swapaxes(0, 1).reshape(tokens, width) @ p["w_o"]
+
+
+def mlp(x, p, activation=gelu):
+    return activation(x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
+
+
+def built(norm=layer_norm, attend=attend, mlp=mlp):
+    """A pre-norm block of these parts."""
+
+    def block(x, parameters, num_heads=1):
+        p = parameters
+        x = x + attend(norm(x, p["norm1_scale"], p["norm1_shift"]), p, num_heads)
+        return x + mlp(norm(x, p["norm2_scale"], p["norm2_shift"]), p)
+
+    return block
+
+
+def wired(rule):
+    """A block of right parts: rule(x, attend, mlp, norm1, norm2)."""
+
+    def block(x, parameters, num_heads=1):
+        p = parameters
+        return rule(
+            x,
+            lambda x: attend(x, p, num_heads),
+            lambda x: mlp(x, p),
+            lambda x: layer_norm(x, p["norm1_scale"], p["norm1_shift"]),
+            lambda x: layer_norm(x, p["norm2_scale"], p["norm2_shift"]),
+        )
+
+    return block
+
+
+# -- right ones -----------------------------------------------------------------------------------
+
+
+def with_loops(x, parameters):
+    """Word by word, number by number; one head."""
+    p = parameters
+
+    def norm(row, scale, shift):
+        mean = sum(row) / len(row)
+        var = sum((n - mean) ** 2 for n in row) / len(row)
+        return [
+            (n - mean) / math.sqrt(var + 1e-12) * s + t
+            for n, s, t in zip(row, scale, shift, strict=True)
+        ]
+
+    def times(row, w):
+        return [sum(a * w[i][j] for i, a in enumerate(row)) for j in range(len(w[0]))]
+
+    normed = [norm(row, p["norm1_scale"], p["norm1_shift"]) for row in x]
+    q, k, v = ([times(row, p[name]) for row in normed] for name in ("w_q", "w_k", "w_v"))
+    out = []
+    for i, row in enumerate(x):
+        scores = [
+            sum(a * b for a, b in zip(q[i], key, strict=True)) / math.sqrt(len(key)) for key in k
+        ]
+        e = [math.exp(s - max(scores)) for s in scores]
+        context = [
+            sum(w * value[c] for w, value in zip(e, v, strict=True)) / sum(e)
+            for c in range(len(v[0]))
+        ]
+        row = [a + b for a, b in zip(row, times(context, p["w_o"]), strict=True)]
+        wide = [
+            a + b
+            for a, b in zip(
+                times(norm(row, p["norm2_scale"], p["norm2_shift"]), p["w_in"]),
+                p["b_in"],
+                strict=True,
+            )
+        ]
+        wide = [a * (1 + math.erf(a / math.sqrt(2))) / 2 for a in wide]
+        out.append(
+            [a + b + c for a, b, c in zip(row, times(wide, p["w_out"]), p["b_out"], strict=True)]
+        )
+    return out
+
+
+def with_einsum(x, parameters, num_heads=1):
+    p, width = parameters, x.shape[1]
+
+    def norm(x, n):
+        x = x - np.einsum("td->t", x)[:, None] / width
+        x = x / np.sqrt(np.einsum("td,td->t", x, x) / width + 1e-5)[:, None]
+        return x * p[f"norm{n}_scale"] + p[f"norm{n}_shift"]
+
+    h = norm(x, 1)
+    q, k, v = (
+        np.einsum("td,dhe->hte", h, p[name].reshape(width, num_heads, -1))
+        for name in ("w_q", "w_k", "w_v")
+    )
+    weights = softmax(np.einsum("hqe,hke->hqk", q, k) * q.shape[-1] ** -0.5)
+    w_o = p["w_o"].reshape(num_heads, -1, width)
+    x = x + np.einsum("hqk,hke,hed->qd", weights, v, w_o)
+    return x + mlp(norm(x, 2), p)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (built(), []),
+        (with_loops, []),
+        (with_einsum, []),
+        (built(rms_norm), ["Its norm is RMSNorm."]),
+        (
+            built(lambda x, scale, shift: rms_norm(x, scale, shift) + shift),
+            ["Its norm is RMSNorm."],
+        ),
+        (built(mlp=lambda x, p: mlp(x, p, gelu_tanh)), ["Its GELU is the one by tanh."]),
+        (
+            built(rms_norm, mlp=lambda x, p: mlp(x, p, gelu_tanh)),
+            ["Its norm is RMSNorm.", "Its GELU is the one by tanh."],
+        ),
+    ],
+)
+def test_a_right_block_gets_all_points(block, said):
+    result = check(block, task="block")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+    for style in ("Its norm is RMSNorm.", "Its GELU is the one by tanh."):
+        assert (style in result.message) == (style in said)
+
+
+def test_the_right_answer_is_this_library_s_block():
+    """What is shown as right is what the layers compute from the same weights."""
+    example = check(lambda x, parameters: x, task="block").example
+    p = {name.split('"')[1]: a for name, a in example.items() if name.startswith("parameters")}
+    attention = layers.MultiHeadAttention.from_weights(p["w_q"], p["w_k"], p["w_v"], p["w_o"])
+    norms = []
+    for n in (1, 2):
+        norm = layers.LayerNorm(2, eps=1e-5, dtype=np.float64)
+        norm.parameters.update(weight=p[f"norm{n}_scale"], bias=p[f"norm{n}_shift"])
+        norms.append(norm)
+    x = example["x"] + attention(norms[0](example["x"])[None])[0]
+    assert np.allclose(x + mlp(norms[1](x), p), example["right"], rtol=1e-6)
+
+
+# -- wrong ones -----------------------------------------------------------------------------------
+
+
+def of_norm(norm):
+    return built(lambda x, scale, shift: norm(x) * scale + shift)
+
+
+def centred(x):
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        (wired(lambda x, a, m, n1, n2: m(n2(a(n1(x))))), "block-no-residual"),
+        (wired(lambda x, a, m, n1, n2: (h := a(n1(x))) + m(n2(h))), "block-no-residual"),
+        (wired(lambda x, a, m, n1, n2: m(n2(x + a(n1(x))))), "block-no-residual"),
+        (
+            wired(lambda x, a, m, n1, n2: (h := n2((n := n1(x)) + a(n))) + m(h)),
+            "block-normed-stream",
+        ),
+        (
+            wired(lambda x, a, m, n1, n2: (h := (n := n1(x)) + a(n)) + m(n2(h))),
+            "block-normed-stream",
+        ),
+        (wired(lambda x, a, m, n1, n2: x + m(n2(x + a(n1(x))))), "block-from-start"),
+        (wired(lambda x, a, m, n1, n2: (h := x + m(n2(x))) + a(n1(h))), "block-mlp-first"),
+        (wired(lambda x, a, m, n1, n2: (h := x + a(x)) + m(h)), "block-no-norm"),
+        (wired(lambda x, a, m, n1, n2: (h := x + a(n1(x))) + m(h)), "block-no-norm"),
+        (of_norm(lambda x: (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)), "norm-tokens"),
+        (of_norm(lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5)), "norm-whole"),
+        (of_norm(lambda x: centred(x) / (x.var(axis=-1, keepdims=True) + 1e-5)), "norm-no-root"),
+        (
+            of_norm(lambda x: centred(x) / np.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-5)),
+            "norm-ddof",
+        ),
+        (of_norm(lambda x: x / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)), "norm-no-mean"),
+        (of_norm(centred), "norm-no-division"),
+        (built(lambda x, scale, shift: layer_norm(x, 1, 0)), "norm-affine"),
+        (built(lambda x, scale, shift: layer_norm(x, scale, 0)), "norm-affine"),
+        (built(lambda x, scale, shift: layer_norm(x, 1, shift)), "norm-affine"),
+        (built(mlp=lambda x, p: mlp(x, p, lambda x: x)), "mlp-no-activation"),
+        (
+            built(mlp=lambda x, p: gelu((x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"])),
+            "mlp-activation-late",
+        ),
+        (built(mlp=lambda x, p: gelu(mlp(x, p))), "mlp-activation-twice"),
+        (built(mlp=lambda x, p: gelu(x @ p["w_in"]) @ p["w_out"]), "mlp-no-bias"),
+        (
+            built(attend=lambda x, p, heads: attend(x, {**p, "w_o": np.eye(len(p["w_o"]))}, heads)),
+            "block-no-output-projection",
+        ),
+        (
+            built(
+                attend=lambda x, p, heads: attend(
+                    x, {**p, "w_q": p["w_q"] * (x.shape[1] // heads) ** 0.5}, heads
+                )
+            ),
+            "no-scaling",
+        ),
+        (built(attend=lambda x, p, heads: attend(x, p)), "heads-ignored"),
+    ],
+)
+def test_a_mistake_is_told_by_its_name(block, key):
+    result = check(block, task="block")
+    assert (result.mistakes, result.points) == ((key,), 6), str(result)
+    assert len(result.hint) == 3
+    assert all(result.hint)
+
+
+def test_a_norm_that_is_used_twice():
+    def block(x, parameters):
+        p = {
+            **parameters,
+            "norm2_scale": parameters["norm1_scale"],
+            "norm2_shift": parameters["norm1_shift"],
+        }
+        return built()(x, p)
+
+    assert check(block, task="block").mistakes == ("norm-shared",)
+
+
+def test_two_mistakes_are_told_apart():
+    block = built(
+        lambda x, scale, shift: (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * scale + shift,
+        mlp=lambda x, p: mlp(x, p, lambda x: x),
+    )
+    assert {*check(block, task="block").mistakes} == {"norm-tokens", "mlp-no-activation"}
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        (wired(lambda x, a, m, n1, n2: n2((h := n1(x + a(x))) + m(h))), "block-post-norm"),
+        (wired(lambda x, a, m, n1, n2: (h := x + n1(a(x))) + n2(m(h))), "block-norm-of-part"),
+        (wired(lambda x, a, m, n1, n2: x + a(n1(x)) + m(n2(x))), "block-parallel"),
+        (built(mlp=lambda x, p: mlp(x, p, lambda x: np.maximum(x, 0))), "mlp-other-activation"),
+    ],
+)
+def test_what_other_models_do_is_a_convention(block, key):
+    result = check(block, task="block")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.conventions, result.fragile) == ((key,), ())
+
+
+def test_a_division_by_zero_is_fragile():
+    block = of_norm(lambda x: centred(x) / x.std(axis=-1, keepdims=True))
+    result = check(block, task="block")
+    assert (result.fragile, result.points) == (("norm-no-eps",), 9), str(result)
+    assert (result.example["x"] == 0).all(axis=-1).any()
+
+
+def test_the_smallest_input_that_shows_it_is_shown():
+    assert check(built(mlp=lambda x, p: 0 * x), task="block").example["x"].shape == (1, 2)
+    whole = of_norm(lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5))
+    assert check(whole, task="block").example["x"].shape == (2, 2)  # right for one word
+
+
+def test_a_block_that_writes_to_x_is_told_so():
+    def block(x, parameters):
+        x += built()(x, parameters) - x
+        return x
+
+    assert check(block, task="block").mistakes == ("inputs-modified",)
+
+
+def test_a_parameter_that_is_no_name_is_an_error_in_words():
+    result = check(lambda x, parameters: x @ parameters["W_Q"], task="block")
+    assert result.mistakes == ("raises",)
+    assert "KeyError: 'W_Q'" in result.message
+
+
+def test_no_known_mistake_fails_itself():
+    """One that did would be found wherever a function raises, whatever it does."""
+    for one in KNOWN:
+        for variant in one.variants:
+            with np.errstate(all="ignore"):
+                assert all(compute(words, {**RIGHT, **variant}).size for words in WORDS)
