@@ -2,10 +2,11 @@
 
 from qkv.marking.tasks.attention import ATTENTION
 from qkv.marking.tasks.block import BLOCK
+from qkv.marking.tasks.kv_cache import KV_CACHE
 from qkv.marking.tasks.positions import POSITIONS
 from qkv.marking.tasks.softmax import SOFTMAX
 from qkv.marking.tasks.task import Task
 
-TASKS = {task.name: task for task in (SOFTMAX, ATTENTION, POSITIONS, BLOCK)}
+TASKS = {task.name: task for task in (SOFTMAX, ATTENTION, POSITIONS, BLOCK, KV_CACHE)}
 
 __all__ = ["TASKS", "Task"]

@@ -1,0 +1,204 @@
+"""Mark a step function: called part by part, does it give what the whole run gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.engine import Group, Marking
+from qkv.marking.findings import Finding, changed_inputs
+from qkv.marking.outcome import Outcome, differ, name_of, numbers, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.mistakes import LARGE, core
+from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, PLACING
+from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
+from qkv.marking.tasks.task import Task
+
+
+def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
+    """Multiples of 1/2 between -2 and 2, for word vectors and projections of sizes D, d, dv."""
+    width, d, dv = sizes
+    rng = np.random.default_rng(seed)
+    shapes = {"x": (sum(parts), width), "w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
+    return Run({name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, parts)
+
+
+def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
+    """These ways to hand a text over, each in two sizes."""
+    return [
+        _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
+        for n, one in enumerate(parts)
+        for sizes in ((2, 2, 2), (4, 3, 3))
+    ]
+
+
+# scores of 0 and 1000: word by word, then both words at once
+_LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
+_LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
+
+# of attention, but for what fails here and so would explain any function that does
+_FAILING = ("weights-returned", "weights-transposed", "no-projection", "projection-transposed")
+_ATTENTION = tuple(one for one in core("x,w_q,w_k,w_v") if one.key not in _FAILING)
+
+WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
+GROUPS = (
+    Group(
+        "one word at a time",
+        WORD_BY_WORD,
+        (*CACHING, *MASKING, *_ATTENTION),
+    ),
+    Group("a prompt and then single words", _cases(20, (2, 1), (3, 1, 1)), MASKING),
+    Group("several words after others", _cases(30, (1, 2), (2, 2), (1, 3, 2)), MASKING),
+    Group("scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE),
+)
+
+
+def _with_positions(case: Run) -> Run:
+    """The same text with a table of positions: some more rows than words, the last one zeros."""
+    words, width = case.arrays["x"].shape
+    table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
+    table[-1] = 0
+    return replace(case, positions=table)
+
+
+POSITIONS = Group(
+    "positions",
+    [_with_positions(case) for case in _cases(40, (1, 1), (2, 1), (1, 2, 1))],
+    PLACING,
+)
+
+
+class _Stepping:
+    """Somebody's step function, called part by part.
+
+    Args:
+        step: the function.
+        first: makes the cache of the first call.
+    """
+
+    def __init__(self, step: Callable[..., Any], first: Callable[[], Any]) -> None:
+        self.step, self.first = step, first
+
+    def __call__(self, case: Run) -> Any:
+        """The outputs of all calls below each other, or what is no output."""
+        outs, cache = [], self.first()
+        for x in case.pieces():
+            out, cache = self.one(case, x, cache)
+            if (rows := numbers(out)) is None:
+                return out
+            outs.append(np.atleast_2d(rows))
+        return np.concatenate(outs)
+
+    def one(self, case: Run, x: Array, cache: Any) -> tuple[Any, Any]:
+        """One call: the output and the cache for the next."""
+        given = {} if case.positions is None else {"positions": case.positions}
+        weights = (case.arrays[name] for name in ("w_q", "w_k", "w_v"))
+        returned = self.step(x, cache, *weights, **given)
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            raise NoCacheError(f"it returns {_what(returned)}, not (out, cache)")
+        return returned[0], returned[1]
+
+
+class NoCacheError(TypeError):
+    """A step that does not return an output and a cache."""
+
+
+def _what(returned: Any) -> str:
+    if returned is None:
+        return "None"
+    number = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+    return f"a {type(returned).__name__}{number}"
+
+
+def _no_cache(run: Outcome) -> Finding:
+    return Finding(
+        "cache-not-returned",
+        str(run.error),
+        "the next call cannot know what came before",
+        "return out, (k, v)  # all keys and values so far",
+        nudge="What does the next call need to know?",
+        where="the return statement",
+        run=run,
+    )
+
+
+def _remembers(run: Outcome, again: Outcome) -> Finding:
+    return Finding(
+        "cache-shared",
+        "a second text sees the words of the first: the cache lives outside the function",
+        "with cache=None a text begins anew; what an earlier call kept is still there",
+        "if cache is None: cache = (np.zeros((0, d)), np.zeros((0, dv)))  # inside the function",
+        nudge="Run the same text twice, each time from cache=None.",
+        where="the place where the first cache is made: a global list, or a default argument",
+        run=again,
+        more={"yours the first time": run.out},
+    )
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a step function with a cache."""
+    names = ("x", "cache", "w_q", "w_k", "w_v")
+    options, _ = options_of(function, names, {"positions": ("positions",)})
+    smallest = WORD_BY_WORD[0]
+    call = _Stepping(function, lambda: None)
+
+    def run(case: Run) -> Outcome:
+        return outcome(case, call, compute(case, RIGHT))
+
+    m = Marking("kv-cache", name_of(function), run, compute, RIGHT, returns="return out, (k, v)")
+    first = run(smallest)
+    if first.error is not None and not isinstance(first.error, NoCacheError):
+        for make in (dict, list):
+            call.first = make
+            if (other := run(smallest)).error is None:
+                m.limits.append(f"It wants the first cache as {make()}, not as None.")
+                first = other
+                break
+        else:
+            call.first = lambda: None
+    again = run(smallest)
+    if isinstance(first.error, NoCacheError):
+        m.find(_no_cache(first))
+    elif first.is_right and differ(first.out, again.out):
+        m.find(_remembers(first, again))
+    else:
+        m.first_call(smallest)
+    if m.wrong:
+        return m.result()
+    for group in GROUPS:
+        m.test(group)
+    if "positions" in options:
+        m.test(POSITIONS)
+    else:
+        m.untried.append("positions")
+    if not m.wrong:
+        m.find(changed_inputs(m.runs))
+        if not m.wrong and _writes_to_cache(call):
+            m.limits.append(
+                "It writes to the cache it is given: to go on from one in two ways needs a copy."
+            )
+    return m.result()
+
+
+def _writes_to_cache(call: _Stepping) -> bool:
+    """Does a text that goes on twice from the same cache differ the second time?"""
+    case = WORD_BY_WORD[0]
+    first, last = case.pieces()
+    _, cache = call.one(case, first, call.first())
+    once, again = (numbers(call.one(case, last, cache)[0]) for _ in range(2))
+    return differ(once, again)
+
+
+KV_CACHE = Task(
+    name="kv-cache",
+    looks_for=("step", "attention_step", "kv_cache_step"),
+    signature="step(x, cache, w_q, w_k, w_v) -> (out, cache)",
+    asks="causal attention of the n new words x (n, D), given what earlier calls kept (None at"
+    " first); out (n, dv); optional: positions (N, D), of which a row is added to each word",
+    mark=_mark,
+)

@@ -1,0 +1,149 @@
+"""The ways to get a cache wrong: each replaces a step of the right computation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.mistake import mended, mistake
+from qkv.marking.tasks.kv_cache.steps import Kept
+
+
+def _before(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    """The new rows before those that are kept."""
+    return np.concatenate([k, kept.key]), np.concatenate([v, kept.value])
+
+
+def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    """The new rows after those that are kept, and once more."""
+    return np.concatenate([kept.key, k, k]), np.concatenate([kept.value, v, v])
+
+
+def _only_new(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    return k, v
+
+
+def _only_kept(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    return kept.key, kept.value
+
+
+def _only_kept_but_first(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    return (kept.key, kept.value) if len(kept.key) else (k, v)
+
+
+def _counts_kept(kept: int, keys: int, new: int) -> int:
+    """The new words stand after what was kept, though they are not among the keys."""
+    return kept
+
+
+_KEEP = "k = np.concatenate([cache[0], k]); v = np.concatenate([cache[1], v])"
+_SEES = "visible = np.arange(len(k)) <= before + np.arange(n)[:, None]  # before = len(cache[0])"
+_PLACES = "x = x + positions[before : before + len(x)]  # before = len(cache[0])"
+
+CACHING = (
+    mistake(
+        "cache-unused",
+        "a word does not see what the cache holds: it attends to the words of its own call alone",
+        "handed over one by one, every word takes its own value and nothing else",
+        {"reads": _only_new},
+        remedy=_KEEP,
+        nudge="Hand over two words one by one: does the second output depend on the first word?",
+        where="the line that puts old and new keys together, before the scores",
+    ),
+    mistake(
+        "cache-overwritten",
+        "the cache keeps the newest keys and values alone; those before them are overwritten",
+        "from the third call on a word no longer sees the first",
+        {"keeps": _only_new},
+        remedy=f"{_KEEP}; return out, (k, v)",
+        nudge="How many rows has the cache after three calls of one word each?",
+        where="what is returned as the cache",
+    ),
+    mistake(
+        "cache-twice",
+        "what is new comes into the cache twice",
+        "the same key twice takes the weight of two",
+        {"keeps": _twice},
+        {"reads": _twice},
+        {"reads": _twice, "keeps": _twice},
+        remedy=f"{_KEEP}; return out, (k, v)  # joined once",
+        nudge="How many rows has the cache after three calls of one word each?",
+        where="the lines that append to the cache: there are two of them",
+    ),
+    mistake(
+        "cache-late",
+        "a word does not see itself: attention runs before its own key and value are there",
+        "the newest word takes nothing of its own value, and the first one has nothing to see",
+        {"reads": _only_kept, "first": _counts_kept},
+        {"reads": _only_kept_but_first, "first": _counts_kept},
+        remedy=f"{_KEEP}  # before the scores",
+        nudge="Which words does the newest word see in the whole causal run?",
+        where="the order of two lines: the one that appends and the one that makes the scores",
+    ),
+)
+
+MASKING = mended(
+    _SEES,
+    mistake(
+        "cache-no-mask",
+        "words that come in one call see each other's future: the causal mask is missing",
+        "right word by word, wrong for a prompt",
+        {"sees": lambda i, j, first: j >= 0},
+    ),
+    mistake(
+        "cache-mask-start",
+        "the causal mask counts from the first key, though the new words stand after the cache",
+        "right for a first call; later words do not see all that came before them",
+        {"sees": lambda i, j, first: j <= i},
+    ),
+    mistake(
+        "cache-mask-diagonal",
+        "the causal mask is off by one: a word may see itself too",
+        "the first word sees nothing at all",
+        {"sees": lambda i, j, first: j < first + i},
+    ),
+    mistake(
+        "cache-mask-ahead",
+        "the causal mask is off by one: a word may not see the one after it",
+        "in a call of several words each sees one of the future",
+        {"sees": lambda i, j, first: j <= first + i + 1},
+    ),
+    mistake(
+        "cache-front",
+        "the new keys stand before those in the cache, where the mask expects them after",
+        "right word by word, since softmax knows no order; wrong where a mask counts the places",
+        {"reads": _before, "keeps": _before},
+        remedy=_KEEP,
+    ),
+    where="the mask: key j is visible to new word i where j <= before + i",
+)
+
+PLACING = mended(
+    _PLACES,
+    mistake(
+        "cache-positions-restart",
+        "the places start from 0 in each call; a new word stands after those in the cache",
+        "every word that comes alone gets the position of the first",
+        {"places": lambda new, before, calls: np.arange(new)},
+    ),
+    mistake(
+        "cache-positions-calls",
+        "the place of a word is counted in calls, not in words",
+        "right word by word; after a prompt of several words the next one stands too early",
+        {"places": lambda new, before, calls: calls + np.arange(new)},
+    ),
+    mistake(
+        "cache-positions-off",
+        "the places are off: the first word stands at place 0",
+        "the cache is counted after the new words have come into it",
+        {"places": lambda new, before, calls: before + 1 + np.arange(new)},
+        {"places": lambda new, before, calls: before + new + np.arange(new)},
+    ),
+    mistake(
+        "cache-positions-ignored",
+        "positions make no difference",
+        "two equal words at different places give the same",
+        {"places": lambda new, before, calls: np.full(new, -1)},  # the last row is zeros
+    ),
+    where="the line that adds positions to x: which rows of the table belong to these words?",
+)

@@ -1,0 +1,303 @@
+"""The task `kv-cache` against step functions as learners write them, right and wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv import KVCache, attention
+from qkv.marking import check
+from qkv.marking.tasks.kv_cache.marker import GROUPS
+from qkv.marking.tasks.kv_cache.steps import RIGHT, compute
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def attend(q, k, v, visible):
+    return softmax(np.where(visible, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)) @ v
+
+
+def sees(new, total):
+    """Each new word sees all that came before it and itself."""
+    return np.arange(total) <= total - new + np.arange(new)[:, None]
+
+
+# -- right ones -----------------------------------------------------------------------------------
+
+
+def arrays_in_a_tuple(x, cache, w_q, w_k, w_v, positions=None):
+    before = 0 if cache is None else len(cache[0])
+    if positions is not None:
+        x = x + positions[before : before + len(x)]
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        k, v = np.concatenate([cache[0], k]), np.concatenate([cache[1], v])
+    return attend(q, k, v, sees(len(q), len(k))), (k, v)
+
+
+def loops_and_a_list(x, cache, w_q, w_k, w_v):
+    rows, out = list(cache or []), []
+    for word in x:
+        rows.append((word @ w_k, word @ w_v))
+        q = word @ w_q
+        scores = [
+            sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q)) for k, _ in rows
+        ]
+        e = [math.exp(s - max(scores)) for s in scores]
+        out.append(sum(w * v for w, (_, v) in zip(e, rows, strict=True)) / sum(e))
+    return out, rows
+
+
+def einsum_and_a_dict(x, cache, w_q, w_k, w_v, positions=None):
+    """Writes to the cache that it is given."""
+    cache = (
+        {"k": np.empty((0, w_k.shape[1])), "v": np.empty((0, w_v.shape[1]))}
+        if cache is None
+        else cache
+    )
+    if positions is not None:
+        place = len(cache["k"]) + np.arange(len(x))
+        x = x + positions[place]
+    cache["k"] = np.vstack([cache["k"], np.einsum("td,dk->tk", x, w_k)])
+    cache["v"] = np.vstack([cache["v"], np.einsum("td,dk->tk", x, w_v)])
+    scores = np.einsum("qd,kd->qk", x @ w_q, cache["k"]) * w_q.shape[1] ** -0.5
+    scores = np.where(sees(*scores.shape), scores, -np.inf)
+    return np.einsum("qk,kd->qd", softmax(scores), cache["v"]), cache
+
+
+def the_words_kept_and_all_computed_again(x, cache, w_q, w_k, w_v):
+    x = x if cache is None else np.concatenate([cache, x])
+    whole = attend(x @ w_q, x @ w_k, x @ w_v, np.tri(len(x), dtype=bool))
+    return whole[-(len(whole) - (0 if cache is None else len(cache))) :], x
+
+
+def of_this_library(x, cache, w_q, w_k, w_v):
+    cache = KVCache() if cache is None else cache
+    q, k, v = ((x @ w)[None, None] for w in (w_q, w_k, w_v))
+    return attention(q, **cache.append(k, v), is_causal=True)[0, 0], cache
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        arrays_in_a_tuple,
+        loops_and_a_list,
+        einsum_and_a_dict,
+        the_words_kept_and_all_computed_again,
+        of_this_library,
+    ],
+)
+def test_a_right_step_gets_all_points(function):
+    result = check(function, task="kv-cache")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+
+
+def test_what_was_not_tried_is_said():
+    assert "no such parameter: positions" in check(loops_and_a_list, task="kv-cache").message
+    assert "Not tried" not in check(arrays_in_a_tuple, task="kv-cache").message
+
+
+def test_a_cache_that_is_written_to_is_said_and_costs_nothing():
+    said = "It writes to the cache it is given"
+    assert said in check(einsum_and_a_dict, task="kv-cache").message
+    assert said not in check(arrays_in_a_tuple, task="kv-cache").message
+
+
+def test_a_first_cache_other_than_none_is_said():
+    def wants_a_dict(x, cache, w_q, w_k, w_v):
+        k, v = (
+            cache.get("k", np.empty((0, w_k.shape[1]))),
+            cache.get("v", np.empty((0, w_v.shape[1]))),
+        )
+        out, (k, v) = arrays_in_a_tuple(x, (k, v), w_q, w_k, w_v)
+        return out, {"k": k, "v": v}
+
+    result = check(wants_a_dict, task="kv-cache")
+    assert (result.passed, result.points) == (True, 10)
+    assert "wants the first cache as {}" in result.message
+
+
+# -- wrong ones -----------------------------------------------------------------------------------
+
+
+def joined(cache, k, v):
+    return (
+        (k, v) if cache is None else (np.concatenate([cache[0], k]), np.concatenate([cache[1], v]))
+    )
+
+
+def overwritten(x, cache, w_q, w_k, w_v):
+    q, new = x @ w_q, (x @ w_k, x @ w_v)
+    k, v = joined(cache, *new)
+    return attend(q, k, v, sees(len(q), len(k))), new
+
+
+def unused(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    return attend(q, k, v, sees(len(q), len(k))), joined(cache, k, v)
+
+
+def twice(x, cache, w_q, w_k, w_v):
+    q, new = x @ w_q, (x @ w_k, x @ w_v)
+    k, v = joined(cache, *new)
+    return attend(
+        q, k, v, np.arange(len(k)) <= len(k) - len(q) + np.arange(len(q))[:, None]
+    ), joined((k, v), *new)
+
+
+def late(x, cache, w_q, w_k, w_v):
+    q, new = x @ w_q, (x @ w_k, x @ w_v)
+    k, v = new if cache is None else cache
+    before = 0 if cache is None else len(cache[0])
+    visible = np.arange(len(k)) <= before + np.arange(len(q))[:, None]
+    return attend(q, k, v, visible), joined(cache, *new)
+
+
+def without_mask(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, True), (k, v)
+
+
+def mask_from_the_start(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, np.tri(len(q), len(k), dtype=bool)), (k, v)
+
+
+def mask_without_the_diagonal(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, np.tri(len(q), len(k), len(k) - len(q) - 1, dtype=bool)), (k, v)
+
+
+def mask_one_ahead(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, np.tri(len(q), len(k), len(k) - len(q) + 1, dtype=bool)), (k, v)
+
+
+def in_front(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        k, v = np.concatenate([k, cache[0]]), np.concatenate([v, cache[1]])
+    return attend(q, k, v, sees(len(q), len(k))), (k, v)
+
+
+def placed(rows):
+    """A right step but for the rows of the table that it adds."""
+
+    def step(x, cache, w_q, w_k, w_v, positions=None):
+        count, kept = (0, None) if cache is None else cache
+        before = 0 if kept is None else len(kept[0])
+        if positions is not None:
+            x = x + positions[rows(len(x), before, count)]
+        out, kept = arrays_in_a_tuple(x, kept, w_q, w_k, w_v)
+        return out, (count + 1, kept)
+
+    return step
+
+
+restart = placed(lambda new, before, count: np.arange(new))
+by_calls = placed(lambda new, before, count: count + np.arange(new))
+from_one = placed(lambda new, before, count: before + 1 + np.arange(new))
+after_counting = placed(lambda new, before, count: before + new + np.arange(new))
+nowhere = placed(lambda new, before, count: [-1] * new)  # where the table has zeros
+
+
+def without_scale(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return softmax(np.where(sees(len(q), len(k)), q @ k.T, -np.inf)) @ v, (k, v)
+
+
+def only_the_output(x, cache, w_q, w_k, w_v):
+    return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "key", "points"),
+    [
+        (overwritten, "cache-overwritten", 6),
+        (unused, "cache-unused", 6),
+        (twice, "cache-twice", 6),
+        (late, "cache-late", 6),
+        (without_mask, "cache-no-mask", 6),
+        (mask_from_the_start, "cache-mask-start", 6),
+        (mask_without_the_diagonal, "cache-mask-diagonal", 6),
+        (mask_one_ahead, "cache-mask-ahead", 6),
+        (in_front, "cache-front", 6),
+        (restart, "cache-positions-restart", 6),
+        (by_calls, "cache-positions-calls", 6),
+        (from_one, "cache-positions-off", 6),
+        (after_counting, "cache-positions-off", 6),
+        (nowhere, "cache-positions-ignored", 6),
+        (without_scale, "no-scaling", 6),
+        (only_the_output, "cache-not-returned", 6),
+    ],
+)
+def test_a_mistake_is_told_by_its_name(function, key, points):
+    result = check(function, task="kv-cache")
+    assert (result.mistakes, result.points) == ((key,), points), str(result)
+    assert len(result.hint) == 3
+    assert all(result.hint)
+
+
+def test_two_mistakes_are_told_apart():
+    def both(x, cache, w_q, w_k, w_v):
+        q, new = x @ w_q, (x @ w_k, x @ w_v)
+        k, v = joined(cache, *new)
+        return softmax(np.where(sees(len(q), len(k)), q @ k.T, -np.inf)) @ v, new
+
+    assert {*check(both, task="kv-cache").mistakes} == {"cache-overwritten", "no-scaling"}
+
+
+def test_a_cache_outside_the_function_is_found_by_a_second_text():
+    kept = []
+
+    def step(x, cache, w_q, w_k, w_v):
+        kept.extend(zip(x @ w_k, x @ w_v, strict=True))
+        k, v = (np.array(rows) for rows in zip(*kept, strict=True))
+        return attend(x @ w_q, k, v, sees(len(x), len(k))), kept
+
+    result = check(step, task="kv-cache")
+    assert result.mistakes == ("cache-shared",), str(result)
+    assert np.allclose(result.example["yours the first time"], result.example["right"])
+
+
+def test_softmax_without_maximum_is_fragile():
+    def step(x, cache, w_q, w_k, w_v):
+        q = x @ w_q
+        k, v = joined(cache, x @ w_k, x @ w_v)
+        e = np.where(sees(len(q), len(k)), np.exp(q @ k.T / np.sqrt(q.shape[1])), 0)
+        return e / e.sum(axis=-1, keepdims=True) @ v, (k, v)
+
+    result = check(step, task="kv-cache")
+    assert (result.fragile, result.points) == (("softmax-no-max",), 9), str(result)
+
+
+def test_the_smallest_calls_that_show_it_are_shown():
+    example = check(mask_one_ahead, task="kv-cache").example
+    assert example["the calls, in order"] == "x[0:2], x[2:3]"  # one word a call has no future in it
+    whole = arrays_in_a_tuple(example["x"], None, *(example[w] for w in ("w_q", "w_k", "w_v")))[0]
+    assert np.allclose(example["right"], whole)
+    assert not np.allclose(example["yours"], whole)
+
+
+def test_a_function_of_other_parameters_is_a_type_error():
+    with pytest.raises(
+        TypeError, match=r"check: <?[\w ]+>?\(x, cache, w_q, w_k, w_v\) is called, but"
+    ):
+        check(lambda x, cache: x, task="kv-cache")
+
+
+def test_no_known_mistake_fails_itself():
+    """One that did would be found wherever a function raises, whatever it does."""
+    for group in GROUPS:
+        for variant in (variant for one in group.known for variant in one.variants):
+            with np.errstate(all="ignore"):
+                assert all(compute(run, {**RIGHT, **variant}).size for run in group.cases)
