@@ -59,13 +59,14 @@ def mistake(
 
 
 def mended(
-    remedy: str, *mistakes: Mistake, where: str = "", kind: Kind = "wrong"
+    remedy: str, *mistakes: Mistake, nudge: str = "", where: str = "", kind: Kind = "wrong"
 ) -> tuple[Mistake, ...]:
-    """Mistakes that one line mends, at one place, but where one has a remedy of its own."""
+    """Mistakes that one line mends, at one place, but where one has words of its own."""
     return tuple(
         replace(
             one,
             remedy=one.remedy or remedy,
+            nudge=one.nudge or nudge,
             where=one.where or where,
             kind=kind if one.kind == "wrong" else one.kind,
         )

@@ -1,0 +1,416 @@
+"""The task `decoder` against decoders as learners write them, right and wrong."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import qkv
+from qkv.marking import check
+from qkv.marking.tasks.decoder import small_model
+from qkv.marking.tasks.decoder.marker import KNOWN, TEXTS
+from qkv.marking.tasks.decoder.mistakes import LAST
+from qkv.marking.tasks.decoder.steps import RIGHT, compute
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def rotate(x, theta):
+    """(heads, T, d): number i turns with number i + d / 2."""
+    d = x.shape[-1]
+    angle = np.arange(x.shape[-2])[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    a, b = x[..., : d // 2], x[..., d // 2 :]
+    return np.concatenate(
+        [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=-1
+    )
+
+
+class Decoder:
+    """A right one; a wrong one overrides a part."""
+
+    def __call__(self, ids, weights, config):
+        self.w, self.c = weights, config
+        x = self.embed(weights["model.embed_tokens.weight"], ids)
+        for layer in self.layers(config["num_hidden_layers"]):
+            name = f"model.layers.{layer}."
+            self.p = {n[len(name) : -7]: a for n, a in weights.items() if n.startswith(name)}
+            x = self.block(x)
+        return self.head(x)
+
+    def embed(self, table, ids):
+        return table[ids]
+
+    def layers(self, count):
+        return range(count)
+
+    def block(self, x):
+        x = x + self.attend(self.norm(x, self.p["input_layernorm"]))
+        return x + self.mlp(self.norm(x, self.p["post_attention_layernorm"]))
+
+    def norm(self, x, weight):
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.c["rms_norm_eps"]) * weight
+
+    def positions(self, q, k, v):
+        return rotate(q, self.c["rope_theta"]), rotate(k, self.c["rope_theta"]), v
+
+    def repeat(self, a, times):
+        return np.repeat(a, times, axis=0)
+
+    def visible(self, tokens):
+        return np.tri(tokens, dtype=bool)
+
+    def attend(self, x):
+        heads, groups = self.c["num_attention_heads"], self.c["num_key_value_heads"]
+        q, k, v = (
+            (x @ self.p[f"self_attn.{name}_proj"].T).reshape(len(x), n, -1).swapaxes(0, 1)
+            for name, n in (("q", heads), ("k", groups), ("v", groups))
+        )
+        q, k, v = self.positions(q, k, v)
+        k, v = self.repeat(k, heads // groups), self.repeat(v, heads // groups)
+        scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+        context = softmax(np.where(self.visible(len(x)), scores, -np.inf)) @ v
+        return context.swapaxes(0, 1).reshape(len(x), -1) @ self.p["self_attn.o_proj"].T
+
+    def gate(self, gate, up):
+        return silu(gate) * up
+
+    def mlp(self, x):
+        gate, up = x @ self.p["mlp.gate_proj"].T, x @ self.p["mlp.up_proj"].T
+        return self.gate(gate, up) @ self.p["mlp.down_proj"].T
+
+    def head(self, x):
+        return self.norm(x, self.w["model.norm.weight"]) @ self.w["model.embed_tokens.weight"].T
+
+
+def made(**parts):
+    """The right decoder but for these parts."""
+    return type("Mine", (Decoder,), parts)()
+
+
+# -- right ones -----------------------------------------------------------------------------------
+
+
+def with_loops(ids, weights, config):
+    """Head by head and word by word."""
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    d = config["hidden_size"] // heads
+    half = d // 2
+
+    def norm(row, weight):
+        return row / math.sqrt(float(row @ row) / len(row) + config["rms_norm_eps"]) * weight
+
+    def turned(row, place):
+        row = row.copy()
+        for i in range(half):
+            angle = place / config["rope_theta"] ** (2 * i / d)
+            a, b = row[i], row[i + half]
+            row[i] = a * math.cos(angle) - b * math.sin(angle)
+            row[i + half] = b * math.cos(angle) + a * math.sin(angle)
+        return row
+
+    xs = [weights["model.embed_tokens.weight"][i] for i in ids]
+    for layer in range(config["num_hidden_layers"]):
+        p = {
+            n.split(".", 3)[3]: a
+            for n, a in weights.items()
+            if n.startswith(f"model.layers.{layer}.")
+        }
+        keys, values, out = [], [], []
+        for place, x in enumerate(xs):
+            h = norm(x, p["input_layernorm.weight"])
+            q, k, v = (p[f"self_attn.{n}_proj.weight"] @ h for n in "qkv")
+            keys.append([turned(k[g * d : (g + 1) * d], place) for g in range(groups)])
+            values.append([v[g * d : (g + 1) * d] for g in range(groups)])
+            context = []
+            for head in range(heads):
+                group = head // (heads // groups)
+                query = turned(q[head * d : (head + 1) * d], place)
+                e = np.exp([query @ key[group] / math.sqrt(d) for key in keys])
+                context.append(
+                    sum(w * value[group] for w, value in zip(e / e.sum(), values, strict=True))
+                )
+            x = x + p["self_attn.o_proj.weight"] @ np.concatenate(context)
+            h = norm(x, p["post_attention_layernorm.weight"])
+            gate, up = p["mlp.gate_proj.weight"] @ h, p["mlp.up_proj.weight"] @ h
+            out.append(x + p["mlp.down_proj.weight"] @ (silu(gate) * up))
+        xs = out
+    return [
+        weights["model.embed_tokens.weight"] @ norm(x, weights["model.norm.weight"]) for x in xs
+    ]
+
+
+def with_einsum(ids, weights, config):
+    """Heads in two dimensions, the key heads and the queries of each; numbers turned as complex."""
+    groups = config["num_key_value_heads"]
+    each = config["num_attention_heads"] // groups
+    d = config["hidden_size"] // config["num_attention_heads"]
+    embed, tokens = weights["model.embed_tokens.weight"], len(ids)
+    turn = np.exp(
+        1j * np.outer(np.arange(tokens), config["rope_theta"] ** (-np.arange(d // 2) * 2 / d))
+    )
+
+    def norm(x, weight):
+        return (
+            weight
+            * x
+            * (np.einsum("td,td->t", x, x) / x.shape[1] + config["rms_norm_eps"])[:, None] ** -0.5
+        )
+
+    def turned(x):
+        z = (x[..., : d // 2] + 1j * x[..., d // 2 :]) * turn
+        return np.concatenate([z.real, z.imag], axis=-1)
+
+    x = embed[ids]
+    for layer in range(config["num_hidden_layers"]):
+
+        def w(name, layer=layer):
+            return weights[f"model.layers.{layer}.{name}.weight"]
+
+        h = norm(x, w("input_layernorm"))
+        q = turned(
+            np.einsum("ti,gedi->getd", h, w("self_attn.q_proj").reshape(groups, each, d, -1))
+        )
+        k = turned(np.einsum("ti,gdi->gtd", h, w("self_attn.k_proj").reshape(groups, d, -1)))
+        v = np.einsum("ti,gdi->gtd", h, w("self_attn.v_proj").reshape(groups, d, -1))
+        scores = np.einsum("gead,gbd->geab", q, k) * d**-0.5 + np.triu(
+            np.full((tokens, tokens), -1e30), 1
+        )
+        o = w("self_attn.o_proj").reshape(-1, groups, each, d)
+        x = x + np.einsum("geab,gbd,iged->ai", softmax(scores), v, o)
+        h = norm(x, w("post_attention_layernorm"))
+        x = x + np.einsum(
+            "tf,if->ti",
+            silu(h @ w("mlp.gate_proj").T) * (h @ w("mlp.up_proj").T),
+            w("mlp.down_proj"),
+        )
+    return np.einsum("ti,vi->tv", norm(x, weights["model.norm.weight"]), embed)
+
+
+def in_float32(ids, weights, config):
+    return Decoder()(ids, {name: a.astype(np.float32) for name, a in weights.items()}, config)
+
+
+@pytest.mark.parametrize("decoder", [Decoder(), with_loops, with_einsum, in_float32])
+def test_a_right_decoder_gets_all_points(decoder):
+    result = check(decoder, task="decoder")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+    assert "Tried: logits, words written one after the other." in result.message
+
+
+def test_the_last_row_alone_will_do():
+    result = check(made(head=lambda self, x: Decoder.head(self, x)[-1]), task="decoder")
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert "It gives the logits after the last word alone." in result.message
+
+
+def test_a_batch_of_one_will_do():
+    result = check(
+        lambda ids, weights, config: Decoder()(ids[0], weights, config)[None], task="decoder"
+    )
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert "It takes ids (1, T) only, not (T,)." in result.message
+
+
+def test_the_right_answer_is_what_this_library_computes_and_writes(tmp_path):
+    weights, config = small_model()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(dict(weights), tmp_path / "model.safetensors")
+    model = qkv.load(tmp_path, dtype=np.float64)
+    example = check(lambda ids, weights, config: np.zeros((len(ids), 11)), task="decoder").example
+    assert np.allclose(model([example["ids"]]).logits[0], example["right"], rtol=1e-12)
+
+    def decoder(ids, weights, config):
+        return model([ids]).logits[0]
+
+    assert check(decoder, task="decoder").points == 10
+    ids = [2, 9]
+    for _ in range(8):
+        ids.append(int(np.argmax(Decoder()(np.array(ids), weights, config)[-1])))
+    assert [int(one) for one in model.generate([2, 9], max_new_tokens=8).split()] == ids[2:]
+    assert len({*ids}) > 3  # not one word again and again, which wrong decoders write too
+
+
+# -- wrong ones -----------------------------------------------------------------------------------
+
+
+def neighbours(x, theta):
+    d = x.shape[-1]
+    angle = np.arange(x.shape[-2])[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    a, b = x[..., 0::2], x[..., 1::2]
+    out = np.empty_like(x)
+    out[..., 0::2] = a * np.cos(angle) - b * np.sin(angle)
+    out[..., 1::2] = a * np.sin(angle) + b * np.cos(angle)
+    return out
+
+
+def at_speeds(speeds):
+    """Rotary positions whose pairs turn at speeds(theta, d)."""
+
+    def rotated(x, theta):
+        d = x.shape[-1]
+        angle = np.arange(x.shape[-2])[:, None] * speeds(theta, d)
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+    return {
+        "positions": lambda self, q, k, v: (
+            rotated(q, self.c["rope_theta"]),
+            rotated(k, self.c["rope_theta"]),
+            v,
+        )
+    }
+
+
+def both(rotation):
+    return {
+        "positions": lambda self, q, k, v: (
+            rotation(q, self.c["rope_theta"]),
+            rotation(k, self.c["rope_theta"]),
+            v,
+        )
+    }
+
+
+def post_norm(self, x):
+    x = self.norm(x + self.attend(x), self.p["input_layernorm"])
+    return self.norm(x + self.mlp(x), self.p["post_attention_layernorm"])
+
+
+def without_residual(self, x):
+    x = self.attend(self.norm(x, self.p["input_layernorm"]))
+    return x + self.mlp(self.norm(x, self.p["post_attention_layernorm"]))
+
+
+def norms_exchanged(self, x):
+    x = x + self.attend(self.norm(x, self.p["post_attention_layernorm"]))
+    return x + self.mlp(self.norm(x, self.p["input_layernorm"]))
+
+
+def without_final_norm(self, x):
+    return x @ self.w["model.embed_tokens.weight"].T
+
+
+def layer_norm(self, x, weight):
+    return Decoder.norm(self, x - x.mean(axis=-1, keepdims=True), weight)
+
+
+def by_the_width(self, x):
+    """Scores over the root of the width of the model: queries made smaller beforehand."""
+    p, d = self.p, self.c["hidden_size"] // self.c["num_attention_heads"]
+    self.p = {**p, "self_attn.q_proj": p["self_attn.q_proj"] * math.sqrt(d / self.c["hidden_size"])}
+    return Decoder.attend(self, x)
+
+
+@pytest.mark.parametrize(
+    ("parts", "key"),
+    [
+        (both(neighbours), "rotary-neighbours"),
+        ({"positions": lambda self, q, k, v: (q, k, v)}, "rotary-missing"),
+        ({"positions": lambda self, q, k, v: (rotate(q, 500), k, v)}, "rotary-one"),
+        (
+            {"positions": lambda self, q, k, v: tuple(rotate(a, 500) for a in (q, k, v))},
+            "rotary-values",
+        ),
+        (at_speeds(lambda theta, d: -(theta ** (-np.arange(0, d, 2) / d))), "rotary-sign"),
+        (at_speeds(lambda theta, d: theta ** (-np.arange(d // 2) / d)), "rotary-speed"),
+        (at_speeds(lambda theta, d: theta ** (-np.arange(0, d, 2) / (4 * d))), "rotary-speed"),
+        ({"repeat": lambda self, a, times: np.tile(a, (times, 1, 1))}, "groups-tiled"),
+        ({"visible": lambda self, tokens: True}, "decoder-no-mask"),
+        ({"visible": lambda self, tokens: np.tri(tokens, k=1, dtype=bool)}, "decoder-mask-ahead"),
+        (
+            {"visible": lambda self, tokens: np.tri(tokens, k=-1, dtype=bool)},
+            "decoder-mask-diagonal",
+        ),
+        ({"gate": lambda self, gate, up: gate * silu(up)}, "gate-up-swapped"),
+        ({"gate": lambda self, gate, up: gate * up}, "gate-missing"),
+        ({"gate": lambda self, gate, up: silu(gate)}, "gate-missing"),
+        ({"gate": lambda self, gate, up: np.maximum(gate, 0) * up}, "gate-other-activation"),
+        ({"norm": layer_norm}, "decoder-layer-norm"),
+        ({"norm": lambda self, x, weight: Decoder.norm(self, x, 1)}, "decoder-norm-weight"),
+        (
+            {"norm": lambda self, x, weight: Decoder.norm(self, x, 1 + weight)},
+            "decoder-norm-weight",
+        ),
+        (
+            {
+                "norm": lambda self, x, weight: (
+                    x / np.linalg.norm(x, axis=-1, keepdims=True) * weight
+                )
+            },
+            "decoder-norm-root",
+        ),
+        ({"block": without_residual}, "decoder-no-residual"),
+        ({"block": post_norm}, "decoder-norm-place"),
+        ({"block": norms_exchanged}, "decoder-norm-place"),
+        ({"head": without_final_norm}, "decoder-final-norm"),
+        ({"embed": lambda self, table, ids: table[ids] * 24**0.5}, "decoder-embedding-scaled"),
+        ({"layers": lambda self, count: [0] * count}, "decoder-layers"),
+        ({"layers": lambda self, count: range(count - 1)}, "decoder-layers"),
+        ({"layers": lambda self, count: reversed(range(count))}, "decoder-layers"),
+        ({"attend": by_the_width}, "heads-scale"),
+        ({"head": lambda self, x: Decoder.head(self, x)[0]}, "decoder-last-place"),
+    ],
+)
+def test_a_mistake_is_told_by_its_name(parts, key):
+    result = check(made(**parts), task="decoder")
+    assert (result.mistakes, result.points) == ((key,), 6), str(result)
+    assert len(result.hint) == 3
+    assert all(result.hint)
+
+
+def test_two_mistakes_are_told_apart():
+    found = check(made(**both(neighbours), head=without_final_norm), task="decoder")
+    assert {*found.mistakes} == {"rotary-neighbours", "decoder-final-norm"}
+    assert found.points == 2
+
+
+def test_a_base_that_is_written_down_is_fragile():
+    result = check(made(**both(lambda x, theta: rotate(x, 10000.0))), task="decoder")
+    assert (result.passed, result.fragile, result.points) == (True, ("rotary-base",), 9)
+
+
+def test_an_eps_that_is_written_down_is_fragile():
+    def norm(self, x, weight):
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5) * weight
+
+    result = check(made(norm=norm), task="decoder")
+    assert (result.passed, result.fragile, result.points) == (True, ("decoder-eps",), 9)
+
+
+def test_probabilities_are_a_convention_since_the_words_are_the_same():
+    result = check(made(head=lambda self, x: softmax(Decoder.head(self, x))), task="decoder")
+    assert (result.conventions, result.points) == (("decoder-probabilities",), 10), str(result)
+
+
+def test_a_weight_that_is_not_transposed_is_said_where_the_product_fails():
+    def mlp(self, x):
+        return self.gate(x @ self.p["mlp.gate_proj"], x @ self.p["mlp.up_proj"])
+
+    result = check(made(mlp=mlp), task="decoder")
+    assert (result.mistakes, result.points) == (("decoder-transposed",), 0)
+    assert "(out, in)" in result.message
+
+
+def test_the_smallest_text_that_shows_it_is_shown():
+    assert list(check(made(head=without_final_norm), task="decoder").example["ids"]) == [3]
+    without_positions = made(positions=lambda self, q, k, v: (q, k, v))
+    assert list(check(without_positions, task="decoder").example["ids"]) == [3, 5]
+
+
+def test_no_known_mistake_fails_itself():
+    """One that did would be found wherever a function raises, whatever it does."""
+    for one in (*KNOWN, *LAST):
+        for variant in one.variants:
+            with np.errstate(all="ignore"):
+                assert all(compute(text, {**RIGHT, **variant}).size for text in TEXTS)
