@@ -3,11 +3,14 @@
 from qkv.marking.tasks.attention import ATTENTION
 from qkv.marking.tasks.block import BLOCK
 from qkv.marking.tasks.decoder import DECODER
+from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
+from qkv.marking.tasks.mask import MASK
 from qkv.marking.tasks.positions import POSITIONS
 from qkv.marking.tasks.softmax import SOFTMAX
 from qkv.marking.tasks.task import Task
 
-TASKS = {task.name: task for task in (SOFTMAX, ATTENTION, POSITIONS, BLOCK, KV_CACHE, DECODER)}
+_ALL = (SOFTMAX, ATTENTION, MASK, HEADS, POSITIONS, BLOCK, KV_CACHE, DECODER)
+TASKS = {task.name: task for task in _ALL}
 
 __all__ = ["TASKS", "Task"]

@@ -22,4 +22,5 @@ def answer(case: Case) -> Formula:
     if case.visible is not None:
         visible = visible & case.visible
     steps = formula(q, k, v, scale=q.shape[-1] ** -0.5, visible=visible)
-    return steps._replace(out=RIGHT["join"](steps.out)) if case.heads > 1 else steps
+    out = RIGHT["join"](steps.out) if case.heads > 1 else steps.out
+    return steps._replace(out=out if case.output is None else out @ case.output)

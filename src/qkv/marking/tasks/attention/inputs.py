@@ -22,6 +22,7 @@ class Case:
     causal: bool = False
     q_offset: int | None = None
     heads: int = 1
+    output: Array | None = None  # w_o, (heads * dv, D)
 
     @property
     def visible(self) -> Array | None:
@@ -42,6 +43,7 @@ class Case:
             "mask": self.mask,
             "is_causal": self.causal or None,
             "q_offset": self.q_offset,
+            "w_o": self.output,
             "num_heads": self.heads if self.heads > 1 else None,
         }
         return self.arrays | {name: it for name, it in options.items() if it is not None}
@@ -81,7 +83,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
     lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
     masks = [replace(two, mask=own), replace(three, mask=lopsided)]
     if signature == "qkv":
-        masks += [replace(case, mask=lopsided[:2]) for case in _drawn("qkv", 140, (2, 3, 2, 2))]
+        masks += [replace(case, mask=lopsided[:2]) for case in drawn("qkv", 140, (2, 3, 2, 2))]
     return {
         **found,
         "whole numbers": [Case(whole)],
@@ -100,14 +102,14 @@ def _of_query_key_value() -> dict[str, list[Case]]:
     """Inputs that only these three arrays have, and what others are made of."""
     smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
     sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
-    cached = _drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
+    cached = drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
     return {
-        CORE: [smallest, *_drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4))],
-        "other lengths and sizes": _drawn("qkv", 50, *sizes, apart=5),
+        CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4))],
+        "other lengths and sizes": drawn("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp overflows, and a row far below the largest underflows
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # the first is 2 x 2 x 2, where transposing too many axes goes unseen
-        "batches": _drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
+        "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
         # as with a cache; the last is not at the end of the keys
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
@@ -119,12 +121,12 @@ def _of_word_vectors() -> dict[str, list[Case]]:
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
     return {
-        CORE: [two, *_drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2))],
-        "values of another size": _drawn(names, 80, *sizes, apart=5),
+        CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2))],
+        "values of another size": drawn(names, 80, *sizes, apart=5),
         "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
-        "batches": _drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
+        "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
         # in the second the sizes of both heads together are not the width of x
-        "two heads": [replace(case, heads=2) for case in (two, *_drawn(names, 180, (3, 3, 4, 4)))],
+        "two heads": [replace(case, heads=2) for case in (two, *drawn(names, 180, (3, 3, 4, 4)))],
     }
 
 
@@ -134,7 +136,7 @@ def _case(signature: str, *rows: Any) -> Case:
     return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 
 
-def _drawn(
+def drawn(
     signature: str,
     seed: int,
     *sizes: tuple[int, int, int, int],

@@ -18,7 +18,8 @@ OPTIONS = {
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("is_causal", "causal"),
     "q_offset": ("q_offset",),
-    "heads": ("num_heads", "n_heads"),
+    "heads": ("num_heads", "n_heads", "heads"),
+    "output": ("w_o", "W_o", "W_O", "wo", "w_out"),
 }
 
 
@@ -47,6 +48,10 @@ class Learner:
             run = replace(run, out=run.second, second=run.out)
         return run
 
+    def refused(self, case: Case) -> Outcome:
+        """Run the function on a case that has no right answer: an error is one."""
+        return outcome(case.at_rank(self.rank), self._returned, np.zeros(0))
+
     def _returned(self, case: Case) -> Any:
         """What the function returns for a case."""
         given = self._keywords(case)
@@ -63,6 +68,8 @@ class Learner:
             keys = case.arrays.get("key", queries)
             before = queries.shape[: -2 if self.per_key else -1]
             given["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
+        if "output" in self.needed and case.output is None:
+            given["output"] = np.eye(case.arrays["w_v"].shape[-1])  # changes nothing
         if "q_offset" in self.needed:
             given["q_offset"] = case.q_offset or 0
         return {

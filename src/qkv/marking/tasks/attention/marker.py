@@ -70,7 +70,7 @@ ATTENTION = Task(
 def _mark(m: AttentionMarking) -> CheckResult:
     """All the tests in their order; some are worth it only for a function right so far."""
     options = m.call.options
-    _first_calls(m)
+    first_calls(m)
     if m.wrong:
         return m.result()
     m.ask(CORE, mistakes.core(m.signature))
@@ -83,9 +83,9 @@ def _mark(m: AttentionMarking) -> CheckResult:
     if not m.wrong:
         (whole,) = m.cases["whole numbers"]
         m.whole_numbers(whole, mistakes.FLOATS)
-    batches = not m.wrong and _takes_batches(m)
+    batches = not m.wrong and takes_batches(m)
 
-    each_pair = "mask" in options and _test_masks(m, batches)
+    each_pair = "mask" in options and try_masks(m, batches)
     if "causal" in options:
         m.ask("a causal mask", (*mistakes.CAUSAL, *mistakes.HIDING, *mistakes.EMPTY))
         if batches:
@@ -103,7 +103,7 @@ def _mark(m: AttentionMarking) -> CheckResult:
     return m.result()
 
 
-def _first_calls(m: AttentionMarking) -> None:
+def first_calls(m: AttentionMarking) -> None:
     """How many dimensions does the function take, and is its output an array, twice the same?"""
     if any(run.error is not None for run in m.on(CORE)):
         m.choose(replace(m.call, rank=rank) for rank in (3, 4))
@@ -121,11 +121,11 @@ def _first_calls(m: AttentionMarking) -> None:
     m.first_call(m.cases[CORE][0])
 
 
-def _test_masks(m: AttentionMarking, batches: bool) -> bool:
+def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) -> bool:
     """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
     if m.steps is None:
         return False
-    known = (*mistakes.MASK, *mistakes.HIDING)
+    known = (*mistakes.MASK, *mistakes.HIDING, *more)
     adding = replace(m.call, adds_mask=True, unmasked=0.0)
     as_bool, added = m.on("a mask"), m.on("a mask", adding)
     # where(mask, -inf, scores) is inverted, and hides what is -inf too
@@ -146,7 +146,7 @@ def _test_masks(m: AttentionMarking, batches: bool) -> bool:
     return True
 
 
-def _takes_batches(m: AttentionMarking) -> bool:
+def takes_batches(m: AttentionMarking) -> bool:
     """Two texts at once: a function may refuse them, but not mix them up."""
     runs = m.on("batches")
     refused = any(run.out is None or run.out.shape != run.right.shape for run in runs)

@@ -48,6 +48,8 @@ def compute(case: Case, steps: Steps) -> Array:
     out: Array = steps["weigh"](weights, v, sizes)
     if case.heads > 1:
         out = steps["join"](out)
+    if case.output is not None:
+        out = steps["output"](out, case.output)
     return out
 
 
@@ -111,6 +113,7 @@ RIGHT: Steps = MappingProxyType(
         "blank": lambda w, visible: np.where(visible.any(axis=-1, keepdims=True), w, 0.0),
         "weigh": lambda w, v, n: w @ v,
         "join": _join,
+        "output": lambda out, w_o: out @ w_o,
     }
 )
 

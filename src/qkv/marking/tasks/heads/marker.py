@@ -1,0 +1,116 @@
+"""Run a learner's multi-head attention and say in words which mistake it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qkv.marking.engine import Group
+from qkv.marking.findings import Finding, changed_inputs
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention import findings
+from qkv.marking.tasks.attention import mistakes as attention
+from qkv.marking.tasks.attention.inputs import CORE, Case, drawn
+from qkv.marking.tasks.attention.learner import learner
+from qkv.marking.tasks.attention.marker import AttentionMarking, first_calls, takes_batches
+from qkv.marking.tasks.heads import mistakes
+from qkv.marking.tasks.task import Task
+
+_NAMES = "x,w_q,w_k,w_v"
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """All the tests in their order."""
+    call = learner(function, _NAMES)
+    if "heads" not in call.options:
+        raise TypeError(
+            f"check: {call.name} has no parameter for the number of heads: call it num_heads"
+        )
+    m = AttentionMarking("heads", call, _NAMES)
+    (three,) = drawn(_NAMES, 300, (4, 6, 6, 9))
+    some = [*m.cases["two heads"], replace(three, heads=3)]
+    known = (*attention.HEADS, *mistakes.HEADS)
+    if "output" in call.needed:  # one that changes nothing, until it is tried by itself
+        some = [replace(case, output=np.eye(case.arrays["w_v"].shape[-1])) for case in some]
+        known = (*known, *mistakes.PROJECTED)
+    m.cases[CORE] = some
+    first_calls(m)
+    if m.wrong:
+        return m.result()
+    m.test(Group("two heads and three", some, (*known, *attention.core(_NAMES))))
+    if "output" in call.options:
+        _try_output(m)
+    else:
+        m.untried.append("w_o")
+    m.ask("scores of 1000", attention.LARGE, findings.large_scores)
+    if not m.wrong and takes_batches(m):
+        batch = replace(m.cases["batches"][-1], heads=2)
+        m.test(Group("two heads on a batch", [batch], may_refuse=True))
+    if "mask" in call.options and not m.wrong:
+        _try_mask(m)
+    if not m.wrong:
+        _try_what_does_not_divide(m, replace(three, heads=4))
+        m.find(changed_inputs(m.runs) or findings.second_output(m.runs))
+    if "mask" not in call.options:
+        m.untried.append("mask")
+    return m.result()
+
+
+def _try_output(m: AttentionMarking) -> None:
+    """What joins the heads, square and not."""
+    two, four = m.cases["two heads"]
+    rng = np.random.default_rng(400)
+
+    def projected(case: Case, width: int) -> Case:
+        joined = case.arrays["w_v"].shape[-1]
+        return replace(case, output=rng.integers(-4, 5, (joined, width)) / 2)
+
+    cases = [projected(two, 2), projected(four, 4), projected(four, 3)]
+    m.test(Group("the output projection", cases, mistakes.PROJECTED))
+
+
+def _try_mask(m: AttentionMarking) -> None:
+    """The same mask for every head."""
+    (_, case) = m.cases["two heads"]
+    masked = replace(
+        case, mask=np.array([[True, False, True], [True, True, False], [1, 0, 0]], bool)
+    )
+    known = (*attention.MASK, *attention.HIDING)
+    as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
+    if m.explains_more(m.run([masked], adding), as_bool, known):
+        m.call = adding
+    m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
+
+
+def _try_what_does_not_divide(m: AttentionMarking, case: Case) -> None:
+    """Four heads of six columns: an error is right, and an output is not."""
+    run = m.call.refused(case)
+    if run.out is None:
+        m.tried.append("heads that do not divide the columns")
+        return
+    m.find(
+        Finding(
+            "heads-not-divided",
+            "columns that cannot be shared out evenly are dropped without a word",
+            f"6 columns in 4 heads give an output of the shape {run.out.shape}, not an error",
+            'if w_q.shape[-1] % num_heads: raise ValueError("...")',
+            "fragile",
+            nudge="Ask for 4 heads of 6 columns.",
+            where="the size of a head: is there a remainder?",
+            run=None,
+        )
+    )
+
+
+HEADS = Task(
+    name="heads",
+    looks_for=("multi_head_attention", "multihead_attention"),
+    signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
+    asks="x (T, D) through w_q, w_k, w_v (D, heads * size), split into heads, each attended on its"
+    " own, joined, and through w_o (heads * size, D)",
+    mark=_mark,
+    also=("attention", "self_attention"),
+)

@@ -1,0 +1,92 @@
+"""The ways to get masks wrong that masked attention alone shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.tasks.attention.steps import same
+
+HIDE = "scores = np.where(mask, scores, -np.inf)  # before softmax"
+_WHERE = "the line that puts the mask on the scores"
+
+
+def _instead(*numbers: float) -> Iterator[Steps]:
+    """A number in the place of a hidden score, or added to it."""
+    for number in numbers:
+        yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": same}
+        yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": same}
+
+
+WEAK = mended(
+    HIDE,
+    mistake(
+        "mask-too-weak",
+        "what takes the place of a hidden score is not far enough below the others",
+        "hidden keys still take a little weight",
+        *_instead(-1, -2, -3, -5, -10),
+        nudge="Print the weight of a hidden key: is it 0?",
+        where="the number that stands for hidden",
+    ),
+    mistake(
+        "mask-times-inf",
+        "-inf is multiplied by 0 where a key is visible, which gives nan",
+        "everything is nan as soon as there is a mask",
+        {"hide": lambda s, visible: s + (1 - visible) * -np.inf, "blank": same},
+        {"hide": lambda s, visible: s * visible + (1 - visible) * -np.inf, "blank": same},
+        nudge="What is 0 * -np.inf?",
+        where=_WHERE,
+    ),
+    mistake(
+        "mask-inf-after-softmax",
+        "-inf is written into the weights, after softmax; it belongs into the scores, before",
+        "the output is -inf, inf or nan",
+        {"hide": same, "blank": lambda w, visible: np.where(visible, w, -np.inf)},
+        nudge="Print the weights: may there be -inf among them?",
+        where="the order of the mask and softmax",
+    ),
+    mistake(
+        "mask-plus-inf",
+        "a hidden score becomes inf, not -inf",
+        "inf - inf is nan, and exp(inf) is not 0",
+        {"hide": lambda s, visible: np.where(visible, s, np.inf), "blank": same},
+        nudge="Which score gives the weight 0?",
+        where="the sign of the number that stands for hidden",
+    ),
+)
+
+LARGE = mended(
+    HIDE,
+    mistake(
+        "mask-not-low-enough",
+        "a number such as -100 stands for hidden, and scores may be lower than that",
+        "where a visible score is far below 0, the hidden keys take its weight",
+        *_instead(-20, -50, -100, -200, -500, -999, -1000),
+        nudge="Let a visible score be -1000: which key takes the weight?",
+        where="the number that stands for hidden",
+    ),
+    kind="fragile",
+)
+
+TEXTS = mended(
+    "scores = np.where(mask, scores, -np.inf)  # mask (B, 1, S), one row for each text",
+    mistake(
+        "mask-of-first-text",
+        "every text of a batch is masked as the first one is",
+        "what is padding in one text is hidden in the others, and theirs is not",
+        {"mask": lambda visible: visible[:1]},
+        nudge="Give it two texts of different lengths, each with its own mask.",
+        where="the place where the mask of a batch is read",
+    ),
+    mistake(
+        "mask-of-all-texts",
+        "the masks of all the texts of a batch are joined into one",
+        "what is padding in one text is hidden in the others too",
+        {"mask": lambda visible: visible.all(axis=0)},
+        {"mask": lambda visible: visible.any(axis=0)},
+        nudge="Give it two texts of different lengths, each with its own mask.",
+        where="the place where the mask of a batch is read",
+    ),
+)
