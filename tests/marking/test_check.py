@@ -1137,6 +1137,9 @@ def test_every_known_mistake_is_made_by_a_learner_above():
     )
     made = {key for table in tables for keys, _ in table for key in keys.split()}
     assert {mistake.key for mistake in known} <= made
+    for mistake in known:
+        assert mistake.nudge, mistake.key
+        assert len({*mistake.hint}) == 3, mistake.key
 
 
 # -- what is said ---------------------------------------------------------------------------------

@@ -94,6 +94,11 @@ def test_a_function_may_be_defined_inside_of_a_block(file, head):
     assert only(file(f"{head}\n    {body}\n{tail}")).points == 10
 
 
+def test_a_number_of_a_name_that_is_looked_for_is_no_answer(file):
+    (result,) = check_file(file(SOFTMAX + "\nattention = softmax(np.eye(2))\nlogits = 3"))
+    assert result.task == "softmax"
+
+
 # -- what goes wrong before a function is called, and a word of how it shows ----------------------
 
 BROKEN = [
@@ -146,7 +151,7 @@ ENDS = [
     ),
     ("out-of-memory", "def softmax(x):\n    return [0] * (1 << 33)"),
     ("raises", "def softmax(x):\n    return y"),
-    ("not-a-function", "softmax = 3"),
+    ("not-a-function", "three = 3\nsoftmax = three"),
     ("wrong-parameters", "def softmax(x, y):\n    return x"),
     ("wrong-parameters", "class softmax:\n    def __init__(self):\n        pass"),
     (

@@ -11,6 +11,8 @@ Kind = Literal["wrong", "fragile", "convention"]
 # a computation, each step by its name
 Steps = Mapping[str, Callable[..., Any]]
 
+_NO_LINE = "The example says what should come out: work back from there, step by step."
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -41,7 +43,7 @@ class Mistake:
         """Three grades: a nudge, where to look, the line that mends it."""
         nudge = self.nudge or f"{self.shows[:1].upper()}{self.shows[1:]}."
         where = self.where or f"{self.says[:1].upper()}{self.says[1:]}."
-        return nudge, where, self.remedy or where
+        return nudge, where, self.remedy or _NO_LINE
 
 
 def mistake(

@@ -1,9 +1,4 @@
-"""The ways to get attention wrong: each replaces a step of the right computation.
-
-A mistake names the steps it gets wrong; where learners write the same mistake in several ways there
-are several variants. Because steps are independent, two mistakes together are simply both
-replacements.
-"""
+"""The ways to get scores, softmax, values, projections and batches wrong."""
 
 from __future__ import annotations
 
@@ -13,21 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention.steps import RAW, flip, same, softmax
-
-_SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
-SCALE = f"{_SCORES} / np.sqrt(q.shape[-1])"
-_SOFTMAX = (
-    "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
-    " weights = e / e.sum(axis=-1, keepdims=True)"
+from qkv.marking.tasks.attention.mistakes.lines import (
+    CONTEXT,
+    PROJECT,
+    SCALE,
+    WEIGHTS,
 )
-_CONTEXT = "out = weights @ v"
-_HIDE = "scores = np.where(mask, scores, -np.inf)"
-_PROJECT = "q, k, v = x @ w_q, x @ w_k, x @ w_v"
-FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
-_SEES = "weights = np.where(mask.any(axis=-1, keepdims=True), weights, 0.0)"
+from qkv.marking.tasks.attention.steps import RAW, flip, same, softmax
 
 
 def _max(**over: Any) -> dict[str, Any]:
@@ -47,37 +35,42 @@ def _over(*axes: int) -> tuple[Steps, Steps]:
 
 
 SOFTMAX = mended(
-    _SOFTMAX,
+    WEIGHTS,
     mistake(
         "no-softmax",
         "the values are weighted by the scores themselves: softmax is missing",
         "the weights of a row do not sum to 1, and a score below zero takes a value away",
         RAW,
+        nudge="Add up the weights of a row: what should they give?",
     ),
     mistake(
         "softmax-after-values",
         "the values are weighted by the scores first and softmax is taken of the result",
         "every row of the output sums to 1, whatever the values are",
         {**RAW, "weigh": lambda w, v, n: softmax(w @ v)},
-        remedy=f"{_SOFTMAX}; {_CONTEXT}",
+        remedy=f"{WEIGHTS}; {CONTEXT}",
+        nudge="Add up a row of the output: why is it 1 whatever the values are?",
     ),
     mistake(
         "no-exp",
         "the scores are divided by their sum, without exp: that is not softmax",
         "a score below zero gives a weight below zero, and scores that sum to 0 divide by 0",
         {"shift": same, "exp": same},
+        nudge="Let a score be below zero: may a weight be?",
     ),
     mistake(
         "softmax-whole-matrix",
         "softmax runs over the whole matrix, not over each row",
         "all the weights together sum to 1, so each query has only a part of that",
         *_over(-1, -2),
+        nudge="Add up the weights of each row: what should each give?",
     ),
     mistake(
         "softmax-columns",
         "softmax runs over the queries (down the columns), not over the keys (along each row)",
         "the columns of the weights sum to 1 and the rows do not",
         *_over(-2),
+        nudge="Add up the weights of a row, then those of a column: which of them give 1?",
     ),
     mistake(
         "softmax-keepdims",
@@ -88,6 +81,7 @@ SOFTMAX = mended(
         {"shift": same, **_sum(axis=-1)},
         _max(axis=-1),
         _max(axis=-1) | _sum(axis=-1),
+        nudge="Print the shape of what you divide by: what does (L, S) / (L,) do?",
     ),
     mistake(
         "softmax-not-normalised",
@@ -96,14 +90,17 @@ SOFTMAX = mended(
         {"shift": same, "normalise": same},
         {"normalise": same},
         {**_max(axis=(-1, -2), keepdims=True), "normalise": same},
+        nudge="Add up the weights of a row: what should they give?",
     ),
     mistake(
         "softmax-twice",
         "softmax is taken twice",
         "the weights are too even: after the second softmax even a hidden place has some",
         {"weigh": lambda w, v, n: softmax(w) @ v},
-        remedy=f"{_SOFTMAX}  # once",
+        remedy=f"{WEIGHTS}  # once",
+        nudge="Let one score be 100 above the others: how much weight should they have?",
     ),
+    where="the lines that make weights of the scores: exp, the sum, and their axis",
 )
 
 SCALING = mended(
@@ -113,6 +110,7 @@ SCALING = mended(
         "the scores are not scaled: the division by sqrt(d) is missing",
         "the weights are too sharp, the more so the larger d is",
         {"scale": same},
+        nudge="Make d four times as large: how much larger do the scores get?",
     ),
     mistake(
         "scale-d",
@@ -121,18 +119,21 @@ SCALING = mended(
         "the weights are too even",
         {"scale": lambda s, n: s / n.d},
         remedy=f"{SCALE}  # once",
+        nudge="Let d be 4: by which number should the scores be divided?",
     ),
     mistake(
         "scale-multiplied",
         "the scores are multiplied by sqrt(d) where they should be divided by it",
         "the weights are far too sharp",
         {"scale": lambda s, n: s * np.sqrt(n.d)},
+        nudge="Let d be 4: by which number should the scores be divided?",
     ),
     mistake(
         "scale-tokens",
         "the scores are divided by the root of the number of tokens, not of the head size d",
         "the same two words score differently in a longer sentence",
         {"scale": lambda s, n: s / np.sqrt(n.tokens)},
+        nudge="Add a word that nobody looks at: do the other scores change?",
     ),
     mistake(
         "scale-after-softmax",
@@ -141,22 +142,26 @@ SCALING = mended(
         {"scale": same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         {"weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         remedy=f"{SCALE}  # before softmax; the weights stay as they are",
+        nudge="Add up the weights of a row: what should they give?",
     ),
+    where="the line of the scores: what are they divided by, and when?",
 )
 
 RESULT = mended(
-    _CONTEXT,
+    CONTEXT,
     mistake(
         "weights-returned",
         "the weights are returned, not the context: the last product with the values is missing",
         "the output has a column for each key, not for each dimension of the values",
         {"weigh": lambda w, v, n: w},
+        nudge="Print the shape of the output: it should have a column for each of the values'.",
     ),
     mistake(
         "weights-transposed",
         "the values are mixed with the weights transposed",
         "each output mixes values by the weights of a column, which do not sum to 1",
         {"weigh": lambda w, v, n: flip(w) @ v},
+        nudge="Let all the values be 1: what should every output be?",
     ),
     mistake(
         "causal-always",
@@ -164,7 +169,9 @@ RESULT = mended(
         "the first output is the first value, and nothing else",
         {"not_causal": lambda i, j: j <= i},
         remedy="apply the causal mask only where it is asked for: if is_causal: ...",
+        nudge="Change the last value: does the first output change?",
     ),
+    where="the last product, and what is returned",
 )
 
 
@@ -185,12 +192,12 @@ _NAMED = {  # by which of query, key and value is used in whose place
 def _mixed(signature: str) -> Iterator[Mistake]:
     """Each way to use query, key and value, or their projections, in each other's place."""
     arguments = ("query", "key", "value")
-    names, remedy = arguments, f"{SCALE}; {_CONTEXT}"
+    names, remedy = arguments, f"{SCALE}; {CONTEXT}"
     roles = "the {} is used as query, the {} as key and the {} as value"
     order = "arguments-order", f"the arguments are in another order: {roles}"
     shared = "arguments-shared", f"one of the three is used in place of another: {roles}"
     if signature != "qkv":
-        names, remedy = ("w_q", "w_k", "w_v"), _PROJECT
+        names, remedy = ("w_q", "w_k", "w_v"), PROJECT
         roles = "q comes from {}, k from {} and v from {}"
         order = "projections-swapped", f"the projections have changed places: {roles}"
         shared = "projections-shared", f"one projection is used in place of another: {roles}"
@@ -206,7 +213,9 @@ def _mixed(signature: str) -> Iterator[Mistake]:
         if used != (0, 1, 2):
             says = says.format(*(names[n] for n in used))
             choose = {"choose": lambda q, k, v, used=used: [(q, k, v)[n] for n in used]}
-            yield mistake(key, says, shows, choose, remedy=remedy)
+            nudge = "Change one of the three at a time: does the output change each time?"
+            where = "the names in the product of the scores, and in the one with the values"
+            yield mistake(key, says, shows, choose, remedy=remedy, nudge=nudge, where=where)
 
 
 def _bare(*bare: int) -> Steps:
@@ -219,26 +228,30 @@ def _bare(*bare: int) -> Steps:
 
 
 PROJECTIONS = mended(
-    _PROJECT,
+    PROJECT,
     mistake(
         "scale-model-width",
         "the scores are divided by the root of the width D of x, not of the size d of the queries",
         "the weights are too even where d is smaller than D",
         {"scale": lambda s, n: s / np.sqrt(n.width)},
         remedy=SCALE,
+        nudge="Let x be wider than the queries: whose size counts?",
     ),
     mistake(
         "no-projection",
         "a projection is forgotten: x itself is used where x times a weight matrix should be",
         "the output does not depend on all of w_q, w_k and w_v",
         *(_bare(*n) for n in ((0, 1, 2), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2))),
+        nudge="Change w_q, then w_k, then w_v: does the output change each time?",
     ),
     mistake(
         "projection-transposed",
         "the weights are used transposed: they are (in, out), so x @ w projects",
         "it fails where the weights are not square and is silently wrong where they are",
         {"project": lambda x, *weights: [x @ w.T for w in weights]},
+        nudge="Let w_q have 3 rows and 2 columns.",
     ),
+    where="the lines that make q, k and v of x",
 )
 
 SHAPES = mended(
@@ -248,36 +261,42 @@ SHAPES = mended(
         "the scores are divided by the root of the size of the values, not of the queries and keys",
         "the weights change with the number of columns of the values",
         {"scale": lambda s, n: s / np.sqrt(n.dv)},
+        nudge="Give the values another column: do the weights change?",
     ),
+    where="the size under the root: of which array is it?",
 )
 
 LARGE = mended(
-    _SOFTMAX,
+    WEIGHTS,
     mistake(
         "softmax-no-max",
         "softmax does not subtract the maximum of the row before exp",
         "exp(1000) overflows to inf, and inf / inf is nan",
         {"shift": same},
+        nudge="Let a score be 1000: what is exp(1000)?",
     ),
     mistake(
         "softmax-global-max",
         "softmax subtracts the maximum of the whole matrix, not of each row",
         "a row far below it underflows to 0, and 0 / 0 is nan",
         _max(axis=(-1, -2), keepdims=True),
+        nudge="Let the scores of one row be 2000 below those of another.",
     ),
     kind="fragile",
+    where="what is subtracted before exp, and over which axis",
 )
 
 _ALONG_THE_SECOND: Steps = {"normalise": lambda e: e / e.sum(axis=-1)[:, None]}
 
 BATCHES = mended(
-    _SOFTMAX,
+    WEIGHTS,
     mistake(
         "batch-transpose",
         "right for one text (L, d), wrong for a batch (B, L, d): K.T turns all the axes round",
         "it fails, or mixes the texts of the batch with each other where the shapes happen to fit",
         {"score": lambda q, k: q @ k.T},
         remedy=SCALE,
+        nudge="Print (2, 3, 4) before and after the transpose.",
     ),
     mistake(
         "batch-axis",
@@ -287,199 +306,9 @@ BATCHES = mended(
         *_over(1),
         {"shift": lambda s: s - s.max(axis=-1)[:, None], **_ALONG_THE_SECOND},
         _ALONG_THE_SECOND,
+        nudge="Give it two texts at once, and add up the weights of each row.",
     ),
-)
-
-HIDING = mended(
-    _HIDE,
-    mistake(
-        "mask-multiplied",
-        "the mask is multiplied on the scores: a hidden place only gets the score 0",
-        "hidden keys still take weight, since exp(0) is 1",
-        {"hide": lambda s, visible: s * visible, "blank": same},
-    ),
-    mistake(
-        "mask-added",
-        "the mask is added to the scores as 0 and 1",
-        "a hidden place only loses a factor e against a visible one",
-        {"hide": lambda s, visible: s + visible, "blank": same},
-        remedy="scores = scores + np.where(mask, 0.0, -np.inf)",
-    ),
-    mistake(
-        "mask-after-softmax",
-        "the mask is applied after softmax, and the weights that are left no longer sum to 1",
-        "the output shrinks towards 0 where much is hidden",
-        {"hide": same, "blank": lambda w, visible: w * visible},
-        remedy=f"{_HIDE}  # before softmax",
-    ),
-)
-
-MASK = mended(
-    _HIDE,
-    mistake(
-        "mask-inverted",
-        "the mask is read the wrong way round: True means that the query may attend",
-        "each query sees what was hidden from it, and nothing else",
-        {"mask": np.logical_not},
-    ),
-    mistake(
-        "mask-ignored",
-        "the mask makes no difference",
-        "hidden keys take their full weight",
-        {"mask": np.ones_like},
-    ),
-    mistake(
-        "mask-transposed",
-        "the mask is used transposed: its rows are the queries, its columns the keys",
-        "it fails where there are more keys than queries and is silently wrong where not",
-        {"mask": flip},
-    ),
-)
-
-EMPTY = mended(
-    _SEES,
-    mistake(
-        "masked-row-nan",
-        "a query that may attend to nothing gives nan; its output should be zeros",
-        "softmax of a row of -inf alone is 0 / 0",
-        {"blank": same},
-    ),
-    mistake(
-        "masked-row-uniform",
-        "a query that may attend to nothing still attends; its output should be zeros",
-        "a large negative number in place of -inf hides a key only beside one that is visible",
-        {"hide": lambda s, visible: np.where(visible, s, -1e9), "blank": same},
-        {"hide": lambda s, visible: s + np.where(visible, 0.0, -1e9), "blank": same},
-    ),
-    kind="fragile",
-)
-
-CAUSAL = mended(
-    "visible = np.tril(np.ones((L, L), dtype=bool)); scores = np.where(visible, scores, -np.inf)",
-    mistake(
-        "causal-diagonal",
-        "the causal mask is off by one: a token may attend to itself too",
-        "the diagonal is hidden, and the first query sees nothing at all",
-        {"causal": lambda i, j, offset, ahead: j < i + offset},
-    ),
-    mistake(
-        "causal-ahead",
-        "the causal mask is off by one: a token may not attend to the one after it",
-        "each query sees one key of the future",
-        {"causal": lambda i, j, offset, ahead: j <= i + offset + 1},
-    ),
-    mistake(
-        "causal-upper",
-        "the causal mask is the upper triangle: each token sees the future and not the past",
-        "the last query sees nothing of what came before it",
-        {"causal": lambda i, j, offset, ahead: j >= i + offset},
-        {"causal": lambda i, j, offset, ahead: j > i + offset},
-    ),
-    mistake(
-        "causal-ignored",
-        "asking for a causal mask makes no difference",
-        "each query sees the future too",
-        {"causal": lambda i, j, offset, ahead: (i >= 0) & (j >= 0)},
-    ),
-)
-
-BOTH = mended(
-    "visible = mask & np.tril(np.ones((L, L), dtype=bool))",
-    mistake(
-        "mask-or-causal",
-        "of a mask and a causal mask together one is obeyed; a key is visible where both allow",
-        "one of the two makes no difference beside the other",
-        {"both": lambda given, allowed: given},
-        {"both": lambda given, allowed: allowed},
-        {"both": np.logical_or},
-    ),
-)
-
-OFFSET = mended(
-    "visible = np.arange(S) <= np.arange(L)[:, None] + q_offset",
-    mistake(
-        "causal-offset",
-        "q_offset is not where query 0 stands among the keys: key j is visible where"
-        " j <= i + q_offset",
-        "with a cache the new token does not see all the tokens before it, or sees later ones",
-        {"causal": lambda i, j, offset, ahead: j <= i},
-        {"causal": lambda i, j, offset, ahead: j <= i - offset},
-        {"causal": lambda i, j, offset, ahead: j <= i + ahead},
-    ),
-)
-
-_SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
-_JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
-
-
-def _reshape(a: Array, heads: int) -> Array:
-    """(..., T, H * d) -> (..., H, T, d) without the transpose."""
-    return a.reshape(*a.shape[:-2], heads, a.shape[-2], -1)
-
-
-def _rejoin(a: Array) -> Array:
-    """(..., H, T, d) -> (..., T, H * d) without the transpose."""
-    return a.reshape(*a.shape[:-3], a.shape[-2], -1)
-
-
-HEADS = mended(
-    _SPLIT,
-    mistake(
-        "heads-reshape",
-        "the heads are split by a reshape without the transpose",
-        "numbers of different tokens land in one head's vector",
-        {"split": _reshape},
-        {"split": _reshape, "join": _rejoin},
-        {
-            "split": lambda a, heads: a.reshape(*a.shape[:-1], heads, -1),
-            "join": lambda a: a.reshape(*a.shape[:-2], -1),
-        },
-    ),
-    mistake(
-        "heads-join",
-        "the heads are joined by a reshape without the transpose",
-        "a row of the output holds numbers of different tokens",
-        {"join": _rejoin},
-        remedy=_JOINED,
-    ),
-    mistake(
-        "heads-not-joined",
-        "the heads are not joined: their outputs stand side by side in one row per token",
-        "the output has one dimension too many",
-        {"join": same},
-        remedy=_JOINED,
-    ),
-    mistake(
-        "heads-ignored",
-        "num_heads makes no difference: all the dimensions are one head",
-        "each token has one row of weights where every head should have its own",
-        {"split": same, "join": same},
-    ),
-    mistake(
-        "heads-scale",
-        "the scores of a head are divided by the root of all heads' size, not of its own",
-        "the weights are too even, the more so the more heads there are",
-        {"scale": lambda s, n: s / np.sqrt(n.all_heads)},
-        remedy=f"{_SCORES} / np.sqrt(d)  # d = q.shape[-1] after the split",
-    ),
-)
-
-
-# what is found without a formula
-
-WEIGHTS_FIRST = Mistake(
-    "tuple-order",
-    "the weights come first and the output second",
-    "the second of the two arrays returned is the output",
-    "return weights @ v, weights",
-    kind="convention",
-)
-PER_KEY = Mistake(
-    "mask-per-key",
-    "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
-    "a causal mask cannot be given in it",
-    "scores = np.where(mask, scores, -np.inf)  # takes both",
-    kind="convention",
+    where="every axis and transpose that is counted from the front",
 )
 
 

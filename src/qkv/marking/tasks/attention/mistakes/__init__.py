@@ -1,0 +1,43 @@
+"""The ways to get attention wrong: each replaces a step of the right computation.
+
+A mistake names the steps it gets wrong; where learners write the same mistake in several ways there
+are several variants. Because steps are independent, two mistakes together are simply both
+replacements.
+"""
+
+from qkv.marking.tasks.attention.mistakes.core import (
+    BATCHES,
+    LARGE,
+    PROJECTIONS,
+    RESULT,
+    SCALING,
+    SHAPES,
+    SOFTMAX,
+    core,
+)
+from qkv.marking.tasks.attention.mistakes.habits import PER_KEY, WEIGHTS_FIRST
+from qkv.marking.tasks.attention.mistakes.heads import HEADS
+from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
+from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
+
+__all__ = [
+    "BATCHES",
+    "BOTH",
+    "CAUSAL",
+    "EMPTY",
+    "FLOATS",
+    "HEADS",
+    "HIDING",
+    "LARGE",
+    "MASK",
+    "OFFSET",
+    "PER_KEY",
+    "PROJECTIONS",
+    "RESULT",
+    "SCALE",
+    "SCALING",
+    "SHAPES",
+    "SOFTMAX",
+    "WEIGHTS_FIRST",
+    "core",
+]

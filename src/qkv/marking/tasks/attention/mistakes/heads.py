@@ -1,0 +1,74 @@
+"""The ways to get several heads wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.mistake import mended, mistake
+from qkv.marking.tasks.attention.mistakes.lines import (
+    SCORES,
+)
+from qkv.marking.tasks.attention.steps import same
+
+_SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
+_JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
+
+
+def _reshape(a: Array, heads: int) -> Array:
+    """(..., T, H * d) -> (..., H, T, d) without the transpose."""
+    return a.reshape(*a.shape[:-2], heads, a.shape[-2], -1)
+
+
+def _rejoin(a: Array) -> Array:
+    """(..., H, T, d) -> (..., T, H * d) without the transpose."""
+    return a.reshape(*a.shape[:-3], a.shape[-2], -1)
+
+
+HEADS = mended(
+    _SPLIT,
+    mistake(
+        "heads-reshape",
+        "the heads are split by a reshape without the transpose",
+        "numbers of different tokens land in one head's vector",
+        {"split": _reshape},
+        {"split": _reshape, "join": _rejoin},
+        {
+            "split": lambda a, heads: a.reshape(*a.shape[:-1], heads, -1),
+            "join": lambda a: a.reshape(*a.shape[:-2], -1),
+        },
+        nudge="Fill each row with its number and split: does a row of a head hold one number?",
+    ),
+    mistake(
+        "heads-join",
+        "the heads are joined by a reshape without the transpose",
+        "a row of the output holds numbers of different tokens",
+        {"join": _rejoin},
+        remedy=_JOINED,
+        nudge="Fill each row with its number, split and join: is it as before?",
+    ),
+    mistake(
+        "heads-not-joined",
+        "the heads are not joined: their outputs stand side by side in one row per token",
+        "the output has one dimension too many",
+        {"join": same},
+        remedy=_JOINED,
+        nudge="Print the shape of the output: how many axes should it have?",
+    ),
+    mistake(
+        "heads-ignored",
+        "num_heads makes no difference: all the dimensions are one head",
+        "each token has one row of weights where every head should have its own",
+        {"split": same, "join": same},
+        nudge="Print the shape of the weights: where are the heads?",
+    ),
+    mistake(
+        "heads-scale",
+        "the scores of a head are divided by the root of all heads' size, not of its own",
+        "the weights are too even, the more so the more heads there are",
+        {"scale": lambda s, n: s / np.sqrt(n.all_heads)},
+        remedy=f"{SCORES} / np.sqrt(d)  # d = q.shape[-1] after the split",
+        nudge="Let there be 4 heads of size 1: by which number should the scores be divided?",
+    ),
+    where="the reshape and the transpose, before and after the heads",
+)
