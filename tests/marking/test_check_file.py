@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from qkv.marking import CheckResult, check_file, write_junit
+from qkv.marking.files import process
 
 SOFTMAX = """
 import numpy as np
@@ -183,6 +184,25 @@ def test_an_endless_loop_is_ended_and_the_other_tasks_are_marked(file, body):
 def test_a_file_that_is_never_read_to_its_end_is_ended(file):
     result = only(file(SOFTMAX + "\nwhile True: pass"), "softmax", seconds=0.7)
     assert (result.mistakes, result.task) == (("endless-loop",), "softmax")
+
+
+def test_a_process_that_had_no_processor_is_waited_for(file, monkeypatch):
+    told = iter([(False, 0.0)] * 4 + [(True, 0.1)] * 30)  # of the last ones it has had enough
+    monkeypatch.setattr(process, "processor", lambda pid: next(told, (True, 9.0)))
+    monkeypatch.setattr(process, "_PATIENCE", 1e6)
+    result = only(file("def softmax(x):\n    while True: pass"), seconds=0.3)
+    assert result.mistakes == ("endless-loop",)
+    assert next(told, None) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says it so")
+def test_the_time_of_a_process_is_what_it_says_itself():
+    sum(range(3_000_000))
+    before = time.process_time()
+    runs, used = process.processor(os.getpid())
+    assert runs
+    assert abs(used - before) < 0.1
+    assert process.processor(2**22 + 1) == (False, 0.0)
 
 
 def test_an_end_of_one_task_leaves_the_others(file):

@@ -47,3 +47,42 @@ def test_attention_in_torch_passes(function, fragile):
     result = check(function)
     assert result.passed, str(result)
     assert (result.fragile, result.conventions) == (fragile, ())
+
+
+def softmax_of_torch(x, axis=-1):
+    x = torch.as_tensor(x)
+    return functional.softmax(x if x.is_floating_point() else x.double(), dim=axis)
+
+
+def masked_in_torch(query, key, value, mask):
+    query, key, value = map(torch.as_tensor, (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, torch.as_tensor(mask))
+
+
+def causal_in_torch(length):
+    return torch.ones(length, length).tril().bool()
+
+
+def heads_in_torch(x, w_q, w_k, w_v, w_o, num_heads, mask=None):
+    x, w_q, w_k, w_v, w_o = map(torch.as_tensor, (x, w_q, w_k, w_v, w_o))
+    q, k, v = (
+        (x @ w).unflatten(-1, (num_heads, -1)).transpose(-3, -2) for w in (w_q, w_k, w_v)
+    )  # (H, T, d)
+    mask = None if mask is None else torch.as_tensor(mask)
+    out = functional.scaled_dot_product_attention(q, k, v, mask)
+    return out.transpose(-3, -2).flatten(-2) @ w_o
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("softmax", softmax_of_torch),
+        ("mask", masked_in_torch),
+        ("mask", causal_in_torch),
+        ("heads", heads_in_torch),
+    ],
+)
+def test_tasks_in_torch_pass(task, function):
+    result = check(function, task=task)
+    assert result.passed, str(result)
+    assert (result.points, result.conventions) == (10, ())
