@@ -64,7 +64,8 @@ ONE_HEAD = (
     Group("a word of zeros", [_zeros()], EMPTY),
     Group("scores of 1000", [_large()], LARGE),
 )
-TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
+_HEADS = tuple(one for one in HEADS if one.key != "heads-not-joined")  # which w_o cannot follow
+TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], _HEADS)
 
 # what is as right as LayerNorm and GELU to the last digit
 _RMS: Steps = {"normalize": rms_norm}
