@@ -88,7 +88,7 @@ STEPS = {
         {""},
     ],
     "marking": [
-        {"mistake", "outcome", "result"},
+        {"mistake", "outcome", "result", "tensors"},
         {"parameters"},
         {"explain", "findings"},
         {"engine"},
