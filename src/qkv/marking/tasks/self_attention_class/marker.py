@@ -1,0 +1,237 @@
+"""Mark a class: build layers, read their weights, and compare what they give with the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.engine import Group, Marking
+from qkv.marking.explain import explain
+from qkv.marking.findings import Finding, changed_inputs, raises
+from qkv.marking.mistake import Mistake
+from qkv.marking.outcome import Outcome, differ, name_of, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.findings import second_output
+from qkv.marking.tasks.attention.mistakes import BATCHES, LARGE
+from qkv.marking.tasks.self_attention_class import mistakes
+from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
+from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attention, compute
+from qkv.marking.tasks.self_attention_class.weights import Projections, projections
+from qkv.marking.tasks.task import Task
+from qkv.marking.tensors import as_tensors
+
+_SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3))  # tokens, embed_dim, num_heads
+
+
+def _words(seed: int, *shape: int) -> Array:
+    """Multiples of 1/2 between -2 and 2."""
+    return np.random.default_rng(seed).integers(-4, 5, shape) / 2
+
+
+CASES = [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)]
+UNEVEN = Call(_words(9, 2, 5), 2)
+BATCH = _words(7, 2, 2, 4)
+
+
+@dataclass(frozen=True)
+class _Told(Finding):
+    """A finding that no right answer belongs to: it is about the layer, not about a result."""
+
+    def example(self) -> dict[str, Any]:
+        """The layer, its words and what came out."""
+        return {name: it for name, it in super().example().items() if name != "right"}
+
+
+def _told(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
+    return _Told(**vars(one), run=run, more=more or {})
+
+
+class _Layers:
+    """Layers of somebody's class: one for each pair of sizes, built when it is first asked for."""
+
+    def __init__(self, built: Callable[..., Any]) -> None:
+        self.built = built
+        self.layers: dict[tuple[int, int], Any] = {}
+        self.batched = False  # it takes x (1, T, D) only
+
+    def of(self, embed_dim: int, heads: int) -> Any:
+        """The layer of these sizes."""
+        sizes = embed_dim, heads
+        if sizes not in self.layers:
+            layer = self.built(*sizes)
+            if hasattr(layer, "state_dict"):  # torch: without dropout, and as exact as arrays
+                layer = layer.eval().double()
+            self.layers[sizes] = layer
+        return self.layers[sizes]
+
+    def read(self, case: Call) -> Callable[[bool], Projections | None]:
+        """Reads the weights of a case's layer as (in, out), or flipped as (out, in)."""
+        return lambda flipped: projections(self.of(*case.built_with), *case.built_with, flipped)
+
+    def __call__(self, case: Call) -> Any:
+        """What the layer of a case returns for its words."""
+        layer = self.of(*case.built_with)
+        x = case.x[None] if self.batched and case.x.ndim == 2 else case.x
+        if hasattr(layer, "state_dict"):
+            x = as_tensors(x)
+        returned = layer(x) if callable(layer) else layer.forward(x)
+        if not self.batched or case.x.ndim > 2:
+            return returned
+        if isinstance(returned, tuple):
+            return tuple(one if one is None else one[0] for one in returned)
+        return returned[0]
+
+
+def _ways(layers: _Layers, cases: list[Call]) -> list[list[Call]]:
+    """The cases with the weights of their layers, in each way to read them that fits them all."""
+    ways: list[list[Call]] = []
+    for flipped in (False, True):
+        found = [layers.read(case)(flipped) for case in cases]
+        if all(one is not None for one in found):
+            ways.append([_with(case, one) for case, one in zip(cases, found, strict=True) if one])
+    return ways
+
+
+def _with(case: Call, read: Projections) -> Call:
+    """A case with the weights of its layer; where there is no W_O it changes nothing."""
+    width = read.matrices["v"].shape[1]
+    return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
+
+
+def _mark(built: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a class."""
+    options_of(built, ("embed_dim", "num_heads"), {})
+    layers = _Layers(built)
+
+    def run(case: Call) -> Outcome:
+        return outcome(case, layers, compute(case, RIGHT))
+
+    m = Marking(
+        "self-attention-class",
+        name_of(built),
+        run,
+        compute,
+        RIGHT,
+        returns="return out  # (T, embed_dim)",
+    )
+    first = run(CASES[0])
+    if first.error is not None:
+        layers.batched = True
+        if run(CASES[0]).error is None:
+            m.limits.append("It takes batches (B, T, D) only, not a single text (T, D).")
+        else:
+            layers.batched = False
+            m.find(_Told(**vars(raises(first, "one head"))))
+            m.steps = None
+            return m.result()
+    first, again = run(CASES[1]), run(CASES[1])
+    if differ(first.out, again.out):
+        more = {"yours the second time": again.out}
+        m.find(_told(mistakes.PER_CALL, first, more))
+    elif first.error is None:
+        m.first_call(CASES[1])
+    if m.wrong:
+        return m.result()
+    ways = _ways(layers, CASES)
+    if ways:
+        _by_weights(m, layers, _best(m, ways))
+    else:
+        _by_symmetries(m)
+    if not _refuses(built):
+        m.find(_told(mistakes.NOT_REFUSED, run(UNEVEN)))
+    if not m.wrong:
+        m.find(changed_inputs(m.runs))
+    return m.result()
+
+
+def _best(m: Marking, ways: list[list[Call]]) -> list[Call]:
+    """The way to read the weights by which the layer is right, or wrong by one mistake."""
+    for known in ((), *([one] for one in KNOWN)):
+        for cases in ways:
+            if explain(m.run(cases), RIGHT, known, compute) is not None:
+                return cases
+    return ways[0]
+
+
+def _by_weights(m: Marking, layers: _Layers, cases: list[Call]) -> None:
+    """Is the output what the formula makes of the layer's own weights, and are they its own?"""
+    m.test(Group("one head and several", cases, KNOWN))
+    if m.steps is None:
+        return
+    for one in _of_weights(layers, cases[1]):
+        m.find(_told(one, m.call(cases[1])))
+    beside = [replace(run, case=as_attention(run.case)) for run in m.runs]
+    m.find(second_output(beside))
+    larger = [replace(case, x=case.x * 1e4) for case in cases]
+    m.test(Group("scores beyond a million", larger, LARGE))
+    batch = replace(cases[1], x=BATCH)
+    run = m.call(batch)
+    if layers.batched or (run.out is not None and run.out.shape == BATCH.shape):
+        m.test(Group("a batch", [batch], BATCHES))
+    else:
+        m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+
+
+def _of_weights(layers: _Layers, case: Call) -> Iterator[Mistake]:
+    """What is wrong with the weights of a layer of two heads, whatever it does with them."""
+    found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
+    w = found.matrices
+    halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
+    if found.slices:
+        yield mistakes.SLICES
+    if found.shared:
+        yield mistakes.ONE_WEIGHT
+    elif any(np.ptp(a) == 0 for a in w.values()):
+        yield mistakes.CONSTANT
+    elif not found.slices and all(np.array_equal(one, other) for one, other in halves[:2]):
+        yield mistakes.SAME_HEADS
+    elif any(np.array_equal(w[a], w[b]) for a, b in ("qk", "qv", "kv")):
+        yield mistakes.SAME_PROJECTIONS
+    if "o" not in w:
+        yield mistakes.NO_OUTPUT
+
+
+def _by_symmetries(m: Marking) -> None:
+    """What can be said without the weights: shape, order, and that words look at each other."""
+    for case in CASES:
+        run = m.call(case)
+        if run.error is not None or run.out is None or run.out.shape != case.x.shape:
+            m.find(m.unexplained([run], "one head and several"))
+            m.steps = None
+            return
+        turned = m.call(replace(case, x=case.x[::-1].copy())).out
+        if differ(turned, run.out[::-1]):
+            m.find(_told(mistakes.ORDER, run, {"yours, words turned round": turned}))
+            return
+        other = case.x.copy()
+        other[-1] += 1
+        changed = m.call(replace(case, x=other)).out
+        if changed is not None and not differ(changed[:1], run.out[:1]):
+            m.find(_told(mistakes.ALONE, run))
+            return
+    m.tried.append("shapes, and the order of words")
+    m.find(_told(mistakes.HIDDEN, m.call(CASES[0])))
+
+
+def _refuses(built: Callable[..., Any]) -> bool:
+    """Is a number of heads that does not divide the numbers of a word refused at once?"""
+    try:
+        built(5, 2)
+    except Exception:
+        return True
+    return False
+
+
+SELF_ATTENTION_CLASS = Task(
+    name="self-attention-class",
+    looks_for=("SelfAttention", "MultiHeadAttention", "MultiHeadSelfAttention"),
+    signature="SelfAttention(embed_dim, num_heads)(x (T, D)) -> (T, D), or (out, weights)",
+    asks="a class (or a module of torch) that draws w_q, w_k, w_v and w_o for all heads, keeps them"
+    " under these names, and refuses an embed_dim that num_heads does not divide",
+    mark=_mark,
+)

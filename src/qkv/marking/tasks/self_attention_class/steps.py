@@ -1,0 +1,79 @@
+"""A layer of self-attention step by step, with the weights that it was found to have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.mistake import Steps
+from qkv.marking.tasks.attention.inputs import Case
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import compute as attention
+
+
+@dataclass(frozen=True)
+class Call:
+    """Word vectors (..., T, D) for a layer of so many heads.
+
+    Attributes:
+        x: the word vectors.
+        heads: how many heads the layer is built with.
+        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role, once they were read.
+        biases: by role, where there are any.
+    """
+
+    x: Array
+    heads: int
+    matrices: Mapping[str, Array] | None = None
+    biases: Mapping[str, Array] | None = None
+
+    @property
+    def built_with(self) -> tuple[int, int]:
+        """What the layer is built with: embed_dim and num_heads."""
+        return self.x.shape[-1], self.heads
+
+    def shown(self) -> dict[str, Any]:
+        """What a learner needs to make this call by hand."""
+        named = {f"w_{role}": a for role, a in (self.matrices or {}).items()}
+        biases = {f"b_{role}": a for role, a in (self.biases or {}).items()}
+        layer = f"SelfAttention({self.x.shape[-1]}, {self.heads})"
+        return {"layer": layer, "x": self.x, **named, **biases}
+
+
+def as_attention(case: Call) -> Case:
+    """The words and projections of a case as a call of attention, which has no biases.
+
+    With them each word vector has one number more, always 1, and a row of weights for it.
+    """
+    matrices, biases, x = case.matrices or {}, case.biases or {}, case.x
+    arrays = {f"w_{role}": matrices[role] for role in "qkv"}
+    if biases:
+        x = np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
+        for role in "qkv":
+            w = matrices[role]
+            arrays[f"w_{role}"] = np.vstack([w, biases.get(role, np.zeros(w.shape[1]))])
+    return Case({"x": x, **arrays}, heads=case.heads)
+
+
+def compute(case: Call, steps: Steps) -> Array:
+    """The output of the layer by its own weights, (..., T, D); its input where none were read."""
+    if case.matrices is None:
+        return case.x
+    out = steps["project_out"](attention(as_attention(case), steps), case.matrices["o"])
+    out = out if case.biases is None else out + case.biases.get("o", 0)
+    done: Array = steps["around"](out, case.x)
+    return done
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **ATTENTION,
+        "project_out": lambda out, w_o: out @ w_o,
+        "around": lambda out, x: out,
+    }
+)

@@ -1,0 +1,395 @@
+"""The task `self-attention-class` against classes as learners write them, right and wrong."""
+
+import numpy as np
+import pytest
+
+from qkv import layers
+from qkv.marking import check
+from qkv.marking.tasks.self_attention_class.marker import CASES
+from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
+from qkv.marking.tasks.self_attention_class.steps import RIGHT, compute
+
+TASK = "self-attention-class"
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+class SelfAttention:
+    """A right one; a wrong one overrides a part."""
+
+    def __init__(self, embed_dim, num_heads):
+        self.refuse(embed_dim, num_heads)
+        self.num_heads, self.size = num_heads, embed_dim // num_heads
+        self.draw(np.random.default_rng(3), embed_dim)
+
+    def refuse(self, embed_dim, num_heads):
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim={embed_dim} does not divide by num_heads={num_heads}")
+
+    def draw(self, rng, width):
+        self.w_q, self.w_k, self.w_v, self.w_o = rng.normal(size=(4, width, width)) / width**0.5
+
+    def split(self, a):
+        return np.moveaxis(a.reshape(*a.shape[:-1], self.num_heads, self.size), -2, -3)
+
+    def join(self, a):
+        a = np.moveaxis(a, -3, -2)
+        return a.reshape(*a.shape[:-2], -1)
+
+    def scale(self, x):
+        return self.size**0.5
+
+    def output(self, context, x):
+        return context @ self.w_o
+
+    def __call__(self, x):
+        q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
+        self.weights = softmax(q @ np.swapaxes(k, -1, -2) / self.scale(x))
+        return self.output(self.join(self.weights @ v), x)
+
+
+def made(**parts):
+    """The right class but for these parts."""
+    return type("SelfAttention", (SelfAttention,), parts)
+
+
+# -- right ones -----------------------------------------------------------------------------------
+
+
+class HeadsInAList:
+    """A small object for each head, with weights (D, d) under names of its own; single texts."""
+
+    class Head:
+        def __init__(self, rng, width, size):
+            self.query, self.key, self.value = rng.normal(size=(3, width, size))
+
+        def forward(self, x):
+            out = []
+            for row in x:
+                scores = [
+                    (row @ self.query) @ (other @ self.key) / np.sqrt(len(self.key[0]))
+                    for other in x
+                ]
+                out.append(softmax(np.array(scores)) @ (x @ self.value))
+            return np.array(out)
+
+    def __init__(self, embed_dim, num_heads):
+        assert embed_dim % num_heads == 0
+        rng = np.random.default_rng()
+        self.heads = [self.Head(rng, embed_dim, embed_dim // num_heads) for _ in range(num_heads)]
+        self.out_proj = rng.normal(size=(embed_dim, embed_dim))
+
+    def forward(self, x):
+        return np.concatenate([head.forward(x) for head in self.heads], axis=-1) @ self.out_proj
+
+
+class OneArrayForEach:
+    """Weights (H, D, d) and (H, d, D), einsum, and the weights beside the output."""
+
+    def __init__(self, embed_dim, num_heads):
+        if embed_dim % num_heads != 0:
+            raise ValueError("no")
+        rng, size = np.random.default_rng(0), embed_dim // num_heads
+        self.W_Q, self.W_K, self.W_V = rng.normal(size=(3, num_heads, embed_dim, size))
+        self.W_O = rng.normal(size=(num_heads, size, embed_dim))
+
+    def __call__(self, x):
+        q, k, v = (np.einsum("td,hde->hte", x, w) for w in (self.W_Q, self.W_K, self.W_V))
+        weights = softmax(np.einsum("hqe,hke->hqk", q, k) * q.shape[-1] ** -0.5)
+        return np.einsum("hqk,hke,hed->qd", weights, v, self.W_O), weights
+
+
+class Fused(SelfAttention):
+    """One matrix for query, key and value, biases, and weights (out, in)."""
+
+    def draw(self, rng, width):
+        self.qkv_weight = rng.normal(size=(3 * width, width))
+        self.qkv_bias = rng.normal(size=3 * width)
+        self.proj_weight, self.proj_bias = rng.normal(size=(width, width)), rng.normal(size=width)
+
+    def __call__(self, x):
+        both = x @ self.qkv_weight.T + self.qkv_bias
+        q, k, v = (self.split(a) for a in np.split(both, 3, axis=-1))
+        weights = softmax(q @ np.swapaxes(k, -1, -2) / self.size**0.5)
+        return self.join(weights @ v) @ self.proj_weight.T + self.proj_bias
+
+
+class OfThisLibrary(layers.SelfAttention):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads, seed=0)
+
+
+class BatchesOnly(SelfAttention):
+    def __call__(self, x):
+        assert x.ndim == 3, "batch, tokens, width"
+        return super().__call__(x)
+
+
+class WithQueriesKept(SelfAttention):
+    """What it computed stays beside its weights."""
+
+    def __call__(self, x):
+        self.q, self.k, self.v = x @ self.w_q, x @ self.w_k, x @ self.w_v
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        SelfAttention,
+        HeadsInAList,
+        OneArrayForEach,
+        Fused,
+        OfThisLibrary,
+        BatchesOnly,
+        WithQueriesKept,
+    ],
+)
+def test_a_right_class_gets_all_points(right):
+    result = check(right, task=TASK)
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+    assert "one head and several" in result.message
+
+
+def test_what_it_does_not_take_is_said():
+    assert "It takes one text at a time" in check(HeadsInAList, task=TASK).message
+    assert "It takes batches (B, T, D) only" in check(BatchesOnly, task=TASK).message
+
+
+# -- wrong ones -----------------------------------------------------------------------------------
+
+
+def one_weight(self, rng, width):
+    """The matrices of one head, for all."""
+    self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, self.size))
+    self.w_o = rng.normal(size=(width, width))
+
+
+class OneWeight(SelfAttention):
+    draw = one_weight
+
+    def __call__(self, x):
+        heads = []
+        for _ in range(self.num_heads):
+            weights = softmax(x @ self.w_q @ (x @ self.w_k).T / np.sqrt(self.size))
+            heads.append(weights @ x @ self.w_v)
+        return np.concatenate(heads, axis=-1) @ self.w_o
+
+
+class Slices(SelfAttention):
+    """x is split into heads first, and each has a matrix (d, d)."""
+
+    def draw(self, rng, width):
+        self.w_q, self.w_k, self.w_v = rng.normal(size=(3, self.size, self.size))
+        self.w_o = rng.normal(size=(width, width))
+
+    def __call__(self, x):
+        x = self.split(x)
+        weights = softmax(x @ self.w_q @ np.swapaxes(x @ self.w_k, -1, -2) / np.sqrt(self.size))
+        return self.join(weights @ (x @ self.w_v)) @ self.w_o
+
+
+class SlicesOfTheirOwn(SelfAttention):
+    def draw(self, rng, width):
+        self.w_q, self.w_k, self.w_v = rng.normal(size=(3, self.num_heads, self.size, self.size))
+        self.w_o = rng.normal(size=(width, width))
+
+    def __call__(self, x):
+        x = self.split(x)
+        weights = softmax(x @ self.w_q @ np.swapaxes(x @ self.w_k, -1, -2) / np.sqrt(self.size))
+        return self.join(weights @ (x @ self.w_v)) @ self.w_o
+
+
+def same_heads(self, rng, width):
+    """A new generator with the same seed for each head."""
+
+    def drawn(seed):
+        heads = [
+            np.random.default_rng(seed).normal(size=(width, self.size))
+            for _ in range(self.num_heads)
+        ]
+        return np.concatenate(heads, axis=1)
+
+    self.w_q, self.w_k, self.w_v = (drawn(seed) for seed in range(3))
+    self.w_o = rng.normal(size=(width, width))
+
+
+def same_projections(self, rng, width):
+    self.w_q, self.w_k, self.w_v = (
+        np.random.default_rng(0).normal(size=(width, width)) for _ in "qkv"
+    )
+    self.w_o = rng.normal(size=(width, width))
+
+
+def zeros(self, rng, width):
+    self.w_q, self.w_k, self.w_v, self.w_o = np.zeros((4, width, width))
+
+
+def without_w_o(self, rng, width):
+    self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, width))
+
+
+class PerCall(SelfAttention):
+    def __call__(self, x):
+        self.draw(np.random.default_rng(), x.shape[-1])
+        return super().__call__(x)
+
+
+class ScoresBesideTheOutput(SelfAttention):
+    def __call__(self, x):
+        q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
+        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(self.size)
+        return self.join(softmax(scores) @ v) @ self.w_o, scores
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        (OneWeight, "class-one-weight"),
+        (SlicesOfTheirOwn, "class-slices"),
+        (made(draw=same_heads), "class-heads-identical"),
+        (made(draw=same_projections), "class-projections-identical"),
+        (made(draw=zeros), "class-weights-constant"),
+        (PerCall, "class-weights-per-call"),
+        (
+            made(draw=without_w_o, output=lambda self, context, x: context),
+            "class-no-output-projection",
+        ),
+        (made(output=lambda self, context, x: context), "class-no-output-projection"),
+        (made(output=lambda self, context, x: context @ self.w_o + x), "class-residual-inside"),
+        (
+            made(join=lambda self, a: SelfAttention.join(self, a[..., ::-1, :, :])),
+            "class-heads-backwards",
+        ),
+        (
+            made(split=lambda self, a: a.reshape(*a.shape[:-2], self.num_heads, -1, self.size)),
+            "heads-reshape",
+        ),
+        (made(join=lambda self, a: a.reshape(*a.shape[:-3], a.shape[-2], -1)), "heads-join"),
+        (made(scale=lambda self, x: x.shape[-1] ** 0.5), "heads-scale"),
+        (made(scale=lambda self, x: 1), "no-scaling"),
+        (
+            made(
+                split=lambda self, a: a,
+                join=lambda self, a: a,
+                scale=lambda self, x: x.shape[-1] ** 0.5,
+            ),
+            "heads-ignored",
+        ),
+        (ScoresBesideTheOutput, "weights-wrong"),
+    ],
+)
+def test_a_mistake_is_told_by_its_name(wrong, key):
+    result = check(wrong, task=TASK)
+    assert (result.mistakes, result.points) == ((key,), 6), str(result)
+    assert len(result.hint) == 3
+    assert all(result.hint)
+
+
+def test_one_small_matrix_for_all_slices_is_two_mistakes():
+    assert check(Slices, task=TASK).mistakes == ("class-slices", "class-one-weight")
+
+
+def test_a_size_that_does_not_divide_must_be_refused():
+    result = check(made(refuse=lambda self, embed_dim, num_heads: None), task=TASK)
+    assert (result.passed, result.fragile, result.points) == (True, ("class-not-divisible",), 9)
+    assert result.example["layer"] == "SelfAttention(5, 2)"
+
+
+def test_heads_of_every_other_column_are_a_convention():
+    interleaved = made(
+        split=lambda self, a: np.moveaxis(
+            a.reshape(*a.shape[:-1], self.size, self.num_heads), -1, -3
+        ),
+        join=lambda self, a: np.moveaxis(a, -3, -1).reshape(*a.shape[:-3], a.shape[-2], -1),
+    )
+    result = check(interleaved, task=TASK)
+    assert (result.conventions, result.points) == (("class-heads-interleaved",), 10), str(result)
+
+
+def test_softmax_without_maximum_is_fragile():
+    class NoMaximum(SelfAttention):
+        def __call__(self, x):
+            q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
+            e = np.exp(q @ np.swapaxes(k, -1, -2) / np.sqrt(self.size))
+            return self.join(e / e.sum(axis=-1, keepdims=True) @ v) @ self.w_o
+
+    assert check(NoMaximum, task=TASK).fragile == ("softmax-no-max",)
+
+
+class Closed(SelfAttention):
+    """Its weights are in no attribute."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads)
+        inner = SelfAttention(embed_dim, num_heads)
+        del self.w_q, self.w_k, self.w_v, self.w_o
+        self.run = lambda x: self.treat(inner, x)
+
+    def treat(self, inner, x):
+        return inner(x)
+
+    def __call__(self, x):
+        return self.run(x)
+
+
+def test_weights_that_cannot_be_read_leave_the_numbers_unchecked():
+    result = check(Closed, task=TASK)
+    assert (result.passed, result.conventions) == (True, ("class-weights-hidden",)), str(result)
+    assert "its numbers were not checked" in " ".join(str(result).split())
+
+
+@pytest.mark.parametrize(
+    ("treat", "key"),
+    [
+        (lambda self, inner, x: inner(x) + np.arange(len(x))[:, None], "class-order-matters"),
+        (lambda self, inner, x: x @ inner.w_v @ inner.w_o, "class-no-mixing"),
+        (lambda self, inner, x: inner(x)[:1], "wrong-shape"),
+    ],
+)
+def test_without_weights_symmetries_tell_something(treat, key):
+    wrong = type("SelfAttention", (Closed,), {"treat": treat})
+    assert check(wrong, task=TASK).mistakes == (key,)
+
+
+def test_two_mistakes_are_told_apart():
+    wrong = made(scale=lambda self, x: 1, output=lambda self, context, x: context @ self.w_o + x)
+    assert {*check(wrong, task=TASK).mistakes} == {"no-scaling", "class-residual-inside"}
+
+
+def test_a_mistake_of_many_heads_is_shown_on_two():
+    example = check(made(scale=lambda self, x: x.shape[-1] ** 0.5), task=TASK).example
+    assert example["layer"] == "SelfAttention(4, 2)"
+    layer = layers.SelfAttention.from_weights(
+        *(example[name] for name in ("w_q", "w_k", "w_v", "w_o")), num_heads=2
+    )
+    assert np.allclose(layer(example["x"][None])[0], example["right"], rtol=1e-6)
+
+
+def test_a_class_that_cannot_be_built_is_an_error_in_words():
+    def broken(self, rng, width):
+        raise NameError("name 'embed_dim' is not defined")
+
+    result = check(made(draw=broken), task=TASK)
+    assert (result.mistakes, result.points) == (("raises",), 0)
+    assert "NameError: name 'embed_dim' is not defined" in result.message
+
+
+def test_a_class_of_other_parameters_is_a_type_error():
+    with pytest.raises(TypeError, match=r"SelfAttention\(embed_dim, num_heads\) is called, but"):
+        check(type("SelfAttention", (), {"__init__": lambda self, size: None}), task=TASK)
+
+
+def test_no_known_mistake_fails_itself():
+    """One that did would be found wherever a layer raises, whatever it does."""
+    rng = np.random.default_rng(0)
+    for case in CASES:
+        width = case.x.shape[1]
+        case = type(case)(case.x, case.heads, {r: rng.normal(size=(width, width)) for r in "qkvo"})
+        for variant in (variant for one in KNOWN for variant in one.variants):
+            with np.errstate(all="ignore"):
+                assert compute(case, {**RIGHT, **variant}).size

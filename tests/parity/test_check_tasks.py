@@ -1,0 +1,209 @@
+"""The marker's tasks on what is written with torch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from qkv import check
+
+
+def positions(length, dim):
+    place = torch.arange(length, dtype=torch.float64)[:, None]
+    speed = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
+    table = torch.zeros(length, dim, dtype=torch.float64)
+    table[:, 0::2] = torch.sin(place * speed)
+    table[:, 1::2] = torch.cos(place * speed)[:, : dim // 2]
+    return table
+
+
+def block(x, parameters, num_heads=1):
+    """Arrays are not taken: a tensor has no astype, an array no unflatten."""
+    p, width = parameters, x.shape[-1]
+    h = functional.layer_norm(x, (width,), p["norm1_scale"], p["norm1_shift"])
+    q, k, v = (
+        (h @ p[name]).unflatten(-1, (num_heads, -1)).transpose(0, 1)
+        for name in ("w_q", "w_k", "w_v")
+    )
+    x = x + functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(-2) @ p["w_o"]
+    h = functional.layer_norm(x, (width,), p["norm2_scale"], p["norm2_shift"])
+    return x + functional.gelu(h @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
+
+
+def step(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        k, v = torch.cat([cache[0], k]), torch.cat([cache[1], v])
+    visible = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    return functional.scaled_dot_product_attention(q, k, v, visible), (k, v)
+
+
+def decoder(ids, weights, config):
+    """As in transformers: a batch of ids, cosines and sines for both halves, rotate_half."""
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    ids = ids[None]
+
+    def turned(x):
+        d = x.shape[-1]
+        angle = torch.outer(
+            torch.arange(x.shape[-2]).double(), config["rope_theta"] ** (-torch.arange(0, d, 2) / d)
+        )
+        angle = torch.cat([angle, angle], dim=-1)
+        a, b = x.chunk(2, dim=-1)
+        return x * angle.cos() + torch.cat([-b, a], dim=-1) * angle.sin()
+
+    def norm(x, weight):
+        return functional.rms_norm(x, x.shape[-1:], weight, config["rms_norm_eps"])
+
+    x = functional.embedding(ids, weights["model.embed_tokens.weight"])
+    for layer in range(config["num_hidden_layers"]):
+
+        def linear(x, name, layer=layer):
+            return functional.linear(x, weights[f"model.layers.{layer}.{name}_proj.weight"])
+
+        h = norm(x, weights[f"model.layers.{layer}.input_layernorm.weight"])
+        q, k, v = (
+            linear(h, f"self_attn.{name}").unflatten(-1, (n, -1)).transpose(1, 2)
+            for name, n in (("q", heads), ("k", groups), ("v", groups))
+        )
+        out = functional.scaled_dot_product_attention(
+            turned(q), turned(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + linear(out.transpose(1, 2).flatten(-2), "self_attn.o")
+        h = norm(x, weights[f"model.layers.{layer}.post_attention_layernorm.weight"])
+        x = x + linear(functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
+    return functional.linear(
+        norm(x, weights["model.norm.weight"]), weights["model.embed_tokens.weight"]
+    )
+
+
+class SelfAttention(nn.Module):
+    """A head's linear layers each in a module, with a dropout and a mask beside them."""
+
+    def __init__(self, embed_dim, num_heads, *, bias=False):
+        super().__init__()
+        if embed_dim % num_heads:
+            raise ValueError("embed_dim must divide by num_heads")
+        self.num_heads = num_heads
+        self.query, self.key, self.value = (
+            nn.Linear(embed_dim, embed_dim, bias=bias) for _ in range(3)
+        )
+        self.proj = nn.Linear(embed_dim, embed_dim)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("tril", torch.ones(8, 8).tril())
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+            for layer in (self.query, self.key, self.value)
+        )
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(dim=-1)
+        return self.proj((self.dropout(weights) @ v).transpose(-3, -2).flatten(-2))
+
+
+class WithBiases(SelfAttention):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads, bias=True)
+
+
+class Fused(nn.Module):
+    """One linear layer for query, key and value, as in GPT-2; batches only."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        assert embed_dim % num_heads == 0
+        self.num_heads = num_heads
+        self.c_attn, self.c_proj = (
+            nn.Linear(embed_dim, 3 * embed_dim),
+            nn.Linear(embed_dim, embed_dim),
+        )
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = (
+            a.view(batch, tokens, self.num_heads, -1).transpose(1, 2)
+            for a in self.c_attn(x).split(width, dim=2)
+        )
+        out = functional.scaled_dot_product_attention(q, k, v)
+        return self.c_proj(out.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class OfTorch(nn.Module):
+    """torch's own layer, whose parameters are in_proj_weight and out_proj."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x, x, x, average_attn_weights=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "right"),
+    [
+        ("positions", positions),
+        ("block", block),
+        ("kv-cache", step),
+        ("decoder", decoder),
+        ("decoder", lambda ids, weights, config: decoder(ids, weights, config)[0]),
+        ("self-attention-class", SelfAttention),
+        ("self-attention-class", WithBiases),
+        ("self-attention-class", Fused),
+        ("self-attention-class", OfTorch),
+    ],
+)
+def test_what_is_right_in_torch_gets_all_points(task, right):
+    result = check(right, task=task)
+    assert (result.passed, result.points) == (True, 10), str(result)
+    assert (result.fragile, result.conventions) == ((), ())
+
+
+class NoScale(SelfAttention):
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return self.proj(
+            ((q @ k.transpose(-1, -2)).softmax(dim=-1) @ v).transpose(-3, -2).flatten(-2)
+        )
+
+
+class ByTheWidth(SelfAttention):
+    """The head's size is read where it is still that of all heads."""
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+            for layer in (self.query, self.key, self.value)
+        )
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(x.shape[-1])).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(-3, -2).flatten(-2))
+
+
+@pytest.mark.parametrize(
+    ("task", "wrong", "key"),
+    [
+        ("self-attention-class", NoScale, "no-scaling"),
+        ("self-attention-class", ByTheWidth, "heads-scale"),
+        (
+            "kv-cache",
+            lambda *given: (step(*given)[0], step(given[0], None, *given[2:])[1]),
+            "cache-overwritten",
+        ),
+        ("positions", lambda length, dim: positions(length + 1, dim)[1:], "positions-from-one"),
+    ],
+)
+def test_a_mistake_in_torch_is_told_by_its_name(task, wrong, key):
+    result = check(wrong, task=task)
+    assert result.mistakes == (key,), str(result)
+
+
+def test_what_fails_on_tensors_too_raises_what_it_raised_on_arrays():
+    result = check(lambda length, dim: np.zeros(2).no_such_method(), task="positions")
+    assert result.mistakes == ("raises",)
+    assert "no_such_method" in result.message
