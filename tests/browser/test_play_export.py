@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from playwright.sync_api import Browser, Locator, Page
+from tokenizers import Tokenizer
 
+import qkv
+from models.support import WORDS, mask_bert, tokenizer_json
 from qkv.models import Model
 from qkv.see.page.html import asset, document
 
 from .edited import Edit
 from .engine import by_the_library, shares
 from .play import address, after, opened_at, ready
-from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, opened, until
+from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, live_page, opened, until
 from .support import Visit, tight
 from .test_page import problems
 from .test_play_page import OVERLAPS
@@ -374,12 +377,23 @@ def test_the_folded_page_has_no_menus(visit: Visit, html: str) -> None:
     assert not any(one.is_visible() for one in page.locator(".save").all())
 
 
+def small_model(folder: Path) -> Model:
+    """One with as many layers and heads as the one that ships, and a name for each of its words."""
+    mask_bert(folder, num_hidden_layers=4, num_attention_heads=6)
+    words = [*WORDS, *map(str, range(29 - len(WORDS))), "[MASK]"]
+    tokenizer = Tokenizer.from_str(tokenizer_json(words))
+    tokenizer.add_special_tokens(["[MASK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return qkv.load(folder)
+
+
 @pytest.mark.parametrize("allowed", ["", " allow-downloads"])
 def test_a_frame_that_may_forbid_files_gets_them_as_text(
-    chromium: Browser, html: str, tmp_path: Path, allowed: str
+    chromium: Browser, tmp_path: Path, allowed: str
 ) -> None:
+    model = small_model(tmp_path / "small")  # which a frame takes in at once
     path = tmp_path / "frame.html"
-    source = escape(html, quote=True)
+    source = escape(live_page(model), quote=True)
     path.write_text(
         f'<iframe sandbox="allow-scripts{allowed}" width=1200 height=800 srcdoc="{source}">',
         "utf-8",
@@ -399,7 +413,7 @@ def test_a_frame_that_may_forbid_files_gets_them_as_text(
     said.get_by_text("may forbid").wait_for()
     text = box.locator("textarea").input_value()
     assert text.startswith("layer,head,query_place,query,")
-    assert len(text.splitlines()) == 101
+    assert len(text.splitlines()) == 1 + len(model.tokenize(TEXT).ids) ** 2
     box.get_by_role("button", name="PNG").click()
     said.get_by_text("a window of its own").wait_for()
     assert complaints == []
