@@ -60,7 +60,7 @@ browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium-headless-
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
-	$(BIN)/python -m pytest tests/native
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/parity
