@@ -2,7 +2,7 @@
 
 `python -m training.stories MODEL` searches and prints what it finds, the best first; MODEL is a
 folder, a name, or nothing for the encoder that ships. `--keep 3 8 21` writes those of these numbers
-to stories.json beside the model, and into its card: README, tutorials and tests read them there.
+to stories.json beside the model, and into its card: README, pages and tests read them there.
 
 What is searched. `stories.txt` has frames with one word missing, and fillers for them, over 2,500
 sentences; there is nothing random in it, and no example of WordNet. In each sentence every word is
