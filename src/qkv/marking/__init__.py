@@ -21,3 +21,8 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(f"qkv.marking.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'qkv.marking' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, what loads on first use included: for Tab, and for the reference."""
+    return [*__all__]
