@@ -1,5 +1,6 @@
 """`qkv check`: what it prints, what it writes, how it ends."""
 
+import csv
 import json
 import os
 import signal
@@ -127,6 +128,59 @@ def test_junit_is_written_beside_what_is_printed(file, tmp_path):
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
 
 
+@pytest.fixture
+def submissions(tmp_path):
+    wrong = "def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)"
+    handed_in = {
+        "anna.py": RIGHT + WRONG,
+        "=ben.py": wrong,
+        "<c>/[b]softmax.py": wrong,
+        ".hidden/d.py": wrong,
+        "__pycache__/e.py": wrong,
+        "f.txt": wrong,
+    }
+    for name, source in handed_in.items():
+        path = tmp_path / "class" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path / "class"
+
+
+def test_a_folder_gives_a_table_of_the_class(submissions, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(submissions.parent)
+    result = run("class")
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["file", "softmax", "attention", "points", "mistakes"]
+    assert lines[1:4] == [
+        ["class/<c>/[b]softmax.py", "6", "6", "no-exp"],
+        ["class/=ben.py", "6", "6", "no-exp"],
+        ["class/anna.py", "10", "2", "12", "no-softmax", "no-scaling"],
+    ]
+    assert lines[5] == ["Commonest", "mistakes:"]
+    assert lines[6] == ["2", "no-exp", "(softmax)"]
+    assert len(json.loads(run("class", "--task", "softmax", "--json").stdout)) == 3
+
+
+def test_the_table_is_written_as_csv_and_as_a_page(submissions, tmp_path, monkeypatch):
+    monkeypatch.chdir(submissions)
+    run("=ben.py", "<c>", "anna.py", "--csv", tmp_path / "all.csv", "--html", tmp_path / "all.html")
+    with open(tmp_path / "all.csv", newline="") as lines:
+        rows = list(csv.reader(lines))
+    assert rows == [
+        ["file", "softmax", "attention", "points", "mistakes"],
+        ["'=ben.py", "6", "", "6", "no-exp"],
+        ["<c>/[b]softmax.py", "6", "", "6", "no-exp"],
+        ["anna.py", "10", "2", "12", "no-softmax no-scaling"],
+    ]
+    page = (tmp_path / "all.html").read_text()
+    assert "<h1>3 files, 1 of 4 passed</h1>" in page
+    assert "&lt;c&gt;/[b]softmax.py" in page
+    assert "<c>" not in page
+    assert '<td class="points">2</td><td>softmax</td><td>no-exp</td>' in page
+
+
 def test_a_file_that_does_not_return_ends_with_1(file):
     for source in ("while True: pass", "import sys; sys.exit(0)", "import os; os._exit(0)"):
         result = run(file(RIGHT + source), "--seconds", "1")
@@ -140,7 +194,9 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         ((), "name the files to mark"),
         (("none.py",), "none.py: No such file"),
         (("mine.py", "none.py"), "none.py: No such file"),
-        ((".",), ". is a folder"),
+        (("empty",), "empty has no Python files"),
+        (("mine.py", "--csv", "all.txt"), "all.txt: the name must end in .csv"),
+        (("mine.py", "--html", "all.txt"), "all.txt: the name must end in .html"),
         (("mine.py", "--task", "softmacks"), "no task 'softmacks': the tasks are softmax, "),
         (("mine.py", "--hint", "4"), "--hint"),
         (("mine.py", "--seconds", "0"), "--seconds"),
@@ -152,6 +208,7 @@ def test_a_file_that_does_not_return_ends_with_1(file):
 def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, args, words):
     file(RIGHT)
     file("{}", "book.ipynb")
+    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     result = run(*args)
     assert result.exit_code == 2
@@ -159,7 +216,7 @@ def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, 
     (line,) = result.stderr.splitlines()
     assert line.startswith("qkv check: ")
     assert words in line
-    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "book.ipynb"}
+    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "book.ipynb", "empty"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")

@@ -11,7 +11,7 @@ import click
 from qkv.cli.common import FAILED, debug_option, json_option, print_json, writable
 
 if TYPE_CHECKING:
-    from qkv.marking import CheckResult
+    from qkv.marking import CheckResult, ClassTable
 
 
 @click.command()
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     callback=writable(".xml"),
     help="Write the verdicts as JUnit XML too.",
 )
+@click.option(
+    "--csv", metavar="FILE", callback=writable(".csv"), help="Write the table of the class as CSV."
+)
+@click.option("--html", metavar="FILE", callback=writable(".html"), help="Write it as a page.")
 @json_option
 @debug_option
 @click.pass_context
@@ -48,9 +52,14 @@ def check(
     grade: int,
     seconds: float,
     junit: str | None,
+    csv: str | None,
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Mark what the Python FILEs have for the tasks: points, what is wrong, and a hint.
+
+    Of a folder, every Python file in it is marked, and what is printed is a table of the class with
+    its commonest mistakes.
 
     Each file runs in a process of its own, which is ended when it takes too long or too much
     memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
@@ -60,8 +69,9 @@ def check(
         qkv check --list
         qkv check mine.py
         qkv check mine.py --task softmax --hint 2
+        qkv check submissions --csv class.csv
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
-    from qkv.marking import check_file, write_junit
+    from qkv.marking import ClassTable, check_file, files_in, write_junit
     from qkv.marking.marker import task_of
     from qkv.progress import progress
 
@@ -72,6 +82,8 @@ def check(
         raise click.UsageError("name the files to mark, or give --list", context)
     if task is not None:
         task_of(task)
+    folders = [file for file in files if Path(file).is_dir()]
+    files = tuple(one for file in files for one in (files_in(file) if file in folders else [file]))
     for file in files:
         _readable(file)
     marked = []
@@ -80,12 +92,19 @@ def check(
             results = check_file(file, task, seconds=seconds, waiting=lambda: advance(0))
             marked.append((file, results))
             advance(1)
+    table = ClassTable(marked)
     if junit is not None:
         write_junit(junit, marked)
+    if csv is not None:
+        table.write_csv(csv)
+    if html is not None:
+        table.write_html(html)
     flat = [(file, result) for file, results in marked for result in results]
     if as_json:
         rows = [_row(file, result) for file, result in flat]
-        print_json(rows[0] if task is not None and len(files) == 1 else rows)
+        print_json(rows[0] if task is not None and len(files) == 1 and not folders else rows)
+    elif folders:
+        _print_table(table)
     else:
         click.echo("\n\n".join(_said(file, result, grade) for file, result in flat))
         if len(flat) > 1:
@@ -96,8 +115,6 @@ def check(
 
 def _readable(file: str) -> None:
     """A file that cannot be read is a bad request, before any is marked."""
-    if Path(file).is_dir():
-        raise IsADirectoryError(f"{file} is a folder: name the files in it")
     with open(file, "rb"):
         pass
     if file.lower().endswith(".ipynb"):
@@ -120,6 +137,34 @@ def _print_tasks(as_json: bool) -> None:
         click.echo(textwrap.indent(textwrap.fill(one.asks, 76), "    "))
         if len(one.looks_for) > 1:
             click.echo(f"    it may be called {' or '.join(one.looks_for)}")
+
+
+_COMMON = 10  # mistakes below the table
+
+
+def _print_table(table: ClassTable) -> None:
+    """Points by file and task, and the commonest mistakes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from qkv.cli.common import console
+
+    screen = console()
+    points = Table(box=None, pad_edge=False)
+    points.add_column("file", overflow="fold")
+    for name in (*table.tasks, "points"):
+        points.add_column(name, justify="right")
+    points.add_column("mistakes", overflow="fold")
+    for file, each, total, mistakes in table.rows():
+        cells = ["" if one is None else str(one) for one in (*each, total)]
+        points.add_row(Text(file), *cells, mistakes)
+    screen.print(points)
+    if table.commonest:
+        screen.print("\nCommonest mistakes:")
+    for count, task, key in table.commonest[:_COMMON]:
+        screen.print(f"  {count:>3} {key} ({task})", markup=False)
+    if len(table.commonest) > _COMMON:
+        screen.print(f"      and {len(table.commonest) - _COMMON} more")
 
 
 def _row(file: str, result: CheckResult) -> dict[str, Any]:

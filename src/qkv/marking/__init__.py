@@ -8,12 +8,19 @@ from qkv.marking.result import CheckResult
 
 if TYPE_CHECKING:
     from qkv.marking.files import check_file
+    from qkv.marking.files.class_table import ClassTable, files_in
     from qkv.marking.files.junit import write_junit
     from qkv.marking.tasks import TASKS
 
-__all__ = ["TASKS", "CheckResult", "check", "check_file", "write_junit"]
+__all__ = ["TASKS", "CheckResult", "ClassTable", "check", "check_file", "files_in", "write_junit"]
 
-_WHERE = {"TASKS": "tasks", "check_file": "files", "write_junit": "files.junit"}
+_WHERE = {
+    "TASKS": "tasks",
+    "check_file": "files",
+    "ClassTable": "files.class_table",
+    "files_in": "files.class_table",
+    "write_junit": "files.junit",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,152 @@
+"""The verdicts on a class: points by file and task, and its commonest mistakes."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkv.files import replacing
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks import TASKS
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>qkv check</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
+  padding: 0 1rem; }}
+div {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: .3rem .8rem; border-bottom: 1px solid #8886; text-align: left; }}
+.points {{ text-align: right; font-variant-numeric: tabular-nums; }}
+</style>
+<h1>{files} files, {passed} of {verdicts} passed</h1>
+<div tabindex="0" role="region" aria-label="Points by file and task">
+<table>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+</div>
+<h2>Commonest mistakes</h2>
+{commonest}
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """What a class handed in, marked.
+
+    Attributes:
+        marked: each file's name, and its verdicts.
+    """
+
+    marked: Sequence[tuple[str, Sequence[CheckResult]]]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that any file was marked in, in the order of the course."""
+        there = {result.task for _, results in self.marked for result in results}
+        return [name for name in TASKS if name in there]
+
+    @property
+    def commonest(self) -> list[tuple[int, str, str]]:
+        """How many verdicts name a mistake, its task, and its name: the commonest first."""
+        counted = Counter(
+            (result.task or "file", key)
+            for _, results in self.marked
+            for result in results
+            for key in (*result.mistakes, *result.fragile)
+        )
+        order = sorted(counted.items(), key=lambda one: (-one[1], one[0]))
+        return [(count, task, key) for (task, key), count in order]
+
+    def rows(self) -> Iterator[tuple[str, list[int | None], int, str]]:
+        """Of each file: its name, its points in each task, their sum, and its mistakes."""
+        for file, results in self.marked:
+            points = {result.task: result.points for result in results}
+            mistakes = " ".join(key for result in results for key in result.mistakes)
+            sums = sum(result.points for result in results)
+            yield file, [points.get(task) for task in self.tasks], sums, mistakes
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """A line for each file: its name, its points in each task, their sum, and its mistakes.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        text = io.StringIO()
+        lines = csv.writer(text)
+        lines.writerow(["file", *self.tasks, "points", "mistakes"])
+        for file, points, total, mistakes in self.rows():
+            shown = ["" if one is None else one for one in points]
+            lines.writerow([_plain(file), *shown, total, mistakes])
+        with replacing(path) as out:
+            out.write(text.getvalue().encode("utf-8", "replace"))
+
+    def write_html(self, path: str | os.PathLike[str]) -> None:
+        """The same as a page, with the commonest mistakes.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        verdicts = [result for _, results in self.marked for result in results]
+        rows = "\n".join(self._row(*row) for row in self.rows())
+        common = "".join(
+            f'<tr><td class="points">{count}</td><td>{html.escape(task)}</td><td>{key}</td></tr>'
+            for count, task, key in self.commonest
+        )
+        page = _PAGE.format(
+            files=len(self.marked),
+            passed=sum(result.passed for result in verdicts),
+            verdicts=len(verdicts),
+            head="".join(
+                [
+                    '<th scope="col">file</th>',
+                    *(f'<th scope="col" class="points">{task}</th>' for task in self.tasks),
+                    '<th scope="col" class="points">points</th><th scope="col">mistakes</th>',
+                ]
+            ),
+            rows=rows,
+            commonest=f"<table>{common}</table>" if common else "<p>None.</p>",
+        )
+        with replacing(path) as out:
+            out.write(page.encode("utf-8", "replace"))
+
+    def _row(self, file: str, points: list[int | None], total: int, mistakes: str) -> str:
+        cells = ["" if one is None else str(one) for one in (*points, total)]
+        numbers = "".join(f'<td class="points">{cell}</td>' for cell in cells)
+        return f'<tr><th scope="row">{html.escape(file)}</th>{numbers}<td>{mistakes}</td></tr>'
+
+
+def _plain(name: str) -> str:
+    """A name that a spreadsheet does not take for a formula."""
+    return f"'{name}" if name[:1] in "=+-@\t\r" else name
+
+
+def files_in(folder: str | os.PathLike[str]) -> list[str]:
+    """The Python files in a folder and those below, by name; hidden ones are left out.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = [
+        str(path)
+        for path in sorted(Path(folder).rglob("*.py"))
+        if path.is_file()
+        and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+    ]
+    if not found:
+        raise FileNotFoundError(f"{folder} has no Python files")
+    return found
