@@ -15,7 +15,7 @@ from qkv.models.files.find import shipped
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs/index.md", "docs/migrating.md", "docs/viewers.md"),
+    *("docs/index.md", "docs/views.md", "docs/migrating.md", "docs/viewers.md"),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     assert ("It has no induction head" in page) is ("It has no induction head" in card)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/views.md"])
 def test_the_weight_under_the_picture_is_the_weight(page: str) -> None:
     view = qkv.show("I sat on the bank of the river.")
     query, key, weight = re.match(r"(\w+) looks at (\w+): (\S+) ", view.sentence).groups()
@@ -188,7 +188,7 @@ def test_every_name_of_the_package_exists() -> None:
 def test_the_pictures_are_small_and_used() -> None:
     shown = {
         path.name: re.findall(r"images/(\w+\.png)", path.read_text(encoding="utf-8"))
-        for path in (ROOT / "README.md", ROOT / "docs" / "index.md")
+        for path in (ROOT / name for name in ("README.md", "docs/index.md", "docs/views.md"))
     }
     assert all(shown.values())
     pictures = {path.name: path.read_bytes() for path in (ROOT / "docs/images").glob("*.png")}
