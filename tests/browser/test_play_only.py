@@ -58,3 +58,48 @@ def test_what_names_no_region_gives_the_plain_page(visit: Visit, html: str, only
     page = opened(visit, html, only=only)
     assert seen(page) == list(REGIONS)
     assert held(page).get("only") is None
+
+
+def test_how_a_row_arises_may_stand_alone(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["sentence", "motion"], inside=False)
+    assert part(page, "head").locator(".motion-rows").is_visible()
+    for gone in (".map-box", ".lines-box", ".score", ".paint", ".note", "h3", "details"):
+        for found in page.locator(f"[data-region=head] {gone}").all():
+            assert not found.is_visible(), gone
+    go(page, only=["sentence", "head"], inside=False)
+    assert part(page, "head").locator(".lines-box").is_visible()
+    assert not part(page, "head").locator(".motion-rows").is_visible()
+
+
+@pytest.mark.parametrize("width", [736, 390])
+def test_a_second_sentence_is_two_sides_and_no_more(visit: Visit, html: str, width: int) -> None:
+    other = "He wore a hat."
+    only = ["sentence", "second"]
+    page = opened(visit, html, width=width, only=only, second=other, inside=False)
+    second = part(page, "second")
+    assert second.locator(".side").count() == 2
+    for side in second.locator(".side").all():
+        assert side.locator(".lines").is_visible()
+    for gone in (".both-maps", ".second-more", "details", "button"):
+        for found in second.locator(gone).all():
+            assert not found.is_visible(), gone
+    assert tight(page)
+    go(page, only=only, second=other, inside=True)
+    assert second.locator(".both-maps").is_visible()
+
+
+def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["sentence", "changes", "head"], inside=False)
+    menu = part(page, "changes").locator("select")
+    assert menu.is_visible()
+    for gone in ("Share", "Copy as Python", "Beside another sentence", "Undo", "Save"):
+        for found in page.get_by_text(gone).all():
+            assert not found.is_visible(), gone
+    assert not page.get_by_label("Temperature").is_visible()
+    menu.select_option("causal")
+    page.wait_for_function("() => location.hash.includes('causal')")
+    assert held(page)["only"] == ["sentence", "changes", "head"]
+    go(page, only=["sentence", "outcome"], inside=False)
+    assert page.get_by_role("button", name="Hide crown").is_visible()
+    go(page, only=["changes", "motion"])
+    assert page.get_by_label("Temperature").is_visible()

@@ -38,7 +38,7 @@ const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 
 const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
-const PLACES = ["sentence", "changes", "map", "head", "steps", "outcome", "second"]; // regions of the page
+const PLACES = ["sentence", "changes", "map", "head", "motion", "steps", "outcome", "second"]; // regions of the page, and a part of the head's
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
 
 /**

@@ -10,6 +10,7 @@ const ON_TAB = {
   result: ["outcome"],
 };
 const ABOVE = ["sentence", "changes"]; // the headline
+const INSIDE = ["map", "motion", "steps"]; // what is there unfolded alone
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
 const REGIONS = {
   sentence: "The sentence",
@@ -69,8 +70,10 @@ function play(box, data, ui) {
 
   /** Leaves these regions on the page, or all. @param {string[] | null} only */
   function restrict(only) {
-    box.toggleAttribute("data-only", only !== null);
-    for (const { name, node } of regions) node.hidden = only !== null && !only.includes(name);
+    if (only) box.dataset.only = only.join(" ");
+    else delete box.dataset.only;
+    const holds = (name) => only.includes(name) || (name === "head" && only.includes("motion"));
+    for (const { name, node } of regions) node.hidden = only !== null && !holds(name);
     for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
     saying.hidden = only !== null && !only.includes("outcome");
     inside.hidden = only !== null;
@@ -82,7 +85,7 @@ function play(box, data, ui) {
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
-    const unfolded = state.inside || (narrow.matches && state.card === null && !state.only);
+    const unfolded = state.inside || (state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow.matches && state.card === null);
     box.dataset.tab = state.tab;
     box.dataset.inside = String(unfolded);
     box.dataset.beside = String(state.beside && state.edits.length > 0);

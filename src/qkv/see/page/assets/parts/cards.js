@@ -83,7 +83,7 @@ function probeNumber({ probes }, values, i) {
 function lessonButton(store) {
   const { cards = [] } = store.data;
   const open = () => openCard(store, 0);
-  return cards.length ? el("button", { type: "button", class: "lesson", onclick: open }, `A lesson: ${cards.length} cards`) : null;
+  return cards.length ? el("button", { type: "button", class: "lesson in-whole", onclick: open }, `A lesson: ${cards.length} cards`) : null;
 }
 
 function openCard(store, k) {

@@ -15,7 +15,7 @@ function changesPart(ui, store) {
   /** @param {Now} now */
   function update(now) {
     const { state, run } = now;
-    controls.hidden = !state.inside || !run;
+    controls.hidden = !(state.inside || state.only) || !run;
     const all = run ? inWords(now) : [];
     list.hidden = !all.length;
     const back = (gone) => () => store.set({ edits: store.state.edits.filter((edit) => !gone.includes(edit)) });

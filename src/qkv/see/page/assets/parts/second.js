@@ -54,7 +54,7 @@ function secondPart(ui, store) {
   const id = ui.id("second");
   const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off" });
   const begin = el("button", { type: "button", onclick: () => store.set({ second: store.state.text }) }, "Begin with mine");
-  const away = el("button", { type: "button", onclick: () => store.set({ second: null }) }, "Take it away");
+  const away = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: null }) }, "Take it away");
   const fit = el("p", { class: "note" });
   const pair = pairPart(ui, { onpick: picked });
   const [alike, words] = [el("div", {}), el("div", {})];
@@ -90,7 +90,7 @@ function secondPart(ui, store) {
     away.hidden = !begin.hidden;
     fit.hidden = !second || !state.edits.length;
     pair.node.hidden = more.hidden = !second;
-    if (!second || !state.inside) {
+    if (!second || !(state.inside || state.only)) {
       drawn = "";
       return;
     }

@@ -14,10 +14,10 @@ function sentencePart(ui, store) {
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
-  const another = el("button", { type: "button", onclick: () => store.set({ second: store.state.text, tab: "heads" }) }, "Beside another sentence");
+  const another = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: store.state.text, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
-  const share = el("button", { type: "button", onclick: () => paper.show("The address of what you see", store.address()) }, "Share");
-  const python = el("button", { type: "button", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
+  const share = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The address of what you see", store.address()) }, "Share");
+  const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
   const cutNote = el("p", { class: "note" });
   let [last, typed, pending] = [null, -Infinity, null];
 
@@ -256,7 +256,7 @@ function exampleMenu(store) {
   const { stories = [] } = store.data;
   const select = el(
     "select",
-    { "aria-label": "Examples" },
+    { class: "in-whole", "aria-label": "Examples" },
     el("option", { value: "" }, "Examples"),
     stories.map(({ text, change }, i) => el("option", { value: i }, `${visible(text.replace("[MASK]", "?"))} – ${change}`)),
   );
