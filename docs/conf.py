@@ -12,6 +12,7 @@ from sphinx.util.inspect import TypeAliasForwardRef
 import qkv
 
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
+import live
 import notebooks
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
@@ -102,6 +103,7 @@ def write_play(app, error):
 
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
+    live.setup(app)
     app.connect("doctree-read", offer_notebooks)
     app.connect("doctree-read", fold_boxes)
     app.connect("build-finished", tidy_notebooks)

@@ -7,13 +7,15 @@ Tags of code cells say what goes where:
     remove-cell             what holds the page to its numbers; on the site it runs unseen
 
 and so do directives: an admonition of the class `teacher` is for teachers, one of the class
-`dropdown` (a hint) folds, a raw one is for the site alone.
+`dropdown` (a hint) folds, a raw one is for the site alone, and a live view becomes a line that says
+how to open it.
 """
 
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import live
 import nbformat
 from markdown_it import MarkdownIt
 from myst_nb.core.read import read_myst_markdown_notebook
@@ -123,6 +125,8 @@ def _directive(name: str, title: str, content: str, notes: bool) -> str:
     classes = options.get("class", "").split()
     if name == "raw" or ("teacher" in classes and not notes):
         return ""
+    if name == "live":
+        return live.in_notebook(title, options, body)
     if name == "math":
         return f"$$\n{body.strip()}\n$$"
     if name not in BOXES:

@@ -1,0 +1,205 @@
+"""A live view in a page: the live page, with the regions that a text needs, in a frame.
+
+    ```{live} the bank of the river
+    :only: sentence head
+    :layer: 0
+    :head: 2
+    :query: bank
+    What to try, in a sentence or two, which stand under the frame.
+    ```
+
+The query is a word of the text, or its place among the tokens. `second` is a text beside it.
+`edits` are `causal` or `hide WORD`, with commas between several; where the head is in view, it
+stands beside the original. `colouring` is that of the map. `inside` unfolds the head. `height` is
+that of the frame until what is in it is known.
+
+Nothing but the site's own `play.html` is opened. Where scripts are off, or a reader saves data, a
+link stands in place of the frame (static/live.js).
+"""
+
+import html
+import json
+import re
+from functools import cache
+from typing import ClassVar
+from urllib.parse import urlencode
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util.docutils import SphinxDirective
+
+import qkv
+
+REGIONS = {
+    "sentence": "the words",
+    "changes": "what is changed",
+    "map": "the map of all heads",
+    "head": "one head",
+    "motion": "how a row of weights arises",
+    "steps": "the layer step by step",
+    "outcome": "the likeliest words",
+    "second": "a second sentence",
+}
+EDITS = "causal, or hide and a word"
+COLOURINGS = ("pattern", "effect", "change")  # of the map
+WORDS = (
+    "only",
+    "second",
+    "layer",
+    "head",
+    "query",
+    "edits",
+    "colouring",
+)  # options that have words
+HEIGHT = 480  # of a frame, in pixels
+
+
+@cache
+def model() -> qkv.Model:
+    """The model in the page."""
+    return qkv.load()
+
+
+def regions_of(only: str) -> list[str]:
+    """The names of regions.
+
+    Raises:
+        ValueError: there are none, or one is not a region's.
+    """
+    names = only.split()
+    unknown = [name for name in names if name not in REGIONS]
+    if unknown or not names:
+        said = f"the live page has no region {unknown[0]!r}" if unknown else "no region is named"
+        raise ValueError(f"only: {said}; there are {', '.join(REGIONS)}")
+    return names
+
+
+def place_of(word: str, text: str) -> int:
+    """Where a word stands among the tokens of a text, or the place itself.
+
+    Raises:
+        ValueError: it stands there more than once, or not at all.
+    """
+    tokens = list(model().tokenizer(text).tokens)
+    if word.isdigit() and word not in tokens:
+        found = [int(word)] if int(word) < len(tokens) else []
+    else:
+        found = [place for place, token in enumerate(tokens) if token in (word, word.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        places = " or ".join(map(str, found))
+        raise ValueError(f"{word!r} is more than one token of {text!r}: give its place, {places}")
+    raise ValueError(f"{word!r} is no token of {text!r}: {' '.join(tokens)}")
+
+
+def edits_of(said: str, text: str) -> list[dict[str, object]]:
+    """The edits of a text as an address holds them.
+
+    Raises:
+        ValueError: one is of no kind that is known here, or its word is not in the text.
+    """
+    edits: list[dict[str, object]] = []
+    for one in filter(None, (one.strip() for one in said.split(","))):
+        op, _, word = one.partition(" ")
+        if one == "causal":
+            edits.append({"op": op})
+        elif op == "hide" and word:
+            edits.append({"op": op, "token": place_of(word.strip(), text)})
+        else:
+            raise ValueError(f"edits: {one!r} is none, write {EDITS}")
+    return edits
+
+
+def state_of(text: str, options: dict[str, str]) -> dict[str, object]:
+    """The state of the page that a directive asks for, but for the text.
+
+    Raises:
+        ValueError: it cannot be: a region, a head, a word or an edit that is not there.
+    """
+    if "only" not in options:
+        raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
+    state: dict[str, object] = {"only": regions_of(options["only"])}
+    for name, size in (("layer", model().num_layers), ("head", model().num_heads)):
+        if name in options:
+            if not options[name].isdigit() or int(options[name]) >= size:
+                raise ValueError(f"{name}: {options[name]!r} is not one of 0 to {size - 1}")
+            state[name] = int(options[name])
+    if "query" in options:
+        state["query"] = place_of(options["query"], text)
+        if "outcome" in state["only"]:
+            state["place"] = state["query"]
+    if "second" in options:
+        state["second"] = options["second"]
+    if "edits" in options:
+        state["edits"] = edits_of(options["edits"], text)
+        state["beside"] = "head" in state["only"]
+    if "colouring" in options:
+        if options["colouring"] not in COLOURINGS:
+            raise ValueError(f"colouring: {options['colouring']!r} is none of {COLOURINGS}")
+        state["colouring"] = options["colouring"]
+    if "inside" in options:
+        state["inside"] = True
+    return state
+
+
+def address(page: str, text: str, options: dict[str, str]) -> str:
+    """The address of a state of the live page, whose path is `page`."""
+    state = {name: json.dumps(value) for name, value in state_of(text, options).items()}
+    return f"{page}#{urlencode({'text': text, **state})}"
+
+
+def in_notebook(text: str, options: dict[str, str], body: str) -> str:
+    """What a notebook says in place of the frame: how to open the same."""
+    todo = ["press *Look inside*"]
+    if "head" in options:
+        todo.append(f"choose head {options.get('layer', 0)}.{options['head']}")
+    if "query" in options:
+        todo.append(f"click *{options['query']}*")
+    if "second" in options:
+        todo.append(f"press *Beside another sentence* and write *{options['second']}*")
+    if "causal" in options.get("edits", ""):
+        todo.append("let *Each token* see *what came before*")
+    todo += [f"hide *{word}*" for word in re.findall(r"hide (\w+)", options.get("edits", ""))]
+    call = f"Run `qkv.play({json.dumps(text, ensure_ascii=False)})` in a cell of its own"
+    lines = [f"**Live.** {call}, then {', '.join(todo)}.", "", *body.strip().splitlines()]
+    return "\n".join(f"> {line}".rstrip() for line in lines)
+
+
+class Live(SphinxDirective):
+    """The directive: a link, which static/live.js turns into a frame, and what to try."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+    option_spec: ClassVar = {
+        **dict.fromkeys(WORDS, directives.unchanged_required),
+        "inside": directives.flag,
+        "height": directives.positive_int,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        text = " ".join(self.arguments[0].split())
+        if not self.content:
+            raise self.error("live: say under the options what to try")
+        page = "../" * self.env.docname.count("/") + "play.html"
+        try:
+            href = address(page, text, self.options)
+        except ValueError as wrong:
+            raise self.error(f"live: {wrong}") from None
+        shown = " and ".join(REGIONS[name] for name in self.options["only"].split())
+        link = (
+            f'<p class="live-view" data-height="{self.options.get("height", HEIGHT)}">'
+            f'<a href="{html.escape(href)}">Open a trained model on “{html.escape(text)}”: {shown}'
+            "</a></p>"
+        )
+        box = nodes.container(classes=["live"])
+        box += nodes.raw("", link, format="html")
+        self.state.nested_parse(self.content, self.content_offset, box)
+        return [box]
+
+
+def setup(app) -> None:
+    """Sphinx calls this: the directive, and the script that frames."""
+    app.add_directive("live", Live)
+    app.add_js_file("live.js")

@@ -1,0 +1,184 @@
+"""The directive that frames the live page: its addresses, its errors, and what it becomes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import live
+import notebooks
+import pytest
+
+TEXT = "the bank of the river"
+ASSETS = Path(__file__).parents[2] / "src/qkv/see/page/assets"
+
+
+def state(text: str = TEXT, **options: str) -> dict[str, object]:
+    """What stands in the address, read as the page reads it."""
+    page, _, hash_ = live.address("../play.html", text, options).partition("#")
+    assert page == "../play.html"
+    return {
+        name: value if name == "text" else json.loads(value)
+        for name, value in parse_qsl(hash_, strict_parsing=True)
+    }
+
+
+def test_an_address_holds_what_is_asked_for() -> None:
+    found = state(only="sentence head", layer="0", head="2", query="bank", inside="")
+    assert found == {
+        "text": TEXT,
+        "only": ["sentence", "head"],
+        "layer": 0,
+        "head": 2,
+        "query": 2,  # [CLS] the bank
+        "inside": True,
+    }
+
+
+def test_a_second_text_and_the_colouring_stand_there_too() -> None:
+    second = "the bank gave a loan, & more"
+    found = state(only="sentence second", second=second, colouring="effect")
+    assert found["second"] == second
+    assert found["colouring"] == "effect"
+
+
+def test_a_query_is_a_word_or_a_place() -> None:
+    assert state(only="head", query="River")["query"] == 5
+    assert state(only="head", query="4")["query"] == 4
+    assert state("in 2 days", only="head", query="2")["query"] == 2  # [CLS] in 2: the word
+    assert state("She [MASK].", only="head", query="[MASK]")["query"] == 2
+
+
+def test_the_guesses_are_of_the_query_where_they_are_in_view() -> None:
+    assert state(only="sentence outcome", query="river")["place"] == 5
+    assert "place" not in state(only="sentence head", query="river")
+
+
+def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
+    found = state(only="sentence head", edits="causal, hide river")
+    assert found["edits"] == [{"op": "causal"}, {"op": "hide", "token": 5}]
+    assert found["beside"] is True
+    assert state(only="sentence outcome", edits="causal")["beside"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({}, "only is missing: name some of sentence, changes, map"),
+        ({"only": ""}, "no region is named; there are sentence"),
+        ({"only": "sentence heads"}, "no region 'heads'; there are sentence, changes, map, head"),
+        ({"only": "head", "layer": "4"}, "layer: '4' is not one of 0 to 3"),
+        ({"only": "head", "head": "-1"}, "head: '-1' is not one of 0 to 5"),
+        ({"only": "head", "query": "loan"}, r"'loan' is no token of 'the bank .*: \[CLS\] the"),
+        ({"only": "head", "query": "the"}, "more than one token .* give its place, 1 or 4"),
+        ({"only": "head", "query": "7"}, "'7' is no token of"),
+        ({"only": "head", "edits": "hide loan"}, "'loan' is no token of"),
+        ({"only": "head", "edits": "hide"}, "edits: 'hide' is none, write causal, or hide"),
+        ({"only": "head", "edits": "turn it"}, "edits: 'turn it' is none"),
+        ({"only": "map", "colouring": "red"}, "colouring: 'red' is none of .*effect"),
+    ],
+)
+def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        live.state_of(TEXT, options)
+
+
+def test_it_names_what_the_page_names() -> None:
+    """Its words are those of the page's own tables."""
+    store = (ASSETS / "store.js").read_text(encoding="utf-8")
+    edits = (ASSETS / "engine/edits.js").read_text(encoding="utf-8")
+
+    def listed(pattern: str) -> list[str]:
+        (found,) = re.findall(pattern, store)
+        return re.findall(r'"(\w+)"', found)
+
+    assert set(live.REGIONS) == set(listed(r"const PLACES = \[(.*?)\];"))
+    assert list(live.COLOURINGS) == listed(r"colouring: \[(.*?)\]")
+    assert "\n  causal: {}," in edits
+    assert '\n  hide: { token: "!" },' in edits
+
+
+VIEW = """# A page
+
+````{live} the bank of the river
+:only: sentence head
+:query: bank
+:height: 333
+Click *river*.
+````
+"""
+
+
+WRONG = {
+    "region": (
+        ("sentence head", "sentence tail"),
+        "live: only: the live page has no region 'tail'",
+    ),
+    "empty": (("Click *river*.", ""), "live: say under the options what to try"),
+    "option": ((":height: 333", ":high: 333"), "high"),
+}
+
+
+def built(root: Path, pages: dict[str, str]) -> str:
+    """Makes a site of pages, in root/html, and gives what was warned of."""
+    for name, text in pages.items():
+        path = root / "docs" / f"{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    options = ["-Dextensions=myst_parser,live", f"-Droot_doc={min(pages)}", "--no-color"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-C", "-q", *options, root / "docs", root / "html"],
+        env=os.environ | {"PYTHONPATH": str(notebooks.COURSE.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr
+
+
+def test_a_page_has_a_link_to_the_live_page_and_what_to_try(tmp_path: Path) -> None:
+    pages = {"page": "", "course/page": "../"}
+    orphan = "---\norphan: true\n---\n\n"
+    assert built(tmp_path, dict.fromkeys(pages, orphan + VIEW)) == ""
+    for name, up in pages.items():
+        html = (tmp_path / "html" / f"{name}.html").read_text(encoding="utf-8")
+        ((height, href, said),) = re.findall(
+            r'<p class="live-view" data-height="(\d+)"><a href="([^"]+)">([^<]+)</a></p>', html
+        )
+        assert height == "333"
+        address = live.address(f"{up}play.html", TEXT, {"only": "sentence head", "query": "bank"})
+        assert href == address.replace("&", "&amp;")
+        assert said == f"Open a trained model on “{TEXT}”: the words and one head"
+        assert "<p>Click <em>river</em>.</p>" in html
+        assert "live.js" in html
+        assert "<iframe" not in html  # without scripts there is the link alone
+
+
+def test_a_wrong_one_is_told_in_the_build(tmp_path: Path) -> None:
+    said = built(tmp_path, {name: VIEW.replace(*change) for name, (change, _) in WRONG.items()})
+    for name, (_, complaint) in WRONG.items():
+        assert re.search(rf"{name}\.md:\d+: .*{complaint}", said), said
+
+
+def test_a_notebook_says_how_to_open_the_same() -> None:
+    view = """````{live} the bank of the river
+:only: sentence second changes
+:second: the bank gave a loan
+:layer: 1
+:head: 2
+:query: bank
+:edits: causal, hide river
+:inside:
+
+Click *river*.
+````"""
+    assert notebooks.for_notebook(view) == (
+        '> **Live.** Run `qkv.play("the bank of the river")` in a cell of its own, then press '
+        "*Look inside*, choose head 1.2, click *bank*, press *Beside another sentence* and write "
+        "*the bank gave a loan*, let *Each token* see *what came before*, hide *river*.\n"
+        ">\n"
+        "> Click *river*."
+    )
