@@ -16,6 +16,8 @@ INFINITY := infinity-emb[server,torch]==0.0.78
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 INSTALL := $(PYTHON) .ci/install.py
+# How many processes where tests wait as well as compute: one more than there are processors, up to 4.
+MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 
 .PHONY: help demo test attack check browser native parity serve scale bench docs model clean
 .DEFAULT_GOAL := help
@@ -57,7 +59,7 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
 browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/browser
+	$(BIN)/python -m pytest -n $$($(MORE)) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
