@@ -297,6 +297,24 @@ def test_the_smallest_input_that_shows_it_is_shown():
     assert check(whole, task="block").example["x"].shape == (2, 2)  # right for one word
 
 
+@pytest.mark.parametrize(
+    ("block", "half"),
+    [
+        (built(mlp=lambda x, p: mlp(x, {**p, "w_in": p["w_in"] ** 2})), "the MLP's half"),
+        (
+            built(attend=lambda x, p, heads: attend(x, {**p, "w_v": p["w_v"] + 1}, heads)),
+            "attention's half",
+        ),
+    ],
+)
+def test_what_is_unknown_is_found_in_its_half(block, half):
+    result = check(block, task="block")
+    assert result.mistakes == ("unknown",)
+    said = " ".join(result.message.split())
+    assert f"look into {half}" in said
+    assert said.count("look into") == 1
+
+
 def test_a_block_that_writes_to_x_is_told_so():
     def block(x, parameters):
         x += built()(x, parameters) - x

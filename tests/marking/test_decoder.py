@@ -402,6 +402,15 @@ def test_a_weight_that_is_not_transposed_is_said_where_the_product_fails():
     assert "(out, in)" in result.message
 
 
+def test_what_is_unknown_and_right_for_one_word_is_in_attention():
+    odd = made(visible=lambda self, tokens: np.tri(tokens, dtype=bool) & (np.arange(tokens) != 1))
+    result = check(odd, task="decoder")
+    assert result.mistakes == ("unknown",)
+    assert "what is wrong is in attention" in " ".join(str(result).split())
+    odd = made(embed=lambda self, table, ids: table[ids] + 1)
+    assert "in attention" not in " ".join(str(check(odd, task="decoder")).split())
+
+
 def test_the_smallest_text_that_shows_it_is_shown():
     assert list(check(made(head=without_final_norm), task="decoder").example["ids"]) == [3]
     without_positions = made(positions=lambda self, q, k, v: (q, k, v))

@@ -379,6 +379,15 @@ def test_a_class_that_cannot_be_built_is_an_error_in_words():
     assert "NameError: name 'embed_dim' is not defined" in result.message
 
 
+def test_an_empty_class_returns_nothing():
+    class Empty:
+        def __init__(self, embed_dim, num_heads, seed=0): ...
+
+        def __call__(self, x): ...
+
+    assert check(Empty, task=TASK).mistakes == ("returns-nothing",)
+
+
 def test_a_class_of_other_parameters_is_a_type_error():
     with pytest.raises(TypeError, match=r"SelfAttention\(embed_dim, num_heads\) is called, but"):
         check(type("SelfAttention", (), {"__init__": lambda self, size: None}), task=TASK)

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking import findings
 from qkv.marking.engine import Group, Marking
 from qkv.marking.explain import explain
-from qkv.marking.findings import changed_inputs
+from qkv.marking.findings import Finding, changed_inputs
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, core
@@ -92,6 +93,20 @@ def _style(runs: list[Outcome], known: Sequence[Mistake]) -> tuple[Steps, tuple[
     return STYLES[0]
 
 
+class BlockMarking(Marking):
+    """A block on its way through the tests."""
+
+    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+        """In which half the mistake is, found by parameters that are zero."""
+        case = first_wrong(runs).case
+        hints = []
+        for names, half in ((("w_out", "b_out"), "the MLP's half"), (("w_o",), "attention's half")):
+            none = {name: np.zeros_like(case.parameters[name]) for name in names}
+            if self.call(Call(case.x, {**case.parameters, **none}, case.heads)).is_right:
+                hints.append(f"right where {' and '.join(names)} are zeros: look into {half}")
+        return findings.unexplained(runs, what, self.returns, hints)
+
+
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a block."""
     options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
@@ -102,7 +117,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
     steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in WORDS], KNOWN)
     right = {**RIGHT, **steps}
-    m = Marking(
+    m = BlockMarking(
         "block",
         name_of(function),
         lambda case: outcome(case, call, compute(case, right)),

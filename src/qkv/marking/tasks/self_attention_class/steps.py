@@ -39,10 +39,11 @@ class Call:
 
     def shown(self) -> dict[str, Any]:
         """What a learner needs to make this call by hand."""
-        named = {f"w_{role}": a for role, a in (self.matrices or {}).items()}
-        biases = {f"b_{role}": a for role, a in (self.biases or {}).items()}
+        matrices, biases = self.matrices or {}, self.biases or {}
+        read = {f"w_{role}": matrices[role] for role in "qkvo" if role in matrices}
+        read |= {f"b_{role}": biases[role] for role in "qkvo" if role in biases}
         layer = f"SelfAttention({self.x.shape[-1]}, {self.heads})"
-        return {"layer": layer, "x": self.x, **named, **biases}
+        return {"layer": layer, "x": self.x, **read}
 
 
 def as_attention(case: Call) -> Case:
