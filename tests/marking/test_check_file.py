@@ -1,6 +1,7 @@
 """Files as learners hand them in, which do whatever they do in a process of their own."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -69,7 +70,10 @@ def attention(x, w_q, w_k, w_v):
     assert "w_q" in result.example
 
 
-def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(file, tmp_path):
+def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(
+    file, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     file(SOFTMAX, "helpers_of_mine.py")
     path = file("from helpers_of_mine import *\n" + ATTENTION)
     assert only(path).points == 10
@@ -107,6 +111,7 @@ BROKEN = [
     ("syntax-error", b"def softmax(x):\n    return x\0", "null bytes"),
     ("syntax-error", "(" * 100_000, ""),
     ("not-utf-8", b"# \xff\xfe\ndef softmax(x):\n    return x", ""),
+    ("not-utf-8", b"\n\n\n# \xff\ndef softmax(x):\n    return x", ""),
     ("not-utf-8", b"name = 'caf\xe9'\ndef softmax(x):\n    return x", ""),
     ("not-utf-8", b"# coding: no-such\ndef softmax(x):\n    return x", ""),
     ("import-error", "import numpy\nimport no_such_package\n" + SOFTMAX, "line 2: ModuleNotFound"),
@@ -170,6 +175,19 @@ def test_a_function_that_does_not_return_is_a_finding(file, key, source):
     assert result.mistakes == (key,), str(result)
     assert (result.passed, result.points, result.task) == (False, 0, "softmax")
     assert len(result.hint) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems bound other memory")
+def test_memory_is_bounded(file):
+    source = "def softmax(x):\n    bytearray(300 << 20)"
+    assert only(file(source), megabytes=250).mistakes == ("out-of-memory",)
+    assert only(file(source)).mistakes == ("returns-nothing",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems bound other memory")
+def test_an_output_too_large_to_be_looked_at_is_a_finding(file):
+    source = "import numpy as np\ndef softmax(x):\n    return np.zeros(1 << 25)"  # 256 MB
+    assert only(file(source), megabytes=400).mistakes == ("out-of-memory",)
 
 
 @pytest.mark.parametrize("body", ["while True: pass", "import time; time.sleep(1e6)"])

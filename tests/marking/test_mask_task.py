@@ -221,6 +221,7 @@ WRONG_CAUSAL = [
     ("causal-itself", lambda n: np.eye(n, dtype=bool)),
     ("wrong-shape", lambda n: lower(n + 1)),
     ("returns-nothing", lambda n: None),
+    ("unknown", lambda n: lower(n) if n > 1 else ~lower(n)),
     ("unknown", lambda n: np.linspace(0, 1, n * n).reshape(n, n)),
 ]
 
