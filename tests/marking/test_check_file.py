@@ -239,6 +239,12 @@ def test_what_is_printed_is_a_habit_and_does_not_disturb(file, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_is_written_between_our_lines_does_not_disturb(file):
+    source = SOFTMAX + "\nimport os\nfor number in range(3, 20):\n    try:\n"
+    source += "        os.write(number, b'{\\n')\n    except OSError:\n        pass"
+    assert only(file(source)).points == 10
+
+
 def test_a_missing_function_is_a_finding_that_says_what_there_is(file):
     result = only(file("def soft_max(x):\n    return x"), "softmax")
     assert result.mistakes == ("missing-function",)

@@ -142,17 +142,18 @@ class _Process:
             env=os.environ | dict.fromkeys(_ALONE, "1"),
             start_new_session=True,  # Ctrl-C is for us, who end it
         )
-        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._lines: queue.Queue[Mapping[str, Any] | str | None] = queue.Queue()
         self._started = False
         self._ear = threading.Thread(target=self._listen, daemon=True)
         self._ear.start()
 
     def _listen(self) -> None:
-        """Put each line that comes into the queue, and None at the end."""
+        """Put what each line says into the queue, and None at the end."""
         assert self._child.stdout is not None
         with self._child.stdout as told:
             for line in told:
-                self._lines.put(line)
+                with suppress(ValueError):  # it is not ours
+                    self._lines.put(json.loads(line))
         self._lines.put(None)
 
     def hear(self, seconds: float, waiting: Callable[[], None]) -> Mapping[str, Any] | str | None:
@@ -160,7 +161,7 @@ class _Process:
         begin, (_, before) = time.monotonic(), processor(self._child.pid)
         while True:
             try:
-                line = self._lines.get(timeout=min(_TICK, seconds))
+                told = self._lines.get(timeout=min(_TICK, seconds))
                 break
             except queue.Empty:
                 waiting()
@@ -169,9 +170,8 @@ class _Process:
                 # on a busy machine it may not have had its time yet, and that is not its fault
                 held_up = waits and used - before < seconds / 2 and passed < _PATIENCE * seconds
                 if passed >= seconds and not held_up:
-                    line = b'""'
+                    told = ""
                     break
-        told = json.loads(line) if line else None
         if not self._started and not told:
             self._said.seek(0)
             why = self._said.read().decode(errors="replace").strip() or "it took too long"
