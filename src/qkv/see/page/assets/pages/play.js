@@ -85,7 +85,8 @@ function play(box, data, ui) {
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
-    const unfolded = state.inside || (state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow.matches && state.card === null);
+    const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow.matches && state.card === null;
+    const unfolded = state.inside || asked;
     box.dataset.tab = state.tab;
     box.dataset.inside = String(unfolded);
     box.dataset.beside = String(state.beside && state.edits.length > 0);
