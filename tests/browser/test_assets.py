@@ -42,6 +42,8 @@ def test_source_keeps_to_the_rules(name: str) -> None:
             continue
         assert not re.search(rule, code), rule
     for number, line in enumerate(source.split("\n"), 1):
+        before = re.split(r" // ", line)[0]  # what follows is left out of pages
+        assert not any(before.count(quote) % 2 for quote in '"`'), f"{name}:{number}"
         assert len(line) <= 140 or '"' in line or "`" in line, f"{name}:{number} is too long"
         assert line == line.rstrip(), f"{name}:{number} ends on a blank"
         assert line.count("`") % 2 == 0, f"{name}:{number}: a template of several lines"

@@ -77,7 +77,7 @@ def test_the_three_commands_of_the_issue() -> None:
     walked = run("walk", CAT, *minilm)
     assert "13. The output projection" in walked.stdout
     difference = " ".join(walked.stdout.split()).split("largest difference is ")[-1]
-    assert float(difference.split(". ")[0]) < 5e-5
+    assert float(difference.split(". ")[0]) < 4e-4  # 2e-6 of its largest number, 222
     assert [shown.exit_code, compared.exit_code, walked.exit_code] == [0, 0, 0]
 
 

@@ -18,6 +18,9 @@ from qkv.trace import Trace
 
 from ..support import CAT, changed, random_of, small_llama
 
+# what the lines may be off by in MiniLM: 2e-6 of the largest number in its residual stream, 222
+ROUNDING = 4e-4
+
 
 def run_lines(view: WalkView) -> dict[str, np.ndarray]:
     """Everything that the printed lines compute, in their order."""
@@ -78,7 +81,7 @@ def test_the_same_on_decoders(name: str, layer: int) -> None:
 def test_the_same_on_trained_weights(minilm: Model, layer: int, head: int) -> None:
     view = walk(CAT, layer, head, model=minilm)
     run_lines(view)
-    assert view.difference < 5e-5
+    assert view.difference < ROUNDING
     names = [step.name for step in view.steps]
     first = ["E", "P", "H", "X"] if layer == 0 else ["X"]
     assert names == [
@@ -512,7 +515,7 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
     for head in (3, 4):
         view = walk(trace, 1, head, model=minilm)
         run_lines(view)
-        assert view.difference < 5e-5
+        assert view.difference < ROUNDING
         steps = {step.name: step for step in view.steps}
         assert steps["masked"].note == "this run went without layer 1, head 3; cat"
         column = trace.tokens.index("cat")
@@ -525,7 +528,7 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
 
 def test_a_walk_through_what_was_edited_is_refused(minilm: Model) -> None:
     trace = minilm.trace(CAT, edit={("k", 1): np.abs})
-    assert walk(trace, 2, 0, model=minilm).difference < 5e-5
+    assert walk(trace, 2, 0, model=minilm).difference < ROUNDING
     with pytest.raises(ValueError, match=r"^walk: this run was edited at blocks\.1\.attn\.hook_k"):
         walk(trace, 1, 0, model=minilm)
 

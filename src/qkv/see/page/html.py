@@ -59,8 +59,8 @@ _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _INDENTED = re.compile("^ +", re.MULTILINE)
-# Comments that have a line of their own, and blanks before code.
-_FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +", re.MULTILINE)
+# Comments, also behind code (no text may have " // " in it), and blanks before code.
+_FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +| // .*$", re.MULTILINE)
 
 
 def fragment(payload: dict[str, Any], static: str) -> str:
