@@ -19,6 +19,9 @@ INSTALL := $(PYTHON) .ci/install.py
 # How many processes where tests wait as well as compute: one more than there are processors, up to 4.
 MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 
+# Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test attack check browser native parity serve scale bench docs model clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
