@@ -1,20 +1,30 @@
 """The script that frames the live views of a lesson."""
 
+from pathlib import Path
+
 import notebooks
 import pytest
+from playwright.sync_api import Browser, Page
 
+from .play import address, button
+from .playing import START, go, opened
 from .support import Visit
 
 SCRIPT = (notebooks.COURSE.parent / "static/live.js").read_text(encoding="utf-8")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a lesson</title>
-<link rel="icon" href="data:,"><script>{before}</script></head><body>
-<p class="live-view" data-height="333"><a href="about:blank">Open a trained model: one head</a></p>
+<link rel="icon" href="data:,"><script>{before}</script></head><body {body}>
+<p class="live-view" data-height="333"><a href="{href}">Open a trained model: one head</a></p>
 <script>{script}</script></body></html>"""
 SAVES = "Object.defineProperty(navigator, 'connection', {value: {saveData: true}});"
+SET = "theme => { document.body.dataset.theme = theme; }"  # what the site's switch does
+
+
+def lesson(*, before: str = "", body: str = "", href: str = "about:blank") -> str:
+    return PAGE.format(before=before, body=body, href=href, script=SCRIPT)
 
 
 def test_a_link_becomes_a_frame_that_says_what_it_is(visit: Visit) -> None:
-    page = visit(PAGE.format(before="", script=SCRIPT))
+    page = visit(lesson())
     frame = page.locator(".live-view iframe")
     assert frame.get_attribute("title") == "A trained model: one head"
     assert frame.get_attribute("loading") == "lazy"
@@ -22,22 +32,80 @@ def test_a_link_becomes_a_frame_that_says_what_it_is(visit: Visit) -> None:
     assert page.locator(".live-view a").count() == 0
 
 
-def test_a_frame_is_as_high_as_what_is_in_it(visit: Visit) -> None:
-    page = visit(PAGE.format(before="", script=SCRIPT))
+def height(page: Page) -> str:
+    return page.locator("iframe").evaluate("frame => frame.style.height")
+
+
+def test_a_frame_is_as_high_as_it_says_itself(visit: Visit) -> None:
+    page = visit(lesson())
+    assert height(page) == "333px"
     for high in (420, 260):
-        page.frames[1].evaluate(
-            "high => { document.body.style.cssText = `margin: 0; height: ${high}px`; }", high
-        )
+        page.frames[1].evaluate("height => parent.postMessage({ height }, '*')", high)
         page.wait_for_function(
-            "high => document.querySelector('iframe').style.height === `${high + 2}px`", arg=high
+            "high => document.querySelector('iframe').style.height === `${high}px`", arg=high
         )
+    page.frames[1].evaluate("['high', null, { height: -1 }].map((x) => parent.postMessage(x, '*'))")
+    page.evaluate("postMessage({ height: 999 }, '*')")  # no frame says so
+    page.wait_for_timeout(100)
+    assert height(page) == "260px"
 
 
 @pytest.mark.parametrize(("before", "scripts"), [(SAVES, True), ("", False)])
 def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
     visit: Visit, before: str, scripts: bool
 ) -> None:
-    page = visit(PAGE.format(before=before, script=SCRIPT), scripts=scripts)
+    page = visit(lesson(before=before), scripts=scripts)
     page.wait_for_timeout(200)
     assert page.get_by_role("link", name="Open a trained model: one head").is_visible()
     assert page.locator("iframe").count() == 0
+
+
+@pytest.mark.parametrize(("system", "site"), [("light", "dark"), ("dark", "light")])
+def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
+    chromium: Browser, html: str, tmp_path: Path, system: str, site: str
+) -> None:
+    """Both opened as files, which may not look into each other."""
+    href = f"play.html{address(**START | {'only': ['sentence', 'head']})}".replace("&", "&amp;")
+    (tmp_path / "play.html").write_text(html, encoding="utf-8")
+    (tmp_path / "lesson.html").write_text(
+        lesson(body=f'data-theme="{site}"', href=href), encoding="utf-8"
+    )
+    page = chromium.new_page(color_scheme=system)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto((tmp_path / "lesson.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
+
+    def follows(theme: str, asked: str) -> None:
+        frame.locator(f".play[data-theme={theme}]").wait_for()
+        assert frame.locator("html").evaluate("it => it.style.colorScheme") == asked
+
+    follows(site, site)
+    assert "theme=%22" in str(page.locator("iframe").get_attribute("src"))
+    chip = frame.locator(".chip", has_text="crown")
+    chip.click()
+    for switch in (system, site, "auto"):
+        page.evaluate(SET, switch)
+        follows(system if switch == "auto" else switch, switch.replace("auto", ""))
+    assert chip.get_attribute("aria-selected") == "true"  # what the reader did stays
+    high = frame.locator("body").evaluate("it => it.getBoundingClientRect().height")
+    assert 0 <= int(height(page).removesuffix("px")) - high < 1
+    assert high > 400
+    assert said == []
+    page.context.close()
+
+
+def test_a_theme_in_the_address_goes_before_that_of_the_system(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["head"], theme="dark")
+    assert page.locator(".play[data-theme=dark]").count() == 1
+    whole = str(page.get_by_role("link", name="The whole page").get_attribute("href"))
+    assert "theme=%22dark%22" in whole
+    go(page, only=None, inside=True, theme="dark")
+    button(page, "Share").click()
+    shared = page.locator(".take textarea").input_value()
+    assert "inside=true" in shared
+    assert "theme=" not in shared
+    go(page, only=None, inside=True)
+    page.locator(".play[data-theme=light]").wait_for()

@@ -44,6 +44,7 @@ _PARTS = (
     "pair",
     "second",
     "cards",
+    "frame",
 )
 _LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
 _RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")

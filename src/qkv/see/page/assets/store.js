@@ -18,6 +18,7 @@
  * @property {number | null} guess  the option that the reader took on it
  * @property {boolean} merge  whether the pieces of a word are one
  * @property {string[] | null} only  the regions that are on the page, where that is not all of it
+ * @property {"light" | "dark" | null} theme  that of a page that frames this one
  */
 
 /**
@@ -35,11 +36,11 @@
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
-const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null };
+const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
 const PLACES = ["sentence", "changes", "map", "head", "motion", "steps", "outcome", "second"]; // regions of the page, and a part of the head's
-const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"] };
+const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
 /**
  * @param {any} data  the payload

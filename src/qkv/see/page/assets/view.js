@@ -802,10 +802,10 @@ function mount(host, data, styles) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawers = [];
   const turn = inTurn();
-  let [pending, width] = [0, 0];
+  let [pending, width, asked] = [0, 0, null];
   const paint = () => {
-    const theme =
-      data.theme === "light" || data.theme === "dark" ? data.theme : dark.matches ? "dark" : "light";
+    const wanted = asked ?? data.theme;
+    const theme = wanted === "light" || wanted === "dark" ? wanted : dark.matches ? "dark" : "light";
     box.dataset.theme = theme;
     colours.clear();
     ramps.clear();
@@ -821,6 +821,13 @@ function mount(host, data, styles) {
     say(text) {
       clearTimeout(pending);
       pending = setTimeout(() => fill(live, text), 150);
+    },
+    /** Has the whole document light or dark, or with null again as it was made. */
+    theme(name) {
+      if (name === asked) return;
+      asked = name;
+      document.documentElement.style.colorScheme = name ?? "";
+      atOnce(paint);
     },
     redraw: (draw) => drawers.push(draw),
     repaint: () => atOnce(paint),

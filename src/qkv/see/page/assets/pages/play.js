@@ -30,6 +30,8 @@ const REGIONS = {
 function play(box, data, ui) {
   const narrow = window.matchMedia(NARROW);
   const store = playStore(data, update);
+  inFrame(store);
+  ui.theme(store.state.theme);
   const parts = partsOf(ui, store);
   const badge = el("p", { class: "badge" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
@@ -87,6 +89,7 @@ function play(box, data, ui) {
     const { state, model, busy, error } = now;
     const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow.matches && state.card === null;
     const unfolded = state.inside || asked;
+    ui.theme(state.theme);
     box.dataset.tab = state.tab;
     box.dataset.inside = String(unfolded);
     box.dataset.beside = String(state.beside && state.edits.length > 0);
