@@ -88,7 +88,7 @@ STEPS = {
         {""},
     ],
     "marking": [
-        {"mistake", "outcome", "result", "tensors"},
+        {"errors", "mistake", "outcome", "result", "tensors"},
         {"parameters"},
         {"explain", "findings"},
         {"engine"},

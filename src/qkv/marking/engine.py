@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.marking import findings
+from qkv.marking.errors import in_words
 from qkv.marking.explain import Compute, explain
-from qkv.marking.findings import Finding, in_words, of_mistake
+from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
@@ -73,6 +74,8 @@ class Marking:
         self.task, self.name, self.call, self.compute = task, name, call, compute
         self.returns = returns
         self.steps: Steps | None = steps  # what the function does, as far as known
+        self.nothing_done = findings.nothing_done
+        self.explained = False  # was any test, by an output and not by errors alone?
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []
@@ -117,6 +120,7 @@ class Marking:
         elif differ(run.out, again.out):
             more = {"yours the second time": again.out}
             self.find(of_mistake(findings.RANDOM, run, more))
+            self.steps = None
 
     def test(self, group: Group) -> None:
         """Where the function goes wrong find out why, given what was found before."""
@@ -130,10 +134,16 @@ class Marking:
         if self.steps is None:
             return  # nothing can be told apart from what was found and not explained
         self.runs += runs
+        nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
+        if nothing is not None:
+            self.find(nothing)
+            self.steps = None
+            return
         explained, wrong = self.explain(runs, group.known), first_wrong(runs)
         if explained is not None:
             self.steps, made = explained
+            self.explained = self.explained or any(run.error is None for run in runs)
             self.found += [of_mistake(one, wrong) for one in made]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
@@ -169,11 +179,16 @@ class Marking:
             mistakes=wrong,
             fragile=fragile,
             conventions=habits,
-            points=0 if self.steps is None else max(0, 10 - 4 * len(wrong) - len(fragile)),
+            points=self._points(len(wrong), len(fragile)),
             example=found[0].example() if found else {},
             task=self.task,
             hint=found[0].hint if found else (),
         )
+
+    def _points(self, wrong: int, fragile: int) -> int:
+        """None where nothing that came out could be explained."""
+        nothing = not self.explained if self.tried else self.steps is None
+        return 0 if nothing else max(0, 10 - 4 * wrong - fragile)
 
     def _said(self, found: Sequence[Finding]) -> Iterator[str]:
         """What was found, in words."""
@@ -183,6 +198,8 @@ class Marking:
         first, *others = found
         yield f"{self.name}{_LEAD[first.kind]}: {first.says}."
         yield f"It shows: {first.shows}."
+        if first.variants and first.run is not None and first.run.error is not None:
+            yield f"It raises {findings.told(first.run)}."
         if first.remedy:
             yield f"What mends it: {first.remedy}"
         for other in others:

@@ -7,6 +7,7 @@ from itertools import chain, combinations
 from typing import Any
 
 from qkv.arrays import Array
+from qkv.marking.errors import alike
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, close
 
@@ -15,11 +16,11 @@ Compute = Callable[[Any, Steps], Array]
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute) -> bool:
-    """Do these steps give what a call of the function gave?"""
+    """Do these steps give what a call of the function gave, or fail for the same reason?"""
     try:
         predicted = compute(run.case, steps)
-    except (ValueError, IndexError):  # shapes that do not fit: the function should have failed too
-        return run.error is not None
+    except (ValueError, IndexError) as error:  # shapes that do not fit
+        return run.error is not None and alike(error, run.error)
     return run.out is not None and close(run.out, predicted)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from qkv.arrays import Array
+from qkv.marking.errors import in_words, line_of
 from qkv.marking.mistake import Kind, Mistake
-from qkv.marking.outcome import Outcome, first_wrong
+from qkv.marking.outcome import Outcome, first_wrong, kind_of
 
 RANDOM = Mistake(
     "random",
@@ -44,16 +46,12 @@ def of_mistake(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None
     return Finding(**vars(one), run=run, more=more or {})
 
 
-def in_words(error: BaseException | None) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def told(run: Outcome) -> str:
-    """What went wrong, and on arrays of which shapes."""
-    what = f"{in_words(run.error)}," if run.error else "the output is wrong"
-    return f"{what} on {shapes(run)}"
+    """What went wrong, in which line, and on arrays of which shapes."""
+    if run.error is None:
+        return f"the output is wrong on {shapes(run)}"
+    line = line_of(run.error)
+    return f"{in_words(run.error)}, {f'in {line}, ' if line else ''}on {shapes(run)}"
 
 
 def shapes(run: Outcome) -> str:
@@ -68,12 +66,40 @@ def no_array(run: Outcome, remedy: str) -> Finding:
     """The function returned something that is not an array of numbers."""
     where = "the return statement"
     if run.returned is None:
-        shows = "a function that ends without a return statement gives None"
-        says = "it returns None"
-        return Finding("returns-nothing", says, shows, remedy, where=where, run=run)
-    says = f"it returns a {type(run.returned).__name__}, not an array of numbers"
+        return nothing_returned(run, "it returns None", remedy)
+    says = f"it returns {kind_of(run.returned)}, not an array of numbers"
     shows = "what comes back should be an array"
     return Finding("wrong-type", says, shows, remedy, where=where, run=run)
+
+
+def nothing_done(runs: list[Outcome]) -> Finding | None:
+    """Does the function return its input as it is, or one number whatever it is given?"""
+    outs = [run.out for run in runs]
+    if all(run.is_right for run in runs) or any(out is None or not out.size for out in outs):
+        return None
+    for name in runs[0].case.shown():
+        if all(_equal(run.out, run.case.shown().get(name)) for run in runs):
+            says, shows = f"it returns its input {name} as it is", "the output is the input"
+            where = "the return statement: which of your arrays does it name?"
+            return Finding("returns-input", says, shows, where=where, run=first_wrong(runs))
+    numbers = {number for out in outs if out is not None for number in np.unique(out).tolist()}
+    if len(numbers) == 1 and np.isfinite([*numbers]).all():
+        says = f"it returns {numbers.pop():g} everywhere, whatever it is given"
+        shows = "the output does not depend on the input"
+        where = "the array that is returned: is it ever written to?"
+        return Finding("constant", says, shows, where=where, run=first_wrong(runs))
+    return None
+
+
+def _equal(out: Array | None, given: Any) -> bool:
+    return out is not None and isinstance(given, np.ndarray) and np.array_equal(out, given)
+
+
+def nothing_returned(run: Outcome, says: str, remedy: str) -> Finding:
+    """The function returned None."""
+    shows = "a function that ends without a return statement gives None"
+    where = "the return statement"
+    return Finding("returns-nothing", says, shows, remedy, where=where, run=run)
 
 
 def changed_inputs(runs: list[Outcome]) -> Finding | None:

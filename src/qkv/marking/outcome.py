@@ -101,6 +101,12 @@ def name_of(function: Any) -> str:
     return "your function" if name == "<lambda>" else name
 
 
+def kind_of(thing: Any) -> str:
+    """What something is, as in "a str" or "an int"."""
+    name = type(thing).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def numbers(out: Any) -> Array | None:
     """An output as an array of numbers, or None where it is not one."""
     if out is None:

@@ -20,7 +20,7 @@ class CheckResult:
         fragile: what is right until numbers get large, a row sees nothing, or integers come in.
         conventions: what is right, but another habit than the field's.
         points: 10, less 4 for each mistake and 1 for what is fragile, but not below 0; 0 where
-            what is wrong could not be explained.
+            nothing was done, or nothing that came out could be explained.
         example: the smallest inputs that show what was found first, by name, then `"yours"`, what
             came out (or the exception), and `"right"`, what should have. Empty where nothing was.
         task: what was marked; None for a file that no task could be marked in.

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.errors import in_words
 from qkv.marking.files.found import names_of, no_function, not_marked, of_error
 from qkv.marking.files.source import defined, tasks_in
-from qkv.marking.findings import in_words
 from qkv.marking.marker import check, task_of
 from qkv.marking.result import CheckResult
 

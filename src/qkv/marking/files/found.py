@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 
-from qkv.marking.findings import in_words
+from qkv.marking.errors import in_words
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 

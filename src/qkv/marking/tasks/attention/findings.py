@@ -6,7 +6,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking import findings
-from qkv.marking.findings import Finding, in_words, of_mistake, told
+from qkv.marking.errors import in_words
+from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
 from qkv.marking.tasks.attention.answer import answer
 from qkv.marking.tasks.attention.inputs import Case

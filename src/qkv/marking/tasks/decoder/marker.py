@@ -11,7 +11,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking import findings
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, changed_inputs, in_words
+from qkv.marking.errors import in_words
+from qkv.marking.findings import Finding, changed_inputs
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult

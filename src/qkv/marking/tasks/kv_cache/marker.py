@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, changed_inputs
-from qkv.marking.outcome import Outcome, differ, name_of, numbers, outcome
+from qkv.marking.findings import Finding, changed_inputs, nothing_returned
+from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import LARGE, core
@@ -94,33 +94,44 @@ class _Stepping:
             outs.append(np.atleast_2d(rows))
         return np.concatenate(outs)
 
+    def alone(self, case: Run) -> Any:
+        """What one call returns for all the words, as a function without a cache gives them."""
+        weights = (case.arrays[name] for name in ("w_q", "w_k", "w_v"))
+        return self.step(case.arrays["x"], self.first(), *weights)
+
     def one(self, case: Run, x: Array, cache: Any) -> tuple[Any, Any]:
         """One call: the output and the cache for the next."""
         given = {} if case.positions is None else {"positions": case.positions}
         weights = (case.arrays[name] for name in ("w_q", "w_k", "w_v"))
         returned = self.step(x, cache, *weights, **given)
         if not isinstance(returned, tuple | list) or len(returned) != 2:
-            raise NoCacheError(f"it returns {_what(returned)}, not (out, cache)")
+            raise NoCacheError(returned)
         return returned[0], returned[1]
 
 
 class NoCacheError(TypeError):
-    """A step that does not return an output and a cache."""
+    """A step that does not return an output and a cache.
+
+    Args:
+        returned: what it returned.
+    """
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+        what = "None" if returned is None else kind_of(returned)
+        number = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+        super().__init__(f"it returns {what}{number}, not (out, cache)")
 
 
-def _what(returned: Any) -> str:
-    if returned is None:
-        return "None"
-    number = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
-    return f"a {type(returned).__name__}{number}"
-
-
-def _no_cache(run: Outcome) -> Finding:
+def _no_cache(run: Outcome, error: NoCacheError) -> Finding:
+    line = "return out, (k, v)  # all keys and values so far"
+    if error.returned is None:
+        return nothing_returned(run, str(error), line)
     return Finding(
         "cache-not-returned",
-        str(run.error),
+        str(error),
         "the next call cannot know what came before",
-        "return out, (k, v)  # all keys and values so far",
+        line,
         nudge="What does the next call need to know?",
         where="the return statement",
         run=run,
@@ -163,7 +174,9 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             call.first = lambda: None
     again = run(smallest)
     if isinstance(first.error, NoCacheError):
-        m.find(_no_cache(first))
+        m.find(_no_cache(first, first.error))
+        if not outcome(replace(smallest, parts=(2,)), call.alone, first.right).is_right:
+            m.steps = None  # what it gives is no output either
     elif first.is_right and differ(first.out, again.out):
         m.find(_remembers(first, again))
     else:

@@ -38,7 +38,9 @@ def _large() -> Case:
 
 def _nothing_but_nan(wrong: Outcome) -> Finding | None:
     """A mask that hides nothing, and makes nan of everything."""
-    if wrong.out is None or wrong.case.mask is not None or not np.isnan(wrong.out).all():
+    if wrong.out is None or wrong.out.shape != wrong.right.shape:
+        return None
+    if wrong.case.mask is not None or not np.isnan(wrong.out).all():
         return None
     (times_inf,) = (one for one in mistakes.WEAK if one.key == "mask-times-inf")
     return of_mistake(times_inf, wrong)

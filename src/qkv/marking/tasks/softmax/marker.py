@@ -9,7 +9,8 @@ import numpy as np
 
 from qkv.marking import findings
 from qkv.marking.engine import Group, Marking, nothing_known
-from qkv.marking.findings import Finding, in_words, of_mistake
+from qkv.marking.errors import in_words
+from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult

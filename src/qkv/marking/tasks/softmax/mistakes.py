@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.mistake import mended, mistake
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.softmax.steps import softmax
 
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
 RETURN = "return e / e.sum(axis=-1, keepdims=True)"
-
-
-_AS_THEY_ARE: Steps = {"shift": same, "exp": same, "normalise": same}
 
 CORE = mended(
     LINES,
@@ -146,14 +143,6 @@ CORE = mended(
         remedy=f"{RETURN}  # round what you print, not what you compute",
         nudge="Print 1 - weights.sum(axis=-1): is it 0?",
         where="the return statement: is something rounded there?",
-    ),
-    mistake(
-        "softmax-of-itself",
-        "the scores come back as they went in",
-        "the output is the input",
-        _AS_THEY_ARE,
-        nudge="Print what goes in and what comes out.",
-        where="the return statement: which of your arrays does it name?",
     ),
 )
 

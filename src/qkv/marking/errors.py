@@ -1,0 +1,99 @@
+"""What an error of somebody's function tells: its words, its line, and the sizes that clash."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+import traceback
+from itertools import combinations, zip_longest
+from pathlib import Path
+
+_MARKING = str(Path(__file__).parent)
+_LIBRARY = str(Path(__file__).parents[1])
+_LONGEST = 60  # letters of a line that are shown
+
+_NUMBER = re.compile(r"\d+")
+_SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
+# two sizes that should be one, as NumPy and torch put it
+_PAIRS = (
+    re.compile(r"size (\d+) is different from (\d+)"),  # a @ b
+    re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot
+    re.compile(r"index 0 has size (\d+) and the array at index \d+ has size (\d+)"),  # concatenate
+    re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)"),
+    re.compile(r"to be: \[\d+, (\d+)\] but got: \[\d+, (\d+)\]"),
+    re.compile(r"has size (\d+) for operand \d+ which does not broadcast .* size (\d+)"),
+    re.compile(r"[Ee]xpected size (\d+) but got size (\d+)"),
+    re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"),
+)
+_RESHAPES = (
+    re.compile(r"cannot reshape array of size (?P<size>\d+) into shape \((?P<shape>[-\d, ]+)\)"),
+    re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)"),
+)
+
+
+def in_words(error: BaseException | None) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def line_of(error: BaseException | None) -> str:
+    """Where somebody's code raised it, as in "line 3: scores = q @ k"; empty where ours did."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    calls = [n for n, frame in enumerate(frames) if frame.filename.startswith(_MARKING)]
+    theirs = frames[calls[-1] + 1 :] if calls else []
+    if not theirs or theirs[0].filename.startswith(_LIBRARY):
+        return ""
+    last = [frame for frame in theirs if frame.filename == theirs[0].filename][-1]
+    source = " ".join(linecache.getline(last.filename, last.lineno or 0).split())
+    if len(source) > _LONGEST:
+        source = f"{source[: _LONGEST - 1]}…"
+    return f"line {last.lineno}: {source}" if source else f"line {last.lineno}"
+
+
+def clash(error: BaseException) -> frozenset[int]:
+    """The sizes that do not fit each other in a product, a sum or a reshape; empty for others.
+
+    >>> import numpy as np
+    >>> try:
+    ...     np.ones((2, 3)) @ np.ones((2, 3))
+    ... except ValueError as error:
+    ...     sorted(clash(error))
+    [2, 3]
+    """
+    text = str(error)
+    for pattern in _PAIRS:
+        if found := pattern.search(text):
+            return frozenset(map(int, found.groups()))
+    for pattern in _RESHAPES:
+        if found := pattern.search(text):
+            known = [int(n) for n in _NUMBER.findall(found["shape"].replace("-1", ""))]
+            return frozenset({int(found["size"]), math.prod(known)})
+    if "broadcast" in text:
+        _, remapped, shapes = text.rpartition("->remapped]: ")
+        if remapped:  # (4,1,6)->(4,newaxis,newaxis): the second of each
+            shapes = re.sub(r"\([^)]*\)->", "", shapes)
+        return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
+    return frozenset()
+
+
+def _sizes(shape: str) -> list[int]:
+    """The sizes of a shape as it is printed; 1 where an axis is new."""
+    return [int(n) if n.strip().isdigit() else 1 for n in shape.split(",") if n.strip()]
+
+
+def _apart(shapes: list[list[int]]) -> frozenset[int]:
+    """The sizes that stand on one axis and are neither equal nor 1."""
+    found: set[int] = set()
+    for one, other in combinations(shapes, 2):
+        for a, b in zip_longest(reversed(one), reversed(other), fillvalue=1):
+            if a != b and 1 not in (a, b):
+                found |= {a, b}
+    return frozenset(found)
+
+
+def alike(error: BaseException, other: BaseException) -> bool:
+    """Do two errors have one reason: the same sizes clash, or the words are the same?"""
+    sizes = clash(error)
+    return sizes == clash(other) if sizes else in_words(error) == in_words(other)

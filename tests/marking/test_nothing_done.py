@@ -1,0 +1,140 @@
+"""What is only begun: it gets no points in any task, and one clear sentence."""
+
+import numpy as np
+import pytest
+
+from qkv.marking import TASKS, check
+
+X = "x,w_q,w_k,w_v"
+# of each task: its parameters, an array of the right shape, and the way it is called
+WRITTEN = [
+    ("softmax", "x", "np.zeros(x.shape)", "qkv"),
+    ("attention", "q, k, v", "np.zeros((*q.shape[:-1], v.shape[-1]))", "qkv"),
+    ("attention", "q, k, v, mask=None, is_causal=False", "np.zeros((len(q), v.shape[1]))", "qkv"),
+    ("attention", "x, w_q, w_k, w_v, num_heads=1", "np.zeros((len(x), w_v.shape[1]))", X),
+    ("mask", "q, k, v, mask", "np.zeros((*q.shape[:-1], v.shape[-1]))", "qkv"),
+    ("mask", "length", "np.zeros((length, length))", "qkv"),
+    ("heads", "x, w_q, w_k, w_v, w_o, num_heads", "np.zeros((len(x), w_o.shape[1]))", "qkv"),
+    ("heads", "x, w_q, w_k, w_v, num_heads", "np.zeros((len(x), w_v.shape[1]))", "qkv"),
+    ("positions", "length, dim", "np.zeros((length, dim))", "qkv"),
+    ("self-attention-class", "x", "np.zeros(x.shape)", "qkv"),
+    ("block", "x, parameters, num_heads=1", "np.zeros(x.shape)", "qkv"),
+    ("kv-cache", "x, cache, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1])), cache", "qkv"),
+    ("decoder", "ids, weights, config", "np.zeros((len(ids), config['vocab_size']))", "qkv"),
+]
+NOTHING = [
+    ("...", "returns-nothing", "it returns None"),
+    ("return None", "returns-nothing", "it returns None"),
+    ("return 'to do'", "wrong-type", "it returns a str"),
+    ("return NotImplemented", "wrong-type", "it returns a NotImplementedType"),
+    ("raise NotImplementedError('to do')", "raises", "NotImplementedError: to do"),
+    ("return no_such_name", "raises", "NameError: name 'no_such_name' is not defined"),
+    ("return []", "wrong-shape", "the shape (0,)"),
+]
+
+
+def written(task, parameters, body):
+    """A function, or for the class one with this call, as it stands in a learner's file."""
+    source = f"def mine({parameters}):\n    {body}"
+    if task == "self-attention-class":
+        source = (
+            "class mine:\n    def __init__(self, embed_dim, num_heads): ...\n"
+            f"    def __call__(self, {parameters}):\n        {body}"
+        )
+    names = {"np": np}
+    exec(source, names)
+    return names["mine"]
+
+
+def test_every_task_is_here():
+    assert {task for task, *_ in WRITTEN} == {*TASKS}
+
+
+@pytest.mark.parametrize(("body", "key", "said"), NOTHING)
+@pytest.mark.parametrize(("task", "parameters", "zeros", "way"), WRITTEN)
+def test_what_is_only_begun_gets_nothing(task, parameters, zeros, way, body, key, said):
+    result = check(written(task, parameters, body), way, task=task)
+    if task == "kv-cache" and key in ("wrong-type", "wrong-shape"):
+        key, said = "cache-not-returned", "not (out, cache)"
+    assert (result.mistakes, result.fragile, result.conventions) == ((key,), (), ()), str(result)
+    assert (result.points, result.passed) == (0, False)
+    assert said in " ".join(result.message.split())
+    assert "Also" not in result.message
+
+
+@pytest.mark.parametrize("added", [0, 1])
+@pytest.mark.parametrize(("task", "parameters", "zeros", "way"), WRITTEN)
+def test_one_number_everywhere_gets_nothing(task, parameters, zeros, way, added):
+    zeros = zeros.replace("np.zeros(", f"{added} + np.zeros(")
+    result = check(written(task, parameters, f"return {zeros}"), way, task=task)
+    key = "causal-everything" if parameters == "length" else "constant"
+    assert (result.mistakes, result.fragile, result.conventions) == ((key,), (), ()), str(result)
+    assert result.points == 0
+    if key == "constant":
+        assert f"it returns {added} everywhere" in result.message
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "way"),
+    [(task, given, way) for task, given, _, way in WRITTEN if not given.startswith("length")],
+)
+def test_an_input_returned_as_it_is_gets_nothing(task, parameters, way):
+    first = parameters.partition(",")[0]
+    both = ", cache" if task == "kv-cache" else ""
+    result = check(written(task, parameters, f"return {first}{both}"), way, task=task)
+    assert result.mistakes == ("returns-input",), str(result)
+    assert result.points == 0
+    assert f"it returns its input {'query' if first == 'q' else first} as it is" in result.message
+
+
+def test_a_mask_that_hides_everything_gets_nothing():
+    result = check(lambda length: np.zeros((length, length), dtype=bool), task="mask")
+    assert (result.mistakes, result.points) == (("causal-nothing",), 0)
+
+
+def test_random_numbers_get_nothing():
+    def mine(length, dim):
+        return np.random.default_rng().normal(size=(length, dim))
+
+    result = check(mine, task="positions")
+    assert (result.mistakes, result.points) == (("random",), 0)
+
+
+def test_an_output_without_a_cache_counts_if_it_is_right():
+    def whole(x, cache, w_q, w_k, w_v):
+        scores = x @ w_q @ (x @ w_k).T / np.sqrt(w_q.shape[1])
+        e = np.where(np.tri(len(x), dtype=bool), np.exp(scores), 0)
+        return e / e.sum(axis=1, keepdims=True) @ x @ w_v
+
+    result = check(whole, task="kv-cache")
+    assert (result.mistakes, result.points) == (("cache-not-returned",), 6)
+    result = check(lambda *given: whole(*given) + 1, task="kv-cache")
+    assert (result.mistakes, result.points) == (("cache-not-returned",), 0)
+
+
+def test_what_raises_for_some_inputs_keeps_the_points_of_what_was_right_before():
+    def softmax(x, axis=-1):
+        if axis == 0:
+            raise ValueError("only the last axis")
+        e = np.exp(x - x.max(axis=axis, keepdims=True))
+        return e / e.sum(axis=axis, keepdims=True)
+
+    result = check(softmax, task="softmax")
+    assert (result.mistakes, result.points) == (("raises",), 6)
+    said = " ".join(result.message.split())
+    assert "it raises an error (another axis)" in said
+    assert "ValueError: only the last axis, in line " in said
+    assert ': raise ValueError("only the last axis"), on x (2, 3), axis = 0' in said
+    assert list(result.example) == ["x", "axis", "yours", "right"]
+
+
+def test_what_raises_in_the_first_test_gets_nothing():
+    def softmax(x):
+        if x.shape[1] > 2:
+            raise ValueError("two columns only")
+        e = np.exp(x - x.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    result = check(softmax, task="softmax")
+    assert (result.mistakes, result.points) == (("raises",), 0)
+    assert "on x (3, 3)" in " ".join(result.message.split())
