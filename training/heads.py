@@ -1,7 +1,7 @@
 """What the heads of a run come to look at, and what their projections line up with.
 
 `python -m training.heads RUN -o DIR` measures each snapshot of a run of `training.make`. DIR gets
-scores.json, three figures and replay.html; the page *What a head learns* reads the first of them.
+scores.json, which the page *What two heads learned* reads, three figures and replay.html.
 
 How it is measured. *Scores*: the mean weight that a token puts on the previous token, on the next
 one and so on, over held-out sentences (`training.senses.heads`). *Places*: texts of words drawn by

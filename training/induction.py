@@ -1,7 +1,7 @@
 """Let two layers of attention learn to copy: `python -m training.induction -o DIR`.
 
 DIR is then a run of `qkv.learn`, with replay.html, its heads step by step, and induction.png, the
-loss above their scores. The tutorial on induction does the same with smaller sizes.
+loss above their scores. The page *Induction* of the course does the same, smaller.
 """
 
 from __future__ import annotations

@@ -15,6 +15,16 @@ def test_each_lesson_has_its_row_in_order() -> None:
     assert linked == [page.name for page in PAGES]
 
 
+def test_each_page_that_goes_deeper_has_its_line() -> None:
+    linked = re.findall(r"^- \[([^]]+)\]\(([\w-]+\.md)\): ", INDEX, flags=re.MULTILINE)
+    deeper = {}
+    for page in notebooks.COURSE.glob("further-*.md"):
+        text = page.read_text(encoding="utf-8")
+        (deeper[page.name],) = re.findall(r"^# (.+)$", text.partition("```")[0], flags=re.MULTILINE)
+    assert {name: title for title, name in linked} == deeper
+    assert len(deeper) > 1
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_a_row_has_the_title_the_question_and_the_minutes(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from qkv.learn import Network, fresh_model
 from training import induction
 from training.induction import Repeats, accuracy, scores, without
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "7-induction.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "course" / "further-induction.md"
 CONFIG = {
     "model_type": "qkv-attention-only",
     "architectures": ["AttentionOnlyLM"],
