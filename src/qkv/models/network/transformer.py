@@ -191,15 +191,50 @@ class Transformer:
         Returns:
             (total, D), and what `backward` needs.
         """
-        longest = int(np.diff(cu_lengths).max(initial=0))
         x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
-        layers: list[BlockSaved] = []
-        for number, options in self.settings(longest, masks).items():
-            options |= {"record": inside(record, f"blocks.{number}", None), "top_k": top_k}
-            x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
-            layers += [kept] if save else []
+        x, layers = self.run_layers(
+            x, cu_lengths, record=record, top_k=top_k, masks=masks, save=save
+        )
         x, final_norm = self._last(x, cu_lengths, record)
         return x, TransformerSaved(embedding, layers, final_norm, cu_lengths)
+
+    @quiet
+    def run_layers(
+        self,
+        x: Array,
+        cu_lengths: Array,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        masks: Mapping[int, Array] | None = None,
+        save: bool = False,
+    ) -> tuple[Array, list[BlockSaved]]:
+        """Run some layers, on the vectors (total, D) that the first of them takes.
+
+        Args:
+            x: (total, D), texts laid end to end.
+            cu_lengths: (B + 1,) where each text begins and the last one ends.
+            first: the layer that is run first.
+            stop: the one before which the run ends; None for behind the last.
+            record: as for `run`, and so are the others.
+            top_k: the same.
+            masks: the same.
+            save: the same.
+
+        Returns:
+            What the last of these layers gives, (total, D), and what the backward pass of each
+            needs.
+        """
+        found = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
+        saved: list[BlockSaved] = []
+        for number in range(len(self.layers))[first:stop]:
+            options = {**found[number], "top_k": top_k}
+            options["record"] = inside(record, f"blocks.{number}", None)
+            x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
+            saved += [kept] if save else []
+        return x, saved
 
     def backward(
         self, grad: Array, saved: TransformerSaved, *, record: Recorder | None = None
