@@ -39,6 +39,7 @@ from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
+from qkv.models.tasks.resume import run_layers
 from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import Names, names_to_keep
 from qkv.models.tasks.truncation import Cut, counting
@@ -756,6 +757,42 @@ class Model(ModelBase):
         rows = array.reshape(-1, self.dim).astype(self._body.dtype, copy=False)
         found = self._body.unembed(rows, norm=norm)
         return found.reshape(*array.shape[:-1], found.shape[-1])
+
+    def run_layers(
+        self, resid: ArrayLike, first: int, stop: int | None = None, *, edit: Edit = None
+    ) -> Array:
+        """Run some of the layers, on the vectors that the first of them takes.
+
+        `unembed(run_layers(trace["resid_pre", 3], 3))` is `trace["logits"]`, and nothing below
+        layer 3 is computed for it.
+
+        Args:
+            resid: (B, T, D), or (T, D) for one text, float: `resid_pre` of layer `first`. All of
+                the T places are tokens: there is no padding.
+            first: the layer that is run first, from the end with -1; the number of layers runs
+                none.
+            stop: the layer before which the run ends; None for behind the last.
+            edit: activations of these layers to change, as in `trace`; what functions get and
+                arrays are is (B, T, ...).
+
+        Returns:
+            What the last of these layers hands on, of the shape of `resid`, before the final norm;
+            float32, or float64 for a model of that.
+
+        Raises:
+            TypeError: `resid` is not of floats, or a layer no whole number; as for `trace`.
+            ValueError: `resid` has another shape, there is no such layer, an edit is of a layer
+                that is not run; as for `trace`.
+            KeyError: there is no such activation; the message has the nearest ones.
+
+        >>> import qkv
+        >>> model = qkv.load("wordnet-decoder")
+        >>> trace = model.trace("spoon: a", logits=True)
+        >>> found = model.unembed(model.run_layers(trace["resid_pre", 3], 3))
+        >>> bool(abs(found - trace["logits"]).max() < 1e-4)
+        True
+        """
+        return run_layers(self._body, resid, first, stop, edit, self.name)
 
     def head_weights(self, layer: int) -> HeadWeights:
         """What each head of a layer multiplies by, raw: no norm folded in, rotary left out.
