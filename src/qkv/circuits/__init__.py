@@ -1,5 +1,9 @@
-"""What researchers ask of a model: which head does what."""
+"""What researchers ask of a model: which part does what."""
 
 from qkv.circuits.heads import head_scores
+from qkv.circuits.lens import logit_lens
 
-__all__ = ["head_scores"]
+__all__ = [
+    "head_scores",
+    "logit_lens",
+]

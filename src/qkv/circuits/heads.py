@@ -10,12 +10,11 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention
+from qkv.circuits.checks import check_model
 from qkv.layers.packed import padded, starts_of
 from qkv.models.model import Model
-from qkv.models.seq2seq import Seq2SeqModel
 from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
-from qkv.models.vision import VisionModel
 from qkv.text.tokenizer import check_text
 from qkv.trace import Trace
 
@@ -98,7 +97,7 @@ def head_sums(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> HeadSums:
     """The sums and counts behind `head_scores`, to which those of other texts can be added."""
-    names, heads = checked_names(of), check_model(model).num_heads
+    names, heads = checked_names(of), check_model(model, "head_scores").num_heads
     found = HeadSums(
         {name: np.zeros((model.num_layers, heads)) for name in names}, dict.fromkeys(names, 0)
     )
@@ -122,23 +121,6 @@ def checked_names(of: str | Iterable[str]) -> tuple[str, ...]:
         what = f"has {odd[0]!r:.40}" if odd else "is empty"
         raise ValueError(f"head_scores: of {what}: choose among {', '.join(NAMES)}")
     return names
-
-
-def check_model(model: Any) -> Model:
-    """The model, if its queries and keys are the tokens of one text."""
-    if not isinstance(model, Model):
-        kind = type(model).__name__
-        raise TypeError(f"head_scores: model is {kind}: give what qkv.load(name) gives")
-    does = (
-        "reads one text and writes another"
-        if isinstance(model, Seq2SeqModel)
-        else "looks at images"
-        if isinstance(model, VisionModel)
-        else ""
-    )
-    if does:
-        raise ValueError(f"head_scores: {model.name} {does}: load an encoder or a decoder of text")
-    return model
 
 
 class _Reader:

@@ -100,11 +100,19 @@ def weighed(
 
 
 def word_id(
-    word: Any, words: int, tokenizer: Tokenizer | None, prepared: Callable[[str], str], model: str
+    word: Any,
+    words: int,
+    tokenizer: Tokenizer | None,
+    prepared: Callable[[str], str],
+    model: str,
+    *,
+    call: str = _CALL,
+    given: str = "of",
 ) -> int:
     """The id of a token: itself, or that of a string which the tokenizer cuts into one token.
 
-    A string that is a token as the vocabulary spells it ("##s", "Ġthe") is that one.
+    A string that is a token as the vocabulary spells it ("##s", "Ġthe") is that one. Errors name
+    the `call`, and the argument that was `given`.
 
     Raises:
         TypeError: it is neither.
@@ -112,15 +120,13 @@ def word_id(
     """
     if is_whole_number(word):
         if not 0 <= word < words:
-            raise ValueError(
-                f"{_CALL}: there is no token {word}: the ids run from 0 to {words - 1}"
-            )
+            raise ValueError(f"{call}: there is no token {word}: the ids run from 0 to {words - 1}")
         return int(word)
     if not isinstance(word, str):
-        raise TypeError(f"{_CALL}: of has the token {shown(word)}: give an id, or a string")
+        raise TypeError(f"{call}: {given} has the token {shown(word)}: give an id, or a string")
     if tokenizer is None:
         raise ValueError(
-            f"{_CALL}: of has the token {word!r:.60} and {model} has no tokenizer: give its id"
+            f"{call}: {given} has the token {word!r:.60} and {model} has no tokenizer: give its id"
         )
     [ids] = tokenizer.ids_batch([prepared(word)])
     names = [tokenizer.token(int(one)) for one in ids]
@@ -132,7 +138,7 @@ def word_id(
     cut = "a word it does not know" if tokenizer.unknown in names else f"{len(ids)} tokens"
     spelled = f" ({' '.join(map(str, names))})" if names else ""
     raise ValueError(
-        f"{_CALL}: {word!r:.60} is {cut} of {model}{spelled:.200}: give a string that is one "
+        f"{call}: {word!r:.60} is {cut} of {model}{spelled:.200}: give a string that is one "
         "token, or an id"
     )
 

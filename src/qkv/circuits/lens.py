@@ -1,0 +1,62 @@
+"""What a model would say after each layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.circuits.checks import check_trace, check_words, kept
+from qkv.models.model import Model
+from qkv.trace import Trace
+
+_CALL = "logit_lens"
+
+
+def logit_lens(model: Model, trace: Trace) -> Array:
+    """What the final norm and the head make of the vectors in front of and behind each layer.
+
+    Of a model whose norms stand behind its parts (BERT) the vectors are those behind a layer's last
+    norm, and the head is all of a masked-LM head.
+
+    Args:
+        model: with a head over words.
+        trace: of one text by this model, with what its layers are given ("resid_pre") and the last
+            one gives ("resid_post", or "normalized_resid_post" of BERT).
+
+    Returns:
+        (layers + 1, T, V), float32, or float64 for a model of that: row 0 is of the embeddings, row
+        `l` of what layer `l - 1` hands on; the last row is the logits.
+
+    Raises:
+        TypeError: `model` or `trace` is none.
+        ValueError: the model gives no logits over words, or the trace is of several texts or of
+            another model.
+        KeyError: the trace lacks what a layer is given; the message says what to trace.
+
+    Source:
+        nostalgebraist 2020, "interpreting GPT: the logit lens".
+
+    >>> import qkv
+    >>> model = qkv.load("wordnet-decoder")
+    >>> trace = model.trace("spoon: a", logits=True)
+    >>> found = logit_lens(model, trace)
+    >>> found.shape == (model.num_layers + 1, len(trace.ids), trace["logits"].shape[-1])
+    True
+    >>> bool(abs(found[-1] - trace["logits"][0]).max() < 1e-4)
+    True
+    """
+    model = check_words(model, _CALL)
+    trace = check_trace(trace, _CALL, model)
+    count = model.num_layers
+    first = model.unembed(kept(trace, _CALL, ("resid_pre", 0), "full_embed"))  # (T, V)
+    found = np.empty((count + 1, *first.shape), first.dtype)
+    found[0] = first
+    for layer in range(count):
+        found[layer + 1] = model.unembed(kept(trace, _CALL, *handed_on(model, layer)))
+    return found
+
+
+def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
+    """What a trace may call the vectors that a layer hands on."""
+    own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
+    return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

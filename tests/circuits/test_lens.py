@@ -1,0 +1,70 @@
+"""Logits after each layer, beside those of a model that ends there."""
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.circuits import logit_lens
+
+IDS = [3, 7, 1, 9, 4, 7]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bloom"])
+def test_each_row_is_the_logits_of_a_run_whose_later_layers_add_nothing(small, kind):
+    model = small(kind)
+    found = logit_lens(model, model.trace(IDS))
+    assert found.shape == (model.num_layers + 1, len(IDS), 30)
+    assert found.dtype == np.float64
+    for layer in range(model.num_layers + 1):
+        silent = {
+            (part, later): np.zeros_like
+            for part in ("attn_out", "mlp_out")
+            for later in range(layer, model.num_layers)
+        }
+        ends_here = model(IDS, edit=silent).logits[0]
+        np.testing.assert_allclose(found[layer], ends_here, rtol=0, atol=1e-12)
+
+
+def test_of_bert_each_row_has_been_through_the_head(small):
+    model = small("bert")
+    trace = model.trace(IDS, logits=True)
+    found = logit_lens(model, trace)
+    np.testing.assert_allclose(found[-1], trace["logits"][0], rtol=0, atol=1e-12)
+    for layer in range(model.num_layers):
+        given = model.unembed(trace["resid_pre", layer][0])
+        np.testing.assert_allclose(found[layer], given, rtol=0, atol=1e-12)
+    assert np.abs(found[0] - found[1]).max() > 0.1
+
+
+def test_half_of_what_it_may_need_is_enough(small):
+    model = small("gpt2")
+    whole = logit_lens(model, model.trace(IDS))
+    few = model.trace(IDS, names=[("resid_pre", 0), "resid_post"])
+    np.testing.assert_array_equal(logit_lens(model, few), whole)
+    others = model.trace(IDS, names=["resid_pre", ("resid_post", -1)])
+    np.testing.assert_array_equal(logit_lens(model, others), whole)
+    two = model.trace([IDS, IDS[:4]])
+    np.testing.assert_allclose(logit_lens(model, two[1]), whole[:, :4], rtol=0, atol=1e-12)
+
+
+def test_what_has_no_lens(small):
+    model = small("gpt2")
+    trace = model.trace(IDS)
+    with pytest.raises(ValueError, match=r"logit_lens: .* has no head, so it gives no logits"):
+        logit_lens(small("headless"), trace)
+    with pytest.raises(ValueError, match=r"logit_lens: .* has a head for classes"):
+        logit_lens(small("classes"), trace)
+    with pytest.raises(ValueError, match=r"logit_lens: .* reads one text and writes another"):
+        logit_lens(small("t5"), trace)
+    with pytest.raises(ValueError, match=r"logit_lens: .* looks at images"):
+        logit_lens(small("vit"), trace)
+    with pytest.raises(TypeError, match=r"logit_lens: model is str: give what qkv.load"):
+        logit_lens("gpt2", trace)
+    with pytest.raises(TypeError, match=r"logit_lens: trace is dict: give what model.trace"):
+        logit_lens(model, dict(trace))
+    with pytest.raises(ValueError, match=r"logit_lens: trace holds 2 texts: take one, as trace\[0"):
+        logit_lens(model, model.trace([IDS, IDS]))
+    with pytest.raises(ValueError, match=r"trace has 1 layers and .* 2: trace the text with this"):
+        logit_lens(model, qkv.load("random").trace("the cat"))
+    with pytest.raises(KeyError, match=r"no \('resid_post', 0\): trace all, or with 'resid_post'"):
+        logit_lens(model, model.trace(IDS, names=[("resid_pre", 0)]))
