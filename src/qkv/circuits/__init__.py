@@ -2,8 +2,10 @@
 
 from qkv.circuits.heads import head_scores
 from qkv.circuits.lens import logit_lens
+from qkv.circuits.shares import attribute_logits
 
 __all__ = [
+    "attribute_logits",
     "head_scores",
     "logit_lens",
 ]
