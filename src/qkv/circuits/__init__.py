@@ -2,10 +2,13 @@
 
 from qkv.circuits.heads import head_scores
 from qkv.circuits.lens import logit_lens
+from qkv.circuits.patching import attribution_patch, patch
 from qkv.circuits.shares import attribute_logits
 
 __all__ = [
     "attribute_logits",
+    "attribution_patch",
     "head_scores",
     "logit_lens",
+    "patch",
 ]

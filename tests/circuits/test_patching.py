@@ -1,0 +1,195 @@
+"""Patches, beside loops of whole runs with `edit=`, and to first order beside small steps."""
+
+import numpy as np
+import pytest
+
+from qkv.circuits import attribution_patch, patch
+from qkv.circuits import patching as module
+
+CLEAN = [3, 7, 1, 9, 4, 7]
+CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
+KINDS = ["gpt2", "llama", "gemma2", "bloom", "bert"]
+PLACES = ("resid_pre", "attn_out", "mlp_out")
+HEADS = ("z", "pattern", "q", "k", "v")
+LOGIT = (-1, 11, 5)
+
+
+def difference(logits):
+    """The same as `LOGIT`, and as a function of (1, T, V)."""
+    return logits[0, -1, 11] - logits[0, -1, 5]
+
+
+def looped(model, at, metric):
+    """A whole run for each patch."""
+    clean, rows = model.trace(CLEAN), []
+    for layer in range(model.num_layers):
+        given = clean[at, layer]
+        row = []
+        axis = 1 if at in (*PLACES, "pattern") else 2
+        for number in range(given.shape[axis]):
+
+            def put_in(x, axis=axis, number=number, given=given):
+                where = (slice(None),) * axis + (number,)
+                x[where] = given[where]
+                return x
+
+            row.append(float(metric(model(CORRUPTED, edit={(at, layer): put_in}).logits)))
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [*PLACES, *HEADS])
+def test_every_patch_is_that_of_a_whole_run(small, kind, at):
+    model = small(kind)
+    expected = looped(model, at, difference)
+    found = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
+    by_function = patch(model, CLEAN, CORRUPTED, at=at, metric=difference)
+    np.testing.assert_allclose(by_function, expected, rtol=0, atol=1e-11)
+    low, high = (float(difference(model(ids).logits)) for ids in (CORRUPTED, CLEAN))
+    shares = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT, normalize=True)
+    np.testing.assert_allclose(shares, (expected - low) / (high - low), rtol=0, atol=1e-10)
+    assert np.ptp(expected) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_the_vectors_that_differ_bring_all_of_it_back(small, kind):
+    """In layer 0 only places 2 and 4 do; put in one by one in texts that differ there alone."""
+    model = small(kind)
+    one = [3, 7, 8, 9, 4, 7]
+    found = patch(model, CLEAN, one, at="resid_pre", metric=LOGIT, normalize=True)
+    np.testing.assert_allclose(found[0], [0, 0, 1, 0, 0, 0], rtol=0, atol=1e-9)
+    assert found.shape == (2, 6)
+
+
+def test_of_a_place_in_the_middle(small):
+    """What stands behind the place that is asked about changes nothing in a decoder."""
+    model = small("gpt2")
+
+    def middle(logits):
+        return logits[0, 3, 11]
+
+    found = patch(model, CLEAN, CORRUPTED, at="mlp_out", metric=(3, 11))
+    np.testing.assert_allclose(found, looped(model, "mlp_out", middle), rtol=0, atol=1e-11)
+    assert (found[:, 4:] == found[0, 0]).all()
+    encoder = small("bert")
+    found = patch(encoder, CLEAN, CORRUPTED, at="mlp_out", metric=(3, 11))
+    np.testing.assert_allclose(found, looped(encoder, "mlp_out", middle), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("at", ["resid_pre", "attn_out", "z", "pattern"])
+def test_the_same_however_many_run_together(small, monkeypatch, at):
+    model = small("llama")
+    expected = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
+    monkeypatch.setattr(module, "TOKENS", 12)  # two texts
+    found = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    monkeypatch.setattr(module, "TOKENS", 1)
+    found = patch(model, CLEAN, CORRUPTED, at=at, metric=difference)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_texts_are_as_good_as_ids(small):
+    model = small("bert")
+    texts = ["the cat sat", "the dog sat"]
+    ids = [model.tokenize(text).ids for text in texts]
+    about = {"at": "resid_pre", "metric": (2, "mat")}
+    expected = patch(model, *ids, at="resid_pre", metric=(2, int(model.tokenize("mat").ids[1])))
+    np.testing.assert_array_equal(patch(model, *texts, **about), expected)
+    np.testing.assert_array_equal(patch(model, *([text] for text in texts), **about), expected)
+
+
+@pytest.mark.parametrize("at", ["resid_pre", "z"])
+def test_nothing_below_the_layer_is_computed_again(small, monkeypatch, at):
+    model = small("gpt2")
+    block = type(model.layers[0])
+    counts, run = [0, 0], block.run
+
+    def counted(self, x, **options):
+        counts[model.layers.index(self)] += len(x)
+        return run(self, x, **options)
+
+    monkeypatch.setattr(block, "run", counted)
+    patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
+    # both texts once; then in layer 0 the places 2 and 4, in layer 1 the places 2 to 5, or 3 heads
+    wanted = [12 + 2 * 6, 12 + (2 + 4) * 6] if at == "resid_pre" else [12 + 18, 12 + 36]
+    assert counts == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [*PLACES, *HEADS])
+def test_to_first_order(small, kind, at):
+    """The slope of the metric as the activation moves towards that of the other text."""
+    model = small(kind)
+    clean, corrupted = model.trace(CLEAN), model.trace(CORRUPTED)
+    found = attribution_patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
+    low = float(difference(model(CORRUPTED).logits))
+    high = float(difference(model(CLEAN).logits))
+    axis = 1 if at in (*PLACES, "pattern") else 2
+    step = 1e-5
+    for layer in range(model.num_layers):
+        one, other = clean[at, layer], corrupted[at, layer]
+        assert found.shape == (model.num_layers, one.shape[axis])
+        for number in range(one.shape[axis]):
+            where = (slice(None),) * axis + (number,)
+            ends = []
+            for way in (step, -step):
+                moved = other.copy()
+                moved[where] += way * (one - other)[where]
+                ends.append(float(difference(model(CORRUPTED, edit={(at, layer): moved}).logits)))
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert found[layer, number] - low == pytest.approx(slope, rel=1e-5, abs=1e-6)
+    shares = attribution_patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT, normalize=True)
+    np.testing.assert_allclose(shares, (found - low) / (high - low), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("call", [patch, attribution_patch])
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: what is put in"),
+        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts: give one"),
+        ({"at": "resid"}, ValueError, "at is 'resid': choose among resid_pre, attn_out, mlp_out"),
+        ({"at": ("z", 3)}, ValueError, r"at is \('z', 3\): choose among"),
+        ({"metric": (6, 1)}, ValueError, "metric has place 6 and the text has 6 tokens: give -6"),
+        ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
+        ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
+        ({"metric": (0, 0.5)}, TypeError, r"metric has the token 0\.5: give an id"),
+        ({"metric": "cat"}, TypeError, r"metric is 'cat': give \(place, token\)"),
+        ({"metric": (0, 1, 2, 3)}, TypeError, r"metric is \(0, 1, 2, 3\): give \(place, token\)"),
+        ({"corrupted": CLEAN, "normalize": True}, ValueError, "nothing to normalize by: leave no"),
+        ({"model": "gpt2"}, TypeError, "model is str"),
+    ],
+)
+def test_what_cannot_be_patched(small, call, given, error, words):
+    about = {"model": small("gpt2"), "clean": CLEAN, "corrupted": CORRUPTED}
+    with pytest.raises(error, match=words) as caught:
+        call(**{**about, "at": "z", "metric": LOGIT, **given})
+    assert str(caught.value).startswith(f"{call.__name__}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_models_and_metrics_that_do_not_do(small):
+    model = small("gpt2")
+
+    def with_metric(metric):
+        return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
+
+    with pytest.raises(
+        ValueError, match=r"metric gave an array \(30,\) of logits \(1, 6, 30\): gi"
+    ):
+        with_metric(lambda logits: logits[0, -1])
+    with pytest.raises(TypeError, match=r"patch: metric gave None: give one number"):
+        with_metric(lambda logits: None)
+    with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
+        attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
+    for kind, words in (
+        ("headless", "no head, so it gives no logits"),
+        ("classes", "a head for classes"),
+        ("t5", "reads one text and writes another"),
+        ("vit", "looks at images"),
+    ):
+        with pytest.raises(ValueError, match=f"patch: .*{words}"):
+            patch(small(kind), CLEAN, CORRUPTED, at="z", metric=LOGIT)
