@@ -1,5 +1,6 @@
 """What researchers ask of a model: which part does what."""
 
+from qkv.circuits.flow import rollout, value_weighted
 from qkv.circuits.heads import head_scores
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch, patch
@@ -11,4 +12,6 @@ __all__ = [
     "head_scores",
     "logit_lens",
     "patch",
+    "rollout",
+    "value_weighted",
 ]
