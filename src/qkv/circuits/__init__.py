@@ -1,5 +1,6 @@
 """What researchers ask of a model: which part does what."""
 
+from qkv.circuits.composing import composition
 from qkv.circuits.flow import rollout, value_weighted
 from qkv.circuits.heads import head_scores
 from qkv.circuits.lens import logit_lens
@@ -9,6 +10,7 @@ from qkv.circuits.shares import attribute_logits
 __all__ = [
     "attribute_logits",
     "attribution_patch",
+    "composition",
     "head_scores",
     "logit_lens",
     "patch",
