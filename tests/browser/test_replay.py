@@ -74,6 +74,21 @@ def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, name: str, w
     assert problems(page) == []
 
 
+def test_heads_stand_as_in_the_model_and_can_be_told_apart(visit: Visit, html: str) -> None:
+    """A row for each layer, a column for each head, under each picture its name and its score."""
+    page = visit(html)
+    boxes = [head.bounding_box() for head in page.locator(".heads > .head").all()]
+    assert len(boxes) == 2 * 4
+    assert len({box["x"] for box in boxes[:4]}) == len({box["x"] for box in boxes}) == 4
+    assert [len({box["y"] for box in boxes[at : at + 4]}) for at in (0, 4)] == [1, 1]
+    assert boxes[4]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+    for head in page.locator(".heads > .head").all():
+        picture, name, score = (part.bounding_box() for part in head.locator("> *").all())
+        assert picture["width"] == picture["height"] >= 40
+        assert picture["y"] + picture["height"] <= name["y"]
+        assert name["y"] + name["height"] <= score["y"]
+
+
 def test_a_run_from_its_folder(visit: Visit, tmp_path: Path) -> None:
     replay(run_folder(tmp_path / "run<b>"), "the cat sat on the mat").to_html(tmp_path / "a.html")
     page = visit((tmp_path / "a.html").read_text("utf-8"))
