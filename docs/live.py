@@ -9,9 +9,9 @@
     ```
 
 The query is a word of the text, or its place among the tokens. `second` is a text beside it.
-`edits` are `causal` or `hide WORD`, with commas between several; where the head is in view, it
-stands beside the original. `colouring` is that of the map. `inside` unfolds the head. `height` is
-that of the frame until what is in it is known.
+`edits` are `causal`, `hide WORD` or `scale NUMBER`, with commas between several; where the head is
+in view, it stands beside the original. `colouring` is that of the map. `inside` unfolds the head.
+`height` is that of the frame until the page in it says how high it is.
 
 Nothing but the site's own `play.html` is opened. Where scripts are off, or a reader saves data, a
 link stands in place of the frame (static/live.js).
@@ -21,7 +21,7 @@ import html
 import json
 import re
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from docutils import nodes
@@ -33,24 +33,23 @@ import qkv
 REGIONS = {
     "sentence": "the words",
     "changes": "what is changed",
+    "temperature": "the temperature",
+    "headline": "what it would say",
     "map": "the map of all heads",
     "head": "one head",
     "motion": "how a row of weights arises",
-    "steps": "the layer step by step",
+    "steps": "a layer step by step",
+    "block": "a layer as data flows through it",
     "outcome": "the likeliest words",
     "second": "a second sentence",
 }
-EDITS = "causal, or hide and a word"
-COLOURINGS = ("pattern", "effect", "change")  # of the map
-WORDS = (
-    "only",
-    "second",
-    "layer",
-    "head",
-    "query",
-    "edits",
-    "colouring",
-)  # options that have words
+EDITS = "causal, hide and a word, or scale and a number"
+COLOURINGS = {  # of the map, as its menu has them
+    "pattern": "pattern",
+    "effect": "what removing it changes",
+    "change": "difference from the original",
+}
+WORDS = ("only", "second", "layer", "head", "query", "edits", "colouring")  # options with words
 HEIGHT = 480  # of a frame, in pixels
 
 
@@ -81,7 +80,7 @@ def place_of(word: str, text: str) -> int:
         ValueError: it stands there more than once, or not at all.
     """
     tokens = list(model().tokenizer(text).tokens)
-    if word.isdigit() and word not in tokens:
+    if word.isdecimal() and word not in tokens:
         found = [int(word)] if int(word) < len(tokens) else []
     else:
         found = [place for place, token in enumerate(tokens) if token in (word, word.lower())]
@@ -93,25 +92,24 @@ def place_of(word: str, text: str) -> int:
     raise ValueError(f"{word!r} is no token of {text!r}: {' '.join(tokens)}")
 
 
-def edits_of(said: str, text: str) -> list[dict[str, object]]:
-    """The edits of a text as an address holds them.
+def edit_of(said: str, text: str) -> dict[str, object]:
+    """An edit of a text as an address holds it.
 
     Raises:
-        ValueError: one is of no kind that is known here, or its word is not in the text.
+        ValueError: it is of no kind that is known here, or its word is not in the text.
     """
-    edits: list[dict[str, object]] = []
-    for one in filter(None, (one.strip() for one in said.split(","))):
-        op, _, word = one.partition(" ")
-        if one == "causal":
-            edits.append({"op": op})
-        elif op == "hide" and word:
-            edits.append({"op": op, "token": place_of(word.strip(), text)})
-        else:
-            raise ValueError(f"edits: {one!r} is none, write {EDITS}")
-    return edits
+    op, _, rest = said.partition(" ")
+    of = rest.strip()
+    if said == "causal":
+        return {"op": op}
+    if op == "hide" and of:
+        return {"op": op, "token": place_of(of, text)}
+    if op == "scale" and re.fullmatch(r"\d+(\.\d+)?", of) and float(of):
+        return {"op": op, "value": float(of)}
+    raise ValueError(f"edits: {said!r} is none, write {EDITS}")
 
 
-def state_of(text: str, options: dict[str, str]) -> dict[str, object]:
+def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
     """The state of the page that a directive asks for, but for the text.
 
     Raises:
@@ -119,25 +117,28 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, object]:
     """
     if "only" not in options:
         raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
-    state: dict[str, object] = {"only": regions_of(options["only"])}
+    names = regions_of(options["only"])
+    state: dict[str, Any] = {"only": names}
     for name, size in (("layer", model().num_layers), ("head", model().num_heads)):
         if name in options:
-            if not options[name].isdigit() or int(options[name]) >= size:
+            if not options[name].isdecimal() or int(options[name]) >= size:
                 raise ValueError(f"{name}: {options[name]!r} is not one of 0 to {size - 1}")
             state[name] = int(options[name])
     if "query" in options:
         state["query"] = place_of(options["query"], text)
-        if "outcome" in state["only"]:
+        if {"headline", "outcome"} & set(names):
             state["place"] = state["query"]
     if "second" in options:
         state["second"] = options["second"]
     if "edits" in options:
-        state["edits"] = edits_of(options["edits"], text)
-        state["beside"] = "head" in state["only"]
+        said = (one.strip() for one in options["edits"].split(","))
+        state["edits"] = [edit_of(one, text) for one in said if one]
+        state["beside"] = "head" in names
     if "colouring" in options:
-        if options["colouring"] not in COLOURINGS:
-            raise ValueError(f"colouring: {options['colouring']!r} is none of {COLOURINGS}")
-        state["colouring"] = options["colouring"]
+        given = options["colouring"]
+        if given not in COLOURINGS:
+            raise ValueError(f"colouring: {given!r} is none of {', '.join(COLOURINGS)}")
+        state["colouring"] = given
     if "inside" in options:
         state["inside"] = True
     return state
@@ -151,16 +152,27 @@ def address(page: str, text: str, options: dict[str, str]) -> str:
 
 def in_notebook(text: str, options: dict[str, str], body: str) -> str:
     """What a notebook says in place of the frame: how to open the same."""
+    state = state_of(text, options)
+    words = ["?" if token == "[MASK]" else token for token in model().tokenizer(text).tokens]
     todo = ["press *Look inside*"]
-    if "head" in options:
-        todo.append(f"choose head {options.get('layer', 0)}.{options['head']}")
-    if "query" in options:
-        todo.append(f"click *{options['query']}*")
-    if "second" in options:
-        todo.append(f"press *Beside another sentence* and write *{options['second']}*")
-    if "causal" in options.get("edits", ""):
-        todo.append("let *Each token* see *what came before*")
-    todo += [f"hide *{word}*" for word in re.findall(r"hide (\w+)", options.get("edits", ""))]
+    if "head" in state:
+        todo.append(f"choose head {state.get('layer', 0)}.{state['head']}")
+    if "query" in state:
+        todo.append(f"click *{words[state['query']]}*")
+    if "second" in state:
+        todo.append(f"press *Beside another sentence* and write *{state['second']}*")
+    if "colouring" in state:
+        todo.append(f"colour the map by *{COLOURINGS[state['colouring']]}*")
+    for edit in state.get("edits", []):
+        if edit["op"] == "causal":
+            todo.append("let *Each token* see *what came before*")
+        elif edit["op"] == "hide":
+            todo.append(f"hide *{words[edit['token']]}*")
+        else:
+            usual = (model().dim / model().num_heads) ** -0.5  # what stands for temperature 1
+            todo.append(f"move *Temperature* to {usual / edit['value']:.2f}")
+    if state.get("beside"):
+        todo.append("press *Beside the original*")
     call = f"Run `qkv.play({json.dumps(text, ensure_ascii=False)})` in a cell of its own"
     lines = [f"**Live.** {call}, then {', '.join(todo)}.", "", *body.strip().splitlines()]
     return "\n".join(f"> {line}".rstrip() for line in lines)

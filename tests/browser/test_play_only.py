@@ -103,3 +103,66 @@ def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -
     assert page.get_by_role("button", name="Hide crown").is_visible()
     go(page, only=["changes", "motion"])
     assert page.get_by_label("Temperature").is_visible()
+
+
+@pytest.mark.parametrize("width", [736, 390])
+def test_the_headline_and_the_map_say_what_a_head_is_good_for(
+    visit: Visit, html: str, width: int
+) -> None:
+    page = opened(visit, html, width=width, only=["sentence", "headline", "map"], inside=False)
+    assert seen(page) == ["sentence", "map"]
+    assert "would put head" in part(page, "headline").inner_text()
+    for gone in (".acts", ".role"):
+        for found in page.locator(gone).all():
+            assert not found.is_visible(), gone
+    sides = page.locator(".cell").evaluate_all(
+        "cells => cells.map((it) => [it.offsetTop, it.getBoundingClientRect().right])"
+    )
+    assert len({top for top, _ in sides}) == 4  # layers
+    assert max(right for _, right in sides) <= width  # no head is out of sight
+    assert "Choose one" not in part(page, "map").inner_text()
+    assert tight(page)
+    page.get_by_role("switch", name="head 3.2 takes part").click()
+    until(lambda: "Without head 3.2" in part(page, "headline").inner_text())
+
+
+@pytest.mark.parametrize("width", [736, 390])
+def test_a_block_may_stand_alone(visit: Visit, html: str, width: int) -> None:
+    page = opened(visit, html, width=width, only=["sentence", "block"], inside=False)
+    assert seen(page) == ["sentence", "steps"]
+    title = part(page, "steps").locator(".walk-panel h3")
+    assert "The residual connection: what the MLP read is added" in title.inner_text()
+    page.get_by_role("tab", name="scores").click()
+    assert "Scores" in title.inner_text()
+    for gone in (".walk-panel .bar", ".walk-panel canvas", ".row-table"):
+        for found in part(page, "steps").locator(gone).all():
+            assert not found.is_visible(), gone
+    assert tight(page)
+    block, panel = (page.locator(name).bounding_box() for name in (".block", ".steps-panel"))
+    assert block is not None
+    assert panel is not None
+    if width == 736:
+        assert block["x"] + block["width"] <= panel["x"]
+    else:
+        assert panel["y"] + panel["height"] <= block["y"]
+
+
+def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> None:
+    edits = [{"op": "scale", "value": 1}]
+    only = ["sentence", "temperature", "head"]
+    page = opened(visit, html, only=only, inside=False, edits=edits, beside=True)
+    assert seen(page) == ["sentence", "changes", "head"]
+    slider = page.get_by_label("Temperature")
+    assert slider.input_value() == "-2.5"  # of powers of 2: 1 is to 1/sqrt(32) as 1 to that
+    assert not part(page, "changes").locator("select").is_visible()
+    assert part(page, "before").is_visible()
+    slider.fill("2.5")
+    until(lambda: held(page)["edits"] == [{"op": "scale", "value": pytest.approx(1 / 32)}])
+
+
+def test_every_word_is_written_as_dark(visit: Visit, html: str) -> None:
+    page = opened(visit, html, only=["sentence"], inside=False)
+    chips = page.locator(".chip:not(.special)")
+    assert "place" in " ".join(chips.evaluate_all("all => all.map((it) => it.className)"))
+    looks = "all => all.map((it) => ['color', 'padding'].map((name) => getComputedStyle(it)[name]))"
+    assert len({tuple(found) for found in chips.evaluate_all(looks)}) == 1

@@ -54,6 +54,7 @@ def test_a_query_is_a_word_or_a_place() -> None:
 
 def test_the_guesses_are_of_the_query_where_they_are_in_view() -> None:
     assert state(only="sentence outcome", query="river")["place"] == 5
+    assert state(only="headline map", query="river")["place"] == 5
     assert "place" not in state(only="sentence head", query="river")
 
 
@@ -62,21 +63,27 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
     assert found["edits"] == [{"op": "causal"}, {"op": "hide", "token": 5}]
     assert found["beside"] is True
     assert state(only="sentence outcome", edits="causal")["beside"] is False
+    assert state(only="head", edits="scale 0.5")["edits"] == [{"op": "scale", "value": 0.5}]
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "only is missing: name some of sentence, changes, map"),
+        ({}, "only is missing: name some of sentence, changes, temperature"),
         ({"only": ""}, "no region is named; there are sentence"),
-        ({"only": "sentence heads"}, "no region 'heads'; there are sentence, changes, map, head"),
+        ({"only": "sentence heads"}, "no region 'heads'; there are sentence, changes, temperature"),
         ({"only": "head", "layer": "4"}, "layer: '4' is not one of 0 to 3"),
         ({"only": "head", "head": "-1"}, "head: '-1' is not one of 0 to 5"),
         ({"only": "head", "query": "loan"}, r"'loan' is no token of 'the bank .*: \[CLS\] the"),
         ({"only": "head", "query": "the"}, "more than one token .* give its place, 1 or 4"),
         ({"only": "head", "query": "7"}, "'7' is no token of"),
         ({"only": "head", "edits": "hide loan"}, "'loan' is no token of"),
-        ({"only": "head", "edits": "hide"}, "edits: 'hide' is none, write causal, or hide"),
+        (
+            {"only": "head", "edits": "hide"},
+            "'hide' is none, write causal, hide and a word, or scale",
+        ),
+        ({"only": "head", "edits": "scale down"}, "edits: 'scale down' is none"),
+        ({"only": "head", "edits": "scale 0"}, "edits: 'scale 0' is none"),
         ({"only": "head", "edits": "turn it"}, "edits: 'turn it' is none"),
         ({"only": "map", "colouring": "red"}, "colouring: 'red' is none of .*effect"),
     ],
@@ -95,10 +102,16 @@ def test_it_names_what_the_page_names() -> None:
         (found,) = re.findall(pattern, store)
         return re.findall(r'"(\w+)"', found)
 
-    assert set(live.REGIONS) == set(listed(r"const PLACES = \[(.*?)\];"))
+    (parts,) = re.findall(r"const PART_OF = \{(.*?)\};", store)
+    of_parts = re.findall(r"(\w+):", parts)
+    assert set(live.REGIONS) == {*listed(r"const PLACES = \[(.*?)\];"), *of_parts}
     assert list(live.COLOURINGS) == listed(r"colouring: \[(.*?)\]")
     assert "\n  causal: {}," in edits
     assert '\n  hide: { token: "!" },' in edits
+    assert '\n  scale: { value: "!" },' in edits
+    menu = (ASSETS / "parts/map.js").read_text(encoding="utf-8")
+    for name, said in live.COLOURINGS.items():
+        assert f'["{name}", "{said}"]' in menu
 
 
 VIEW = """# A page
@@ -165,12 +178,12 @@ def test_a_wrong_one_is_told_in_the_build(tmp_path: Path) -> None:
 
 def test_a_notebook_says_how_to_open_the_same() -> None:
     view = """````{live} the bank of the river
-:only: sentence second changes
+:only: sentence second head
 :second: the bank gave a loan
 :layer: 1
 :head: 2
-:query: bank
-:edits: causal, hide river
+:query: 2
+:edits: causal, hide river, scale 1
 :inside:
 
 Click *river*.
@@ -178,7 +191,14 @@ Click *river*.
     assert notebooks.for_notebook(view) == (
         '> **Live.** Run `qkv.play("the bank of the river")` in a cell of its own, then press '
         "*Look inside*, choose head 1.2, click *bank*, press *Beside another sentence* and write "
-        "*the bank gave a loan*, let *Each token* see *what came before*, hide *river*.\n"
+        "*the bank gave a loan*, let *Each token* see *what came before*, hide *river*, move "
+        "*Temperature* to 0.18, press *Beside the original*.\n"
         ">\n"
         "> Click *river*."
     )
+
+
+def test_a_notebook_names_what_is_on_the_page() -> None:
+    options = {"only": "sentence map", "query": "[MASK]", "colouring": "effect"}
+    said = live.in_notebook("She wore a [MASK].", options, "Look.")
+    assert "click *?*, colour the map by *what removing it changes*.\n" in said

@@ -39,7 +39,8 @@ const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 
 const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 const LONGEST = 4000; // characters of a text in an address
-const PLACES = ["sentence", "changes", "map", "head", "motion", "steps", "outcome", "second"]; // regions of the page, and a part of the head's
+const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
+const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
 /**

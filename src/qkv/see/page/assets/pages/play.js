@@ -10,7 +10,8 @@ const ON_TAB = {
   result: ["outcome"],
 };
 const ABOVE = ["sentence", "changes"]; // the headline
-const INSIDE = ["map", "motion", "steps"]; // what is there unfolded alone
+const INSIDE = ["map", "motion", "steps", "block"]; // what is there unfolded alone
+const SAYING = ["headline", "outcome"]; // what comes with the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
 const REGIONS = {
   sentence: "The sentence",
@@ -74,10 +75,10 @@ function play(box, data, ui) {
   function restrict(only) {
     if (only) box.dataset.only = only.join(" ");
     else delete box.dataset.only;
-    const holds = (name) => only.includes(name) || (name === "head" && only.includes("motion"));
-    for (const { name, node } of regions) node.hidden = only !== null && !holds(name);
+    const held = only?.map((name) => PART_OF[name] ?? name);
+    for (const { name, node } of regions) node.hidden = only !== null && !held.includes(name);
     for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
-    saying.hidden = only !== null && !only.includes("outcome");
+    saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
     inside.hidden = only !== null;
     whole.hidden = only === null;
     whole.href = store.address({ only: null });

@@ -46,7 +46,8 @@ function stepsPart(ui, store) {
       fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
       down.disabled = !state.layer;
       up.disabled = state.layer === run.pattern.length - 1;
-      const opens = first ? { name: "scores" } : {};
+      const alone = state.only?.includes("block") && !state.only.includes("steps"); // there the residual stream is what is looked at
+      const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum").name : "scores" } : {};
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
     };

@@ -208,7 +208,10 @@ function mapPart(ui, store) {
   /** What a colouring shows, and in what measure. */
   function explained() {
     const { state, run } = now;
-    if (state.colouring === "pattern") return `Each square is a head: down the tokens that look, across those that are looked at. Choose one to open it${live ? "; its switch takes it out" : ""}.`;
+    const opens = !state.only || state.only.includes("head") ? ["Choose one to open it."] : [];
+    const switches = live ? ["Its switch takes it out."] : [];
+    if (state.colouring === "pattern")
+      return ["Each square is a head: down the tokens that look, across those that are looked at.", ...opens, ...switches].join(" ");
     if (state.colouring === "change")
       return state.edits.length
         ? "Weights now minus weights in the original, blue for more and red for less. The number is the share of a row's weight that went elsewhere, on average (half the sum of the differences)."
