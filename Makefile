@@ -95,7 +95,7 @@ wheel: ## build a wheel, and one without a compiler; try both where there is non
 
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -rf $(KERNEL) native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake
+	rm -rf $(KERNEL) native/driver native/CMakeCache.txt native/CMakeFiles native/CMakeInit.txt native/.cmake
 	rm -f native/cmake_install.cmake native/build.ninja native/Makefile native/.ninja_* native/.skbuild-info.json
 	find src tests docs benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
 
