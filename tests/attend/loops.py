@@ -101,7 +101,7 @@ def attention(
 ) -> Loops:
     """Scores, weights, output and log-sum-exp, one cell after the other.
 
-    `rows` limits the work to these query places; the others are left NaN (and not visible).
+    `rows` are the query places to give, all where there are none.
     """
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     one_head = query.ndim == 2
@@ -112,13 +112,15 @@ def attention(
     num_kv_heads, num_keys = key.shape[-3:-1]
     value_size = value.shape[-1]
     lead = np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    cells = (*lead, num_heads, num_queries, num_keys)
+    every = (*lead, num_heads, num_queries, num_keys)
+    rows = range(num_queries) if rows is None else rows
+    cells = (*lead, num_heads, len(rows), num_keys)
 
     query = np.broadcast_to(query, lead + query.shape[-3:])
     key = np.broadcast_to(key, lead + key.shape[-3:])
     value = np.broadcast_to(value, lead + value.shape[-3:])
-    mask = None if attn_mask is None else np.broadcast_to(_plain(attn_mask), cells)
-    extra = None if bias is None else np.broadcast_to(_plain(bias), cells)
+    mask = None if attn_mask is None else np.broadcast_to(_plain(attn_mask), every)
+    extra = None if bias is None else np.broadcast_to(_plain(bias), every)
     factor = 1 / math.sqrt(size) if scale is None else float(scale)
 
     if q_offset is None or isinstance(q_offset, str):
@@ -128,7 +130,7 @@ def attention(
     real_keys = np.broadcast_to(num_keys if key_lengths is None else key_lengths, lead)
     left, right = (None, None) if window is None else window
 
-    out = np.full((*lead, num_heads, num_queries, value_size), np.nan)
+    out = np.full((*lead, num_heads, len(rows), value_size), np.nan)
     weights = np.full(cells, np.nan)
     lse = np.full(cells[:-1], np.nan)
     visible = np.zeros(cells, dtype=bool)
@@ -147,7 +149,7 @@ def attention(
             if sinks is not None:
                 sink = [float(number) for number in np.atleast_1d(np.asarray(sinks)[head])]
 
-            for i in range(num_queries) if rows is None else rows:
+            for at, i in enumerate(rows):
                 numbers = query[row][head][i].tolist()
                 mask_row = None if mask is None else mask[row][head][i].tolist()
                 bias_row = None if extra is None else extra[row][head][i].tolist()
@@ -180,7 +182,7 @@ def attention(
                     if mask_row is not None and mask_row[j] is not True:
                         score += mask_row[j]
 
-                    cell = (*row, head, i, j)
+                    cell = (*row, head, at, j)
                     visible[cell] = True
                     steps = (raw, scaled, capped, biased, score)
                     for name, step in zip(STAGES, steps, strict=True):
@@ -193,13 +195,13 @@ def attention(
                     seen.append((j, score))
 
                 total = _log_sum_exp([score for _, score in seen] + sink)
-                lse[(*row, head, i)] = total
-                weights[(*row, head, i)] = 0.0
+                lse[(*row, head, at)] = total
+                weights[(*row, head, at)] = 0.0
                 for j, score in seen:
-                    weights[(*row, head, i, j)] = math.exp(score - total)
+                    weights[(*row, head, at, j)] = math.exp(score - total)
                 for column in range(value_size):
-                    out[(*row, head, i, column)] = _sum(
-                        [float(weights[(*row, head, i, j)]) * values[j][column] for j, _ in seen]
+                    out[(*row, head, at, column)] = _sum(
+                        [float(weights[(*row, head, at, j)]) * values[j][column] for j, _ in seen]
                     )
 
     if one_head:

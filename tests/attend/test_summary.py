@@ -155,8 +155,8 @@ def test_large() -> None:
     summary = qkv.summarize_attention(query, key, value, **options, top_k=5)
     rows = [0, 1, 255, 256, 511, 512, 700, 899]
     expected = loops.attention(query, key, value, **options, rows=rows)
-    for row in rows:
-        weights = expected.weights[:, row]
+    for at, row in enumerate(rows):
+        weights = expected.weights[:, at]
         order = np.argsort(-weights, axis=-1, kind="stable")[:, :5]
         assert (summary.top_indices[:, row] == order).all()
         best = np.take_along_axis(weights, order, -1)
