@@ -39,6 +39,7 @@ CLAIMS = (
     "bert",
     "llama",
     "inside",
+    "circuits",
     "serve",
     "scale",
     "play",
@@ -47,6 +48,7 @@ CLAIMS = (
 PEERS = (
     *("qkv", "numpy", "torch", "onnxruntime", "openvino"),
     *("transformers", "sentence-transformers", "fastapi", "uvicorn", "dask", "pyarrow"),
+    "transformer-lens",
 )
 QUICK = 8  # what lengths are divided by, to see that everything works
 
