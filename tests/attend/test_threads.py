@@ -127,16 +127,15 @@ def _source() -> str:
 @ON_ONE_BACKEND  # its processes compute on all
 def test_threads_of_the_environment_give_the_same_bits() -> None:
     digests = set()
-    for ours in ("1", "2"):
-        for theirs in ("1", "2"):
-            result = _run(
-                PROGRAM, _source(), *BACKENDS, QKV_NUM_THREADS=ours, OPENBLAS_NUM_THREADS=theirs
-            )
-            assert result.returncode == 0, result.stderr
-            threads, *of_backends = result.stdout.splitlines()
-            assert threads == ours
-            assert [line.split()[0] for line in of_backends] == list(BACKENDS)
-            digests.add(tuple(of_backends))
+    for ours, theirs in (("1", "1"), ("2", "1"), ("2", "2")):
+        result = _run(
+            PROGRAM, _source(), *BACKENDS, QKV_NUM_THREADS=ours, OPENBLAS_NUM_THREADS=theirs
+        )
+        assert result.returncode == 0, result.stderr
+        threads, *of_backends = result.stdout.splitlines()
+        assert threads == ours
+        assert [line.split()[0] for line in of_backends] == list(BACKENDS)
+        digests.add(tuple(of_backends))
     assert len(digests) == 1
 
 
