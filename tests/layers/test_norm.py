@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm, against sums made by hand and in exact arithmetic."""
 
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -29,7 +30,8 @@ def test_rms_norm_by_hand() -> None:
     np.testing.assert_allclose(norm(np.array([[1.0, 2.0, -2.0, 0.0]])), [[0.5, 2.0, -3.0, 0.0]])
 
 
-def exact(row: Any, eps: float, centre: bool) -> list[float]:
+@functools.cache  # each backend asks again
+def exact(row: tuple[float, ...], eps: float, centre: bool) -> list[float]:
     """The norm in fractions, which round nothing."""
     fractions = [Fraction(float(value)) for value in row]
     mean = sum(fractions) / len(fractions) if centre else 0
@@ -39,18 +41,17 @@ def exact(row: Any, eps: float, centre: bool) -> list[float]:
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize(("centre", "bias"), [(True, True), (True, False), (False, False)])
 def test_each_size_of_rows_and_vectors(centre: bool, bias: bool) -> None:
     for size in (*range(1, 70), 129, 384, 1000):
         weight, shift = numbers(2, size, seed=1, dtype=np.float32)
-        parameters = {"weight": weight, "bias": shift} if bias and centre else {"weight": weight}
+        parameters = {"weight": weight, "bias": shift} if bias else {"weight": weight}
         layer = (LayerNorm if centre else RMSNorm).from_parameters(parameters, eps=1e-3)
         around = np.full((2 + size % 5, size + 40), np.nan, np.float32)
         x = around[:, 20:-20]
         x[...] = numbers(*x.shape, seed=size)
-        expected = np.array([exact(row, 1e-3, centre) for row in x]) * weight
-        if bias and centre:
+        expected = np.array([exact(tuple(row.tolist()), 1e-3, centre) for row in x]) * weight
+        if bias:
             expected += shift
         np.testing.assert_allclose(layer(x), expected, atol=1e-6, rtol=1e-6)
         np.testing.assert_array_equal(layer(x[None, ::-1])[0, ::-1], layer(x))
@@ -76,7 +77,7 @@ def test_float32_rows_keep_their_digits(centre: bool, mean: float, backend: str)
     layer = LayerNorm(384, eps=1e-12) if centre else RMSNorm(384, eps=1e-12)
     out = layer(x)
     assert out.dtype == np.float32
-    expected = np.array([exact(row, 1e-12, centre) for row in x])
+    expected = np.array([exact(tuple(row.tolist()), 1e-12, centre) for row in x])
     # A mean of 1e3 in float32 is off by up to 3e-5, and with it every number that NumPy centres.
     allowed = 1e-4 if backend == "numpy" and centre and mean > 10 else 1e-6
     np.testing.assert_allclose(out, expected, atol=allowed, rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,16 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "norms of heads": {"qk_norm": True, "rotary": Rotary()},
 }
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
-
-
 SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
+TYPES = [np.float32, bfloat16]
+# Each design with each attention twice, with opposite sizes, options and types: of any three, every
+# combination is here, in a fourth of all.
+TOGETHER = [
+    (size ^ other, design, attention, option ^ other, kind ^ other)
+    for number, (design, attention) in enumerate(product(DESIGNS, ATTENTIONS))
+    for size, option, kind in [(0, number & 1, number >> 1 & 1)]
+    for other in (0, 1)
+]
 
 
 def built(
@@ -91,21 +99,17 @@ def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("sizes", "design", "attention", "options", "dtype"), TOGETHER)
 def test_it_is_what_the_blocks_give(
     monkeypatch: pytest.MonkeyPatch,
-    sizes: str,
+    sizes: int,
     design: str,
     attention: str,
-    options: dict[str, Any],
-    dtype: Any,
+    options: int,
+    dtype: int,
 ) -> None:
-    layer = {**ATTENTIONS[attention], "options": {"is_causal": True, **options}}
-    model = built(dtype, layer, SIZES[sizes], **DESIGNS[design])
+    layer = {**ATTENTIONS[attention], "options": {"is_causal": True, **OPTIONS[options]}}
+    model = built(TYPES[dtype], layer, [*SIZES.values()][sizes], **DESIGNS[design])
     for rows in (1, 3):
         quick = vectors(model, rows)
         assert model._steps is not None
