@@ -16,6 +16,7 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a le
 <p class="live-view" data-height="333"><a href="{href}">Open a trained model: one head</a></p>
 <script>{script}</script></body></html>"""
 SAVES = "Object.defineProperty(navigator, 'connection', {value: {saveData: true}});"
+HEARD = "window.heights = []; addEventListener('message', ({ data }) => heights.push(data.height));"
 SET = "theme => { document.body.dataset.theme = theme; }"  # what the site's switch does
 
 
@@ -68,7 +69,7 @@ def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     href = f"play.html{address(**START | {'only': ['sentence', 'head']})}".replace("&", "&amp;")
     (tmp_path / "play.html").write_text(html, encoding="utf-8")
     (tmp_path / "lesson.html").write_text(
-        lesson(body=f'data-theme="{site}"', href=href), encoding="utf-8"
+        lesson(before=HEARD, body=f'data-theme="{site}"', href=href), encoding="utf-8"
     )
     page = chromium.new_page(color_scheme=system)
     said: list[str] = []
@@ -92,7 +93,10 @@ def test_a_frame_is_as_light_or_dark_as_the_page_around_it(
     assert chip.get_attribute("aria-selected") == "true"  # what the reader did stays
     high = frame.locator("body").evaluate("it => it.getBoundingClientRect().height")
     assert 0 <= int(height(page).removesuffix("px")) - high < 1
+    heights = page.evaluate("heights")
     assert high > 400
+    assert min(heights) > 0.5 * high  # it does not jump while the model is read
+    assert max(heights) < 1.5 * high
     assert said == []
     page.context.close()
 

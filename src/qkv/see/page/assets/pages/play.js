@@ -70,6 +70,7 @@ function play(box, data, ui) {
     event.preventDefault();
   });
   narrow.addEventListener("change", () => last && update(last));
+  restrict(store.state.only);
 
   /** Leaves these regions on the page, or all. @param {string[] | null} only */
   function restrict(only) {

@@ -1,5 +1,5 @@
-// The page in a frame of another: it is told whether that is light or dark, and tells how high it is itself. Both by
-// messages, since pages that are opened as files may not look into each other.
+// The page in a frame of another: it is told whether that is light or dark, and tells how high it is itself, once all is
+// drawn. Both by messages, since pages that are opened as files may not look into each other.
 
 /**
  * @param {any} store
@@ -10,6 +10,8 @@ function inFrame(store) {
     const theme = data?.theme;
     if (source === window.parent && ONE_OF.theme.includes(theme)) store.set({ theme });
   });
-  const tell = () => store.state.only && window.parent.postMessage({ height: Math.ceil(document.body.getBoundingClientRect().height) }, "*");
+  const high = () => Math.ceil(document.body.getBoundingClientRect().height);
+  const tell = () => store.state.only && store.painted && window.parent.postMessage({ height: high() }, "*");
   new ResizeObserver(tell).observe(document.body);
+  new MutationObserver(tell).observe(document.documentElement, { attributeFilter: ["data-painted"] });
 }
