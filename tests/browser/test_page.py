@@ -105,6 +105,17 @@ def test_a_theme_that_was_asked_for_stays(visit: Visit, tmp_path: Path, theme: s
         assert (background(page) < 0.2) == (theme == "dark")
 
 
+def test_the_theme_follows_the_switch_of_a_site_around_it(visit: Visit) -> None:
+    asked = qkv.show("The cat sat", model="random", theme="light")._repr_html_()
+    page = visit(f"<main>{qkv.show('The cat sat', model='random')._repr_html_()}{asked}</main>")
+    views = "[...document.querySelectorAll('.qkv-view')].map((host) => host.shadowRoot)"
+    themes = f"{views}.map((root) => root.querySelector('.view').dataset.theme)"
+    for site, seen in (("dark", "dark"), ("auto", "light"), ("dark", "dark"), ("light", "light")):
+        page.evaluate("name => { document.body.dataset.theme = name; }", site)
+        page.wait_for_function(f"{themes}[0] === '{seen}'")
+        assert page.evaluate(themes) == [seen, "light"]
+
+
 def test_the_theme_follows_the_system(visit: Visit) -> None:
     assert background(visit(page_of(made(WORDS)), scheme="dark")) < 0.2
     page = visit(page_of(made(WORDS)))

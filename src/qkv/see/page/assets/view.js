@@ -804,8 +804,8 @@ function mount(host, data, styles) {
   const turn = inTurn();
   let [pending, width, asked] = [0, 0, null];
   const paint = () => {
-    const wanted = asked ?? data.theme;
-    const theme = wanted === "light" || wanted === "dark" ? wanted : dark.matches ? "dark" : "light";
+    const wanted = [asked, data.theme, document.body.dataset.theme].find((name) => name === "light" || name === "dark");
+    const theme = wanted ?? (dark.matches ? "dark" : "light");
     box.dataset.theme = theme;
     colours.clear();
     ramps.clear();
@@ -854,6 +854,7 @@ function mount(host, data, styles) {
   width = box.clientWidth;
   atOnce(paint);
   dark.addEventListener("change", paint);
+  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // a site's own switch
   new ResizeObserver(() => {
     if (box.clientWidth === width) return;
     width = box.clientWidth;
