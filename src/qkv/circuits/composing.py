@@ -37,7 +37,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
         kind: by what the later head reads.
 
     Returns:
-        (layers, Hq, layers, Hq), float64, between 0 and 1: `[l, h, m, n]` is of head `h` of layer
+        (layers, Hq, layers, Hq), float64, between 0 and 1. `[l, h, m, n]` is of head `h` of layer
         `l`, which writes, and head `n` of layer `m`, which reads; 0 where `m` is not later than
         `l`. Key heads that several query heads share are repeated.
 

@@ -21,7 +21,7 @@ def rollout(trace: Trace) -> Array:
         trace: of one text, with the "pattern" of all layers; of any model, images included.
 
     Returns:
-        (layers, T, T), float64, whose rows sum to 1: `[l, i, j]` is what the vector of place `i`
+        (layers, T, T), float64, whose rows sum to 1. `[l, i, j]` is what the vector of place `i`
         behind layer `l` has of place `j`. The last is that of the whole model.
 
     Raises:
