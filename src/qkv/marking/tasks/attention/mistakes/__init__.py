@@ -5,20 +5,15 @@ are several variants. Because steps are independent, two mistakes together are s
 replacements.
 """
 
-from qkv.marking.tasks.attention.mistakes.core import (
-    BATCHES,
-    LARGE,
-    PROJECTIONS,
-    RESULT,
-    SCALING,
-    SHAPES,
-    SOFTMAX,
-    core,
-)
+from qkv.marking.tasks.attention.mistakes.batches import BATCHES
+from qkv.marking.tasks.attention.mistakes.core import RESULT, core
 from qkv.marking.tasks.attention.mistakes.habits import PER_KEY, WEIGHTS_FIRST
 from qkv.marking.tasks.attention.mistakes.heads import HEADS
 from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
+from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
+from qkv.marking.tasks.attention.mistakes.scores import SCALING, SHAPES
+from qkv.marking.tasks.attention.mistakes.softmax import LARGE, SOFTMAX
 
 __all__ = [
     "BATCHES",
