@@ -590,6 +590,8 @@ WRONG_SCALE = [
     ("scale-after-softmax", lambda q, k, v: plain(q, k, v) / np.sqrt(q.shape[-1])),
     ("scale-value-size", lambda q, k, v: softmax(q @ k.T / np.sqrt(v.shape[-1])) @ v),
     ("scale-wrong", attend(scaled_by(lambda q, k: 1 / 8))),
+    ("key-not-transposed", attend(lambda q, k: q @ k / np.sqrt(q.shape[-1]))),
+    ("key-not-transposed", attend(lambda q, k: np.dot(q, k) / np.sqrt(q.shape[-1]))),
     ("scale-wrong", attend(scaled_by(lambda q, k: -1 / np.sqrt(q.shape[-1])))),
 ]
 
@@ -1031,6 +1033,10 @@ def split_by_reshape(a, heads):
     return a.reshape(*a.shape[:-2], heads, a.shape[-2], -1)
 
 
+def split_of_size(a, heads, size):
+    return a.reshape(*a.shape[:-1], heads, size).swapaxes(-2, -3)
+
+
 def join_by_reshape(a):
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
@@ -1096,6 +1102,11 @@ WRONG_PROJECTIONS = [
     ("heads-scale", in_heads(scale=lambda q, heads: q.shape[-1] * heads)),
     ("heads-not-joined", heads_not_joined),
     ("heads-ignored", heads_left_out),
+    ("heads-size", in_heads(split=lambda a, heads: split_of_size(a, heads, a.shape[-1]))),
+    (
+        "key-not-transposed",
+        lambda x, q, k, v: softmax(x @ q @ (x @ k) / np.sqrt(q.shape[-1])) @ (x @ v),
+    ),
 ]
 
 

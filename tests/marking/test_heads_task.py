@@ -118,6 +118,21 @@ def of_all_heads(q, k):
     return q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1] * q.shape[-3])
 
 
+def split_of_size(a, heads, size):
+    return np.swapaxes(a.reshape(*a.shape[:-1], heads, size), -3, -2)
+
+
+def of_the_size_of_x(x, w_q, w_k, w_v, num_heads):
+    size = x.shape[-1] // num_heads
+    q, k, v = (split_of_size(x @ w, num_heads, size) for w in (w_q, w_k, w_v))
+    return join(softmax(scaled(q, k)) @ v)
+
+
+def projected_without_joining(x, w_q, w_k, w_v, w_o, num_heads):
+    q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
+    return softmax(scaled(q, k)) @ v @ w_o
+
+
 def one_head_alone(x, w_q, w_k, w_v, num_heads):
     return softmax(scaled(x @ w_q, x @ w_k)) @ (x @ w_v)
 
@@ -131,6 +146,10 @@ WRONG = [
         lambda x, w_q, w_k, w_v, num_heads: softmax(scaled(x @ w_q, x @ w_k)) @ x @ w_v,
     ),
     ("heads-scale", heads(scores=of_all_heads)),
+    ("heads-size", heads(split=lambda a, n: split_of_size(a, n, a.shape[-1]))),
+    ("heads-size", of_the_size_of_x),
+    ("key-not-transposed", heads(scores=lambda q, k: q @ k / np.sqrt(q.shape[-1]))),
+    ("heads-not-joined", projected_without_joining),
     ("heads-interleaved", heads(split=in_turn, join=join_in_turn)),
     ("heads-interleaved", heads(split=in_turn)),
     ("heads-join-interleaved", heads(join=join_in_turn)),

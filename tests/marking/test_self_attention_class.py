@@ -5,9 +5,6 @@ import pytest
 
 from qkv import layers
 from qkv.marking import check
-from qkv.marking.tasks.self_attention_class.marker import CASES
-from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
-from qkv.marking.tasks.self_attention_class.steps import RIGHT, compute
 
 TASK = "self-attention-class"
 
@@ -160,6 +157,147 @@ def test_what_it_does_not_take_is_said():
     assert "It takes batches (B, T, D) only" in check(BatchesOnly, task=TASK).message
 
 
+def attended(layer, x, visible):
+    """A right layer's output where words see only some others; zeros where one sees nothing."""
+    q, k, v = (layer.split(x @ w) for w in (layer.w_q, layer.w_k, layer.w_v))
+    scores = np.where(visible, q @ np.swapaxes(k, -1, -2) / layer.size**0.5, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    return layer.join(e / np.where(total, total, 1) @ v) @ layer.w_o
+
+
+def lower(x):
+    return np.tri(x.shape[-2], dtype=bool)
+
+
+class WithMask(SelfAttention):
+    def __call__(self, x, mask=None):
+        return attended(self, x, True if mask is None else mask)
+
+
+class WithMaskRequired(SelfAttention):
+    def __call__(self, x, attention_mask):
+        return attended(self, x, attention_mask)
+
+
+class WithMaskToAdd(SelfAttention):
+    def __call__(self, x, mask=0.0):
+        return attended(self, x, np.broadcast_to(mask > -1, (len(x), len(x))))
+
+
+class WithBoth(SelfAttention):
+    def forward(self, x, attn_mask=None, is_causal=False):
+        visible = np.ones((x.shape[-2],) * 2, dtype=bool) if attn_mask is None else attn_mask
+        return attended(self, x, visible & lower(x) if is_causal else visible)
+
+    __call__ = forward
+
+
+class CausalWhenBuilt(SelfAttention):
+    def __init__(self, embed_dim, num_heads, causal=True):
+        super().__init__(embed_dim, num_heads)
+        self.causal = causal
+
+    def __call__(self, x):
+        return attended(self, x, lower(x) if self.causal else True)
+
+
+class RefusesAMask(SelfAttention):
+    def __call__(self, x, mask=None):
+        if mask is not None:
+            raise NotImplementedError("masks come later")
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    ("right", "tried", "untried"),
+    [
+        (SelfAttention, [], "mask, is_causal"),
+        (WithMask, ["a mask", "a row masked out"], "is_causal"),
+        (WithMaskRequired, ["a mask", "a row masked out"], "is_causal"),
+        (WithMaskToAdd, ["a mask"], "is_causal"),
+        (WithBoth, ["a mask", "a causal mask"], ""),
+        (CausalWhenBuilt, ["a causal mask"], "mask"),
+        (RefusesAMask, [], "is_causal"),
+    ],
+)
+def test_masks_are_tried_where_the_layer_takes_them(right, tried, untried):
+    result = check(right, task=TASK)
+    said = " ".join(result.message.split())
+    assert (result.points, result.fragile, result.conventions) == (10, (), ()), said
+    for what in tried:
+        assert f", {what}" in said
+    assert ("Not tried, since it has no such parameter: " in said) == bool(untried)
+    assert said.endswith(f"no such parameter: {untried}." if untried else ".")
+    assert ("0 and -inf to add" in said) == (right is WithMaskToAdd)
+    assert ("It refuses a mask: NotImplementedError" in said) == (right is RefusesAMask)
+
+
+def masked(visible):
+    def call(self, x, mask=None, is_causal=False):
+        mask = np.ones((x.shape[-2],) * 2, dtype=bool) if mask is None else mask
+        return attended(self, x, visible(mask, lower(x) if is_causal else mask | True))
+
+    return made(__call__=call)
+
+
+def after_softmax(self, x, mask=None):
+    q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
+    weights = softmax(q @ np.swapaxes(k, -1, -2) / self.size**0.5)
+    return self.join(weights * (1 if mask is None else mask) @ v) @ self.w_o
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        (
+            masked(lambda mask, causal: ~mask & causal if not mask.all() else causal),
+            "mask-inverted",
+        ),
+        (masked(lambda mask, causal: causal), "mask-ignored"),
+        (masked(lambda mask, causal: mask.T & causal), "mask-transposed"),
+        (made(__call__=after_softmax), "mask-after-softmax"),
+        (masked(lambda mask, causal: mask), "causal-ignored"),
+        (masked(lambda mask, causal: mask & causal.T), "causal-upper"),
+        (
+            type("A", (CausalWhenBuilt,), {"__call__": lambda self, x: attended(self, x, True)}),
+            "causal-ignored",
+        ),
+        (
+            type(
+                "A", (CausalWhenBuilt,), {"__call__": lambda self, x: attended(self, x, lower(x))}
+            ),
+            "causal-always",
+        ),
+    ],
+)
+def test_a_mistake_of_masks_is_told_by_its_name(wrong, key):
+    result = check(wrong, task=TASK)
+    assert result.mistakes == (key,), str(result)
+    assert result.points == 6
+
+
+def test_a_row_that_sees_nothing_and_gives_nan_is_fragile():
+    class Nan(SelfAttention):
+        def __call__(self, x, mask=None):
+            q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
+            scores = q @ np.swapaxes(k, -1, -2) / self.size**0.5
+            scores = scores if mask is None else np.where(mask, scores, -np.inf)
+            return self.join(softmax(scores) @ v) @ self.w_o
+
+    result = check(Nan, task=TASK)
+    assert (result.points, result.fragile) == (9, ("masked-row-nan",)), str(result)
+
+
+def test_a_layer_that_is_called_with_more_than_words_is_a_type_error():
+    wrong = made(__call__=lambda self, query, key, value: query)
+    with pytest.raises(
+        TypeError, match=r"check: \w+\(x\) is called, but it is .*query, key, value"
+    ):
+        check(wrong, task=TASK)
+
+
 # -- wrong ones -----------------------------------------------------------------------------------
 
 
@@ -233,6 +371,11 @@ def without_w_o(self, rng, width):
     self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, width))
 
 
+def w_o_of_one_head(self, rng, width):
+    self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, width))
+    self.w_o = rng.normal(size=(self.size, width))
+
+
 class PerCall(SelfAttention):
     def __call__(self, x):
         self.draw(np.random.default_rng(), x.shape[-1])
@@ -281,6 +424,16 @@ class ScoresBesideTheOutput(SelfAttention):
             "heads-ignored",
         ),
         (ScoresBesideTheOutput, "weights-wrong"),
+        (
+            made(
+                split=lambda self, a: np.moveaxis(
+                    a.reshape(*a.shape[:-1], self.num_heads, a.shape[-1]), -2, -3
+                )
+            ),
+            "heads-size",
+        ),
+        (made(join=lambda self, a: a[0] if self.num_heads == 1 else a), "heads-not-joined"),
+        (made(draw=w_o_of_one_head), "class-output-size"),
     ],
 )
 def test_a_mistake_is_told_by_its_name(wrong, key):
@@ -393,12 +546,10 @@ def test_a_class_of_other_parameters_is_a_type_error():
         check(type("SelfAttention", (), {"__init__": lambda self, size: None}), task=TASK)
 
 
-def test_no_known_mistake_fails_itself():
-    """One that did would be found wherever a layer raises, whatever it does."""
-    rng = np.random.default_rng(0)
-    for case in CASES:
-        width = case.x.shape[1]
-        case = type(case)(case.x, case.heads, {r: rng.normal(size=(width, width)) for r in "qkvo"})
-        for variant in (variant for one in KNOWN for variant in one.variants):
-            with np.errstate(all="ignore"):
-                assert compute(case, {**RIGHT, **variant}).size
+def test_no_error_of_another_reason_is_taken_for_a_known_mistake():
+    def call(self, x):
+        if self.num_heads > 1:
+            raise ValueError("not yet")
+        return SelfAttention.__call__(self, x)
+
+    assert check(made(__call__=call), task=TASK).mistakes == ("raises",)

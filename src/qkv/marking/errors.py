@@ -27,7 +27,7 @@ _PAIRS = (
     re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"),
 )
 _RESHAPES = (
-    re.compile(r"cannot reshape array of size (?P<size>\d+) into shape \((?P<shape>[-\d, ]+)\)"),
+    re.compile(r"cannot reshape array of size (?P<size>\d+) into shape \((?P<shape>[-\w, ]+)\)"),
     re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)"),
 )
 
@@ -93,7 +93,7 @@ def _apart(shapes: list[list[int]]) -> frozenset[int]:
     return frozenset(found)
 
 
-def alike(error: BaseException, other: BaseException) -> bool:
-    """Do two errors have one reason: the same sizes clash, or the words are the same?"""
-    sizes = clash(error)
+def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
+    """Do two errors have one reason: are their words the same, or do the same sizes clash?"""
+    sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else in_words(error) == in_words(other)

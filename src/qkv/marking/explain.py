@@ -15,12 +15,19 @@ from qkv.marking.outcome import Outcome, close
 Compute = Callable[[Any, Steps], Array]
 
 
-def reproduces(run: Outcome, steps: Steps, compute: Compute) -> bool:
-    """Do these steps give what a call of the function gave, or fail for the same reason?"""
+def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
+    """Do these steps give what a call of the function gave, or fail for the same reason?
+
+    Args:
+        run: the call.
+        steps: how it may have been computed.
+        compute: computes by steps.
+        exactly: an error must have the same words; else the same sizes have to clash.
+    """
     try:
         predicted = compute(run.case, steps)
     except (ValueError, IndexError) as error:  # shapes that do not fit
-        return run.error is not None and alike(error, run.error)
+        return run.error is not None and alike(error, run.error, exactly)
     return run.out is not None and close(run.out, predicted)
 
 
@@ -34,8 +41,13 @@ def explain(
         for (one, first), (other, second) in combinations(each, 2)
         if one != other and not first.keys() & second.keys()
     )
-    for made, variant in chain([([], {})], each, pairs):
-        done = {**steps, **variant}
-        if all(reproduces(run, done, compute) for run in runs):
-            return done, made
+    none: list[tuple[list[Mistake], Steps]] = [([], {})]
+    ways = [(False, chain(none, each, pairs))]
+    if any(run.error is not None for run in runs):  # the same words tell more than the same sizes
+        ways = [(True, chain(none, each)), *ways]
+    for exactly, found in ways:
+        for made, variant in found:
+            done = {**steps, **variant}
+            if all(reproduces(run, done, compute, exactly) for run in runs):
+                return done, made
     return None

@@ -232,4 +232,5 @@ POSITIONS = Task(
     signature="positions(length, dim) -> (length, dim)",
     asks="the sine and the cosine of place / 10000 ** (2i / dim) in columns 2i and 2i + 1",
     mark=_mark,
+    everyday=("positions",),
 )

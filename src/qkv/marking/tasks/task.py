@@ -22,6 +22,7 @@ class Task:
             be called so.
         ways: by which arrays it may be called, the usual one first.
         also: other names, taken only where the task was asked for by its name.
+        everyday: those of `looks_for` that a helper may have, which is no answer to the task.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Task:
     mark: Callable[[Callable[..., Any], str], CheckResult]
     ways: tuple[str, ...] = ("",)
     also: tuple[str, ...] = ()
+    everyday: tuple[str, ...] = ()

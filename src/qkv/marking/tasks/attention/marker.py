@@ -127,12 +127,9 @@ def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) 
         return False
     known = (*mistakes.MASK, *mistakes.HIDING, *more)
     adding = replace(m.call, adds_mask=True, unmasked=0.0)
-    as_bool, added = m.on("a mask"), m.on("a mask", adding)
-    # where(mask, -inf, scores) is inverted, and hides what is -inf too
-    inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
-    if not (inverted and inverted[1]) and m.explains_more(added, as_bool, known):
+    as_bool = m.on("a mask")
+    if adds_its_mask(m, as_bool, m.on("a mask", adding), known):
         m.call = adding
-        m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     elif m.explain(as_bool, known) is None:
         runs = m.on("a mask of keys")
         if all(run.is_right for run in runs):
@@ -143,6 +140,18 @@ def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) 
     m.ask("a row masked out", mistakes.EMPTY, findings.empty_row)
     if batches:
         m.ask("a mask on a batch", may_refuse=True)
+    return True
+
+
+def adds_its_mask(
+    m: Marking, as_bool: list[Outcome], added: list[Outcome], known: Sequence[Mistake]
+) -> bool:
+    """Do fewer mistakes explain what a mask of 0 and -inf gives than what one of bools gives?"""
+    # where(mask, -inf, scores) is inverted, and hides what is -inf too
+    inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
+    if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
+        return False
+    m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     return True
 
 

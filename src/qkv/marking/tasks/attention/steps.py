@@ -36,6 +36,7 @@ def compute(case: Case, steps: Steps) -> Array:
     q, k, v = steps["choose"](*parts)
     all_heads = q.shape[-1]
     if case.heads > 1:
+        q, k, v = (steps["sized"](a, case.heads, width) for a in (q, k, v))
         q, k, v = (steps["split"](a, case.heads) for a in (q, k, v))
     sizes = Sizes(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
     scores = steps["scale"](steps["score"](q, k), sizes)
@@ -99,6 +100,7 @@ RIGHT: Steps = MappingProxyType(
     {
         "project": lambda x, w_q, w_k, w_v: (x @ w_q, x @ w_k, x @ w_v),
         "choose": lambda q, k, v: (q, k, v),
+        "sized": same,
         "split": _split,
         "score": lambda q, k: q @ flip(k),
         "scale": lambda s, n: s / np.sqrt(n.d),

@@ -56,17 +56,14 @@ def _large() -> Call:
     return Call(case.x, parameters)
 
 
-# of attention, but for what fails here and so would explain any function that does
-_ATTENTION = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "weights-returned")
-KNOWN = (*WIRING, *NORMS, *MLPS, *_ATTENTION)
+KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"))
 WORDS = [_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)]
 ONE_HEAD = (
     Group("attention, residuals, norms, MLP", WORDS, KNOWN),
     Group("a word of zeros", [_zeros()], EMPTY),
     Group("scores of 1000", [_large()], LARGE),
 )
-_HEADS = tuple(one for one in HEADS if one.key != "heads-not-joined")  # which w_o cannot follow
-TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], _HEADS)
+TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
 
 # what is as right as LayerNorm and GELU to the last digit
 _RMS: Steps = {"normalize": rms_norm}
@@ -148,4 +145,5 @@ BLOCK = Task(
     " and no mask; parameters has norm1_scale, norm1_shift, w_q, w_k, w_v, w_o, norm2_scale,"
     " norm2_shift, w_in, b_in, w_out, b_out",
     mark=_mark,
+    everyday=("block",),
 )

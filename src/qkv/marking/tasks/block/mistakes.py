@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.mistake import mended, mistake
 from qkv.marking.tasks.attention.steps import same
-from qkv.marking.tasks.block.steps import EPS, Part, layer_norm, mlp_of, pre_norm, rms_norm, sigmoid
+from qkv.marking.tasks.block.steps import EPS, layer_norm, mlp_of, rms_norm, sigmoid
+from qkv.marking.tasks.wiring import (
+    NO_NORM,
+    NO_RESIDUAL,
+    NORM_KEPT,
+    NORMED_STREAM,
+    NORMS_EXCHANGED,
+    ONE_NORM_TWICE,
+    Part,
+    post_norm,
+    wire,
+)
 
 _WIRES = "x = x + attend(norm1(x)); x = x + mlp(norm2(x))"
 _NORM = (
@@ -17,31 +26,6 @@ _NORM = (
     " x = (x - mean) / np.sqrt(var + 1e-5) * scale + shift"
 )
 _MLP = "gelu(x @ w_in + b_in) @ w_out + b_out"
-
-
-def _wire(rule: Callable[[Array, Part, Part, Part, Part], Array]) -> Steps:
-    return {"wire": rule}
-
-
-def _attention_alone(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
-    x = attend(norm1(x))
-    return x + mlp(norm2(x))
-
-
-def _post_norm(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
-    x = norm1(x + attend(x))
-    return norm2(x + mlp(x))
-
-
-def _normed_twice(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
-    x = norm1(x)
-    x = norm2(x + attend(x))
-    return x + mlp(x)
-
-
-def _normed_second(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
-    x = norm2(x + attend(norm1(x)))
-    return x + mlp(x)
 
 
 def _norm_of_part(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
@@ -72,20 +56,14 @@ WIRING = (
             "nothing is added to what was there, around attention or around the MLP: a residual"
             " connection is missing",
             "what the word was before is lost, and only what the part computed is left",
-            _wire(lambda x, attend, mlp, norm1, norm2: mlp(norm2(attend(norm1(x))))),
-            _wire(_attention_alone),
-            _wire(lambda x, attend, mlp, norm1, norm2: mlp(norm2(x + attend(norm1(x))))),
+            *NO_RESIDUAL,
             nudge="Set w_o and w_out to zero: what should come out?",
         ),
         mistake(
             "block-normed-stream",
             "x is replaced by its norm, and the parts are added to that instead of to x",
             "the size of a word vector is lost in each block",
-            _wire(_normed_twice),
-            _wire(
-                lambda x, attend, mlp, norm1, norm2: pre_norm(norm1(x), attend, mlp, same, norm2)
-            ),
-            _wire(_normed_second),
+            *NORMED_STREAM,
             remedy=f"{_WIRES}  # the norm goes into the part alone",
             nudge="Set w_o and w_out to zero: what should come out?",
         ),
@@ -93,22 +71,35 @@ WIRING = (
             "block-from-start",
             "the MLP's part is added to the x from before attention",
             "what attention found reaches the output only through the MLP",
-            _wire(lambda x, attend, mlp, norm1, norm2: x + mlp(norm2(x + attend(norm1(x))))),
+            wire(lambda x, attend, mlp, norm1, norm2: x + mlp(norm2(x + attend(norm1(x))))),
             nudge="Set w_out to zero: what should come out?",
         ),
         mistake(
             "block-mlp-first",
             "the MLP comes before attention",
             "attention reads word vectors that the MLP has changed",
-            _wire(_mlp_before),
+            wire(_mlp_before),
         ),
         mistake(
             "block-no-norm",
             "a norm is missing: attention or the MLP gets x as it is",
             "large word vectors make large scores, and one key takes nearly all the weight",
-            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, same, norm2)),
-            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, norm1, same)),
-            _wire(lambda x, attend, mlp, norm1, norm2: pre_norm(x, attend, mlp, same, same)),
+            *NO_NORM,
+        ),
+        mistake(
+            "block-norm-kept",
+            "the norm that attention read goes into the MLP too: the second norm is missing",
+            "the MLP does not see what attention has added",
+            *NORM_KEPT,
+            nudge="Change norm2_scale: does the output change?",
+        ),
+        mistake(
+            "block-norms-exchanged",
+            "the two norms have changed places: norm2 stands before attention, norm1 before the"
+            " MLP",
+            "each part reads numbers that were scaled for the other",
+            *NORMS_EXCHANGED,
+            nudge="Change each parameter in turn: which part does it reach first?",
         ),
         where="the lines that call attention and the MLP: what goes in, and what is added to what?",
     ),
@@ -118,19 +109,19 @@ WIRING = (
             "block-post-norm",
             "the norm comes after the residual is added, as in the first transformer and in BERT",
             "what the block gives is normed itself",
-            _wire(_post_norm),
+            wire(post_norm),
         ),
         mistake(
             "block-norm-of-part",
             "the norm is taken of what attention and the MLP give, not of what they get",
             "as in OLMo 2; in most models since GPT-2 the norm is of what goes in",
-            _wire(_norm_of_part),
+            wire(_norm_of_part),
         ),
         mistake(
             "block-parallel",
             "attention and the MLP stand side by side and read the same x",
             "as in GPT-J; in most models the MLP reads what attention has added to",
-            _wire(lambda x, attend, mlp, norm1, norm2: x + attend(norm1(x)) + mlp(norm2(x))),
+            wire(lambda x, attend, mlp, norm1, norm2: x + attend(norm1(x)) + mlp(norm2(x))),
         ),
         where="the lines that call attention and the MLP: where does the norm stand?",
         kind="convention",
@@ -196,9 +187,10 @@ NORMS = mended(
     ),
     mistake(
         "norm-shared",
-        "the second norm uses the scale and shift of the first",
-        "norm2_scale and norm2_shift make no difference",
-        {"second_norm": lambda p: (p["norm1_scale"], p["norm1_shift"])},
+        "one norm is used twice: norm1 in place of norm2, or the other way round",
+        "two of norm1_scale, norm1_shift, norm2_scale and norm2_shift make no difference",
+        *ONE_NORM_TWICE,
+        where="the names of the parameters that each norm is given",
         remedy='norm(x, parameters["norm2_scale"], parameters["norm2_shift"])',
         nudge="Change each parameter in turn: does every one of them make a difference?",
     ),

@@ -7,7 +7,7 @@ Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), B
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import compute as attention
+from qkv.marking.tasks.wiring import Part, pre_norm
 
 EPS = 1e-5
 
@@ -53,8 +54,7 @@ def compute(case: Call, steps: Steps) -> Array:
         return _norm(x, p["norm1_scale"], p["norm1_shift"], steps)
 
     def norm2(x: Array) -> Array:
-        scale, shift = steps["second_norm"](p)
-        return _norm(x, scale, shift, steps)
+        return _norm(x, p["norm2_scale"], p["norm2_shift"], steps)
 
     def mlp(x: Array) -> Array:
         out: Array = steps["mlp"](x, p, steps["activation"])
@@ -68,15 +68,6 @@ def _norm(x: Array, scale: Array, shift: Array, steps: Steps) -> Array:
     """Each word vector at one size, then times scale and plus shift."""
     out: Array = steps["affine"](steps["normalize"](x), scale, shift)
     return out
-
-
-Part = Callable[[Array], Array]
-
-
-def pre_norm(x: Array, attend: Part, mlp: Part, norm1: Part, norm2: Part) -> Array:
-    """Each part reads the norm of x, and is added to x."""
-    x = x + attend(norm1(x))
-    return x + mlp(norm2(x))
 
 
 def layer_norm(x: Array, axis: Any = -1, ddof: int = 0, eps: float = EPS) -> Array:
@@ -128,7 +119,6 @@ RIGHT: Steps = MappingProxyType(
         "wire": pre_norm,
         "normalize": layer_norm,
         "affine": lambda x, scale, shift: x * scale + shift,
-        "second_norm": lambda p: (p["norm2_scale"], p["norm2_shift"]),
         "mlp": mlp_of,
         "activation": gelu,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,31 +13,61 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking import findings
 from qkv.marking.engine import Group, Marking
-from qkv.marking.errors import in_words
-from qkv.marking.findings import Finding, changed_inputs
+from qkv.marking.findings import Finding, changed_inputs, of_mistake, told
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import mistakes as attention
-from qkv.marking.tasks.decoder.mistakes import HEADS, LAST, PARTS, ROTARY
-from qkv.marking.tasks.decoder.steps import RIGHT, Text, compute, greedy, small_model
+from qkv.marking.tasks.decoder.mistakes import (
+    ENDS,
+    HEADS,
+    LAST,
+    LAST_ROW,
+    LAYER,
+    ROTARY,
+    TRANSPOSED,
+    UNTIED,
+)
+from qkv.marking.tasks.decoder.steps import (
+    CONFIG,
+    RIGHT,
+    Text,
+    compute,
+    greedy,
+    small_model,
+)
 from qkv.marking.tasks.task import Task
 
-# of attention, what does not fail where there are heads, and key heads are shared
-_SOFTMAX = tuple(one for one in attention.SOFTMAX if one.key != "softmax-keepdims")
+# of attention, what is no other thing where key heads are shared
 _SPLITTING = tuple(
     replace(one, variants=one.variants[:2])
     for one in attention.HEADS
-    if one.key in ("heads-reshape", "heads-join", "heads-scale")
+    if one.key in ("heads-reshape", "heads-join", "heads-not-joined", "heads-scale")
 )
-KNOWN = (*ROTARY, *HEADS, *PARTS, *_SOFTMAX, *attention.SCALING, *_SPLITTING)
+KNOWN = (
+    *ROTARY,
+    *HEADS,
+    *LAYER,
+    *ENDS,
+    *TRANSPOSED,
+    *attention.SOFTMAX,
+    *attention.SCORES,
+    *attention.SCALING,
+    *_SPLITTING,
+)
 # one word has nobody else to attend to; of two the second knows a distance
 TEXTS = [Text(np.array(ids)) for ids in ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])]
+_IDS = ([3], [3, 5], [12, 4, 2])
+ANOTHER_MODEL = Group(
+    "a model of other sizes, with lm_head.weight of its own",
+    [Text(np.array(ids), tied=False) for ids in _IDS],
+    UNTIED,
+)
 WRITTEN = Group("words written one after the other", [Text(np.array([2, 9]), write=8)])
 
 
 class _Decoding:
-    """Somebody's decoder, called with the small model's weights and config.
+    """Somebody's decoder, called with a small model's weights and config.
 
     Args:
         decoder: the function.
@@ -43,24 +75,24 @@ class _Decoding:
 
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
-        self.weights, self.config = small_model()
         self.batched = False  # it takes ids (1, T) only
 
     def __call__(self, case: Text) -> Any:
         """What it returns for the ids of a case, or the words that it writes."""
         if case.write:
-            return greedy(case.ids, case.write, self._rows)
-        returned = self._returned(case.ids)
+            return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
+        returned = self._returned(case.ids, case.tied)
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
-    def _returned(self, ids: Array) -> Any:
-        weights = {name: a.copy() for name, a in self.weights.items()}
-        return self.decoder(ids[None] if self.batched else ids, weights, dict(self.config))
+    def _returned(self, ids: Array, tied: bool) -> Any:
+        weights, config = small_model(tied)
+        weights = {name: a.copy() for name, a in weights.items()}
+        return self.decoder(ids[None] if self.batched else ids, weights, dict(config))
 
-    def _rows(self, ids: Array) -> Array:
+    def _rows(self, ids: Array, tied: bool) -> Array:
         """Its logits as rows, of which the last is for the word to come."""
-        logits = numbers(self._returned(ids))
+        logits = numbers(self._returned(ids, tied))
         if logits is None:
             raise TypeError("it returned no logits")
         return np.atleast_2d(_without_batch(logits))
@@ -71,20 +103,31 @@ def _without_batch(logits: Array) -> Array:
     return logits[0] if logits.ndim == 3 and len(logits) == 1 else logits
 
 
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
 def _fails(wrong: Outcome) -> Finding | None:
-    """A product whose shapes do not fit is nearly always one with a weight that is (out, in)."""
-    error = in_words(wrong.error).lower()
-    if wrong.error is None or not ("matmul" in error or "not aligned" in error):
+    """A name that is in neither weights nor config."""
+    if not isinstance(wrong.error, KeyError):
         return None
-    return Finding(
-        "decoder-transposed",
-        "a matrix product fails; the weights of these files are (out, in)",
-        in_words(wrong.error),
-        "q = x @ q_proj.T  # (T, in) @ (in, out); logits = x @ embed_tokens.T",
-        nudge="Print the shapes of both sides of the product that fails.",
-        where="the products with weights of the file",
-        run=wrong,
-    )
+    weights, config = small_model(wrong.case.tied)
+    name = str(wrong.error.args[0] if wrong.error.args else "")
+    key, says = "decoder-no-such-name", f"it asks for {name!r}, which this model has not"
+    where, remedy = "the names of the weights, and of what is read from config", ""
+    parts = {one.partition(".")[2].partition(".")[2].partition(".")[2] for one in weights}
+    number = _LAYER.search(name)
+    if "lm_head" in name:
+        key = "decoder-no-head"
+        remedy = 'head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])'
+    elif number or {name, f"{name}.weight"} & parts:
+        key = "decoder-layers"
+        says += f": it has {config['num_hidden_layers']} layers"
+        remedy = 'for layer in range(config["num_hidden_layers"]): ...'
+    elif near := difflib.get_close_matches(name, [*weights, *config], 1):
+        remedy = near[0]
+    nudge = "Print the names of the weights, and config."
+    shows = told(wrong)
+    return Finding(key, says, shows, remedy, nudge=nudge, where=where, run=wrong)
 
 
 class DecoderMarking(Marking):
@@ -106,7 +149,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     def run(case: Text, steps: Any = RIGHT) -> Outcome:
         return outcome(case, call, compute(case, steps))
 
-    limits, known, right = [], KNOWN, RIGHT
+    limits, known, right, habit = [], KNOWN, RIGHT, False
     if run(TEXTS[1]).error is not None:
         call.batched = True
         if run(TEXTS[1]).error is None:
@@ -114,8 +157,8 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         else:
             call.batched = False
     out = run(TEXTS[1]).out
-    if out is not None and out.shape == (call.config["vocab_size"],):
-        limits.append("It gives the logits after the last word alone.")
+    if out is not None and out.shape == (CONFIG["vocab_size"],):
+        habit = True
         known, right = (*KNOWN, *LAST), {**RIGHT, "rows": lambda logits: logits[-1]}
     m = DecoderMarking(
         "decoder",
@@ -126,12 +169,16 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         returns="return logits  # (T, V)",
     )
     m.limits += limits
+    if habit:
+        m.find(of_mistake(LAST_ROW, run(TEXTS[1], right)))
     m.first_call(TEXTS[0])
     if m.wrong:
         return m.result()
     m.test(Group("logits", TEXTS, known, _fails))
     if not m.wrong:
         m.test(WRITTEN)
+    if not m.wrong:
+        m.test(ANOTHER_MODEL)
     if not m.wrong:
         m.find(changed_inputs(m.runs))
     return m.result()
@@ -142,6 +189,8 @@ DECODER = Task(
     looks_for=("decoder", "my_decoder"),
     signature="decoder(ids, weights, config) -> logits (T, V)",
     asks="the logits after each of the ids (T,), by the weights of a file as Llama has them, each"
-    " (out, in) under its name there, and config.json as a dict",
+    " (out, in) under its name there, and config.json as a dict; where there is no lm_head.weight"
+    " the table of embeddings makes the logits",
     mark=_mark,
+    everyday=("decoder",),
 )

@@ -18,6 +18,7 @@ from qkv.arrays import Array
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
+from qkv.marking.tasks.wiring import pre_norm
 
 CONFIG: Mapping[str, Any] = MappingProxyType(
     {
@@ -37,16 +38,36 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
+# another one, whose every number is another, and which has a matrix of its own for the logits
+UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
+    {
+        **CONFIG,
+        "vocab_size": 13,
+        "intermediate_size": 20,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "rms_norm_eps": 1e-4,
+        "rope_theta": 2000.0,
+        "tie_word_embeddings": False,
+    }
+)
+
 
 @cache
-def small_model() -> tuple[dict[str, Array], dict[str, Any]]:
+def small_model(tied: bool = True) -> tuple[dict[str, Array], dict[str, Any]]:
     """The weights, by their names in a file and (out, in), and the config of a small Llama.
+
+    Args:
+        tied: the logits are made with the table of embeddings; else there is `lm_head.weight`.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
     (12, 24)
+    >>> small_model(tied=False)[0]["lm_head.weight"].shape
+    (13, 24)
     """
-    config = dict(CONFIG)
+    config = dict(CONFIG if tied else UNTIED_CONFIG)
     rng = np.random.default_rng(0)
     width, wide = config["hidden_size"], config["intermediate_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -68,6 +89,8 @@ def small_model() -> tuple[dict[str, Array], dict[str, Any]]:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{before}{norm}.weight"] = rng.uniform(0.5, 1.5, width)
     weights["model.norm.weight"] = rng.uniform(0.5, 1.5, width)
+    if not tied:
+        weights["lm_head.weight"] = rng.normal(size=embed.shape)
     return weights, config
 
 
@@ -78,17 +101,20 @@ class Text:
     Attributes:
         ids: of the words given.
         write: how many words are to be written after them; with 0 the logits are asked for.
+        tied: for which of the two small models.
     """
 
     ids: Array
     write: int = 0
+    tied: bool = True
 
     def shown(self) -> dict[str, Any]:
         """What a learner needs to make this call by hand."""
         written = {"words to write": self.write} if self.write else {}
         return {
             "ids": self.ids,
-            "weights, config": "qkv.marking.tasks.decoder.small_model()",
+            "weights, config": "qkv.marking.tasks.decoder.small_model"
+            f"({'' if self.tied else 'tied=False'})",
         } | written
 
 
@@ -102,23 +128,25 @@ def greedy(ids: Array, count: int, logits: Callable[[Array], Array]) -> Array:
 def compute(case: Text, steps: Steps) -> Array:
     """The logits of the word after each place, (T, V), or the ids of the words written."""
     if case.write:
-        return greedy(case.ids, case.write, lambda ids: _logits(ids, steps))
-    out: Array = steps["rows"](_logits(case.ids, steps))
+        return greedy(case.ids, case.write, lambda ids: _logits(ids, case.tied, steps))
+    out: Array = steps["rows"](_logits(case.ids, case.tied, steps))
     return out
 
 
-def _logits(ids: Array, steps: Steps) -> Array:
-    """The logits of the small model, (T, V)."""
-    w, config = small_model()
-    embed = w["model.embed_tokens.weight"]
-    x = steps["embed"](embed, ids)  # (T, D)
+def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
+    """The logits of a small model, (T, V)."""
+    w, config = small_model(tied)
+    table = w["model.embed_tokens.weight"]
+    table, head = steps["tables"](table, w.get("lm_head.weight", table))
+    eps = config["rms_norm_eps"]
+    x = steps["embed"](table, ids)  # (T, D)
     for layer in steps["layers"](config["num_hidden_layers"]):
         before = f"model.layers.{layer}."
         names = [name for name in w if name.startswith(before)]
         p = {name.removeprefix(before).removesuffix(".weight"): w[name] for name in names}
         x = _block(x, p, config, steps)
-    x = steps["final_norm"](x, lambda x: _norm(x, w["model.norm.weight"], steps))
-    out: Array = steps["head"](x, embed)  # (T, V)
+    x = steps["final_norm"](x, lambda x: _norm(x, w["model.norm.weight"], eps, steps))
+    out: Array = steps["head"](x, head)  # (T, V)
     return out
 
 
@@ -126,41 +154,49 @@ def _block(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: S
     """One layer: attention, then the MLP, each added to what was there."""
 
     def norm1(x: Array) -> Array:
-        return _norm(x, p["input_layernorm"], steps)
+        return _norm(x, p["input_layernorm"], config["rms_norm_eps"], steps)
 
     def norm2(x: Array) -> Array:
-        return _norm(x, p["post_attention_layernorm"], steps)
+        return _norm(x, p["post_attention_layernorm"], config["rms_norm_eps"], steps)
 
     def attend(x: Array) -> Array:
         return _attend(x, p, config, steps)
 
     def mlp(x: Array) -> Array:
-        gate, up = x @ p["mlp.gate_proj"].T, x @ p["mlp.up_proj"].T
-        out: Array = steps["gate"](gate, up) @ p["mlp.down_proj"].T
+        gate, up = (steps["linear"](x, p[f"mlp.{n}_proj"], f"{n}_proj") for n in ("gate", "up"))
+        out: Array = steps["linear"](steps["gate"](gate, up), p["mlp.down_proj"], "down_proj")
         return out
 
     out: Array = steps["wire"](x, attend, mlp, norm1, norm2)
     return out
 
 
-def _norm(x: Array, weight: Array, steps: Steps) -> Array:
-    out: Array = steps["norm_weight"](steps["normalize"](x), weight)
+def _norm(x: Array, weight: Array, eps: float, steps: Steps) -> Array:
+    out: Array = steps["norm_weight"](steps["normalize"](x, eps), weight)
     return out
 
 
 def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
     """All heads' attention, joined and projected, (T, D)."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    q, k, v = (x @ p[f"self_attn.{name}_proj"].T for name in "qkv")
-    q, k, v = (steps["split"](a, n) for a, n in ((q, heads), (k, groups), (v, groups)))
-    q, k, v = steps["rotates"](q, k, v, lambda a: _rotated(a, config, steps))
+
+    def split(*qkv: Array) -> tuple[Array, ...]:
+        h, g = steps["counts"](heads, groups)
+        return tuple(steps["split"](a, n) for a, n in zip(qkv, (h, g, g), strict=True))
+
+    def rotate(*qkv: Array) -> tuple[Array, ...]:
+        return tuple(steps["rotates"](*qkv, lambda a: _rotated(a, config, steps)))
+
+    q, k, v = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
+    q, k, v = steps["in_order"](split, rotate, q, k, v)
     k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (Hq, T, d)
     sizes = Sizes(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
     i, j = np.arange(len(x))[:, None], np.arange(len(x))
     scores = np.where(steps["sees"](i, j), scores, -np.inf)
     weights = steps["normalise"](steps["exp"](steps["shift"](scores)))
-    out: Array = steps["join"](steps["weigh"](weights, v, sizes)) @ p["self_attn.o_proj"].T
+    joined = steps["join"](steps["weigh"](weights, v, sizes))
+    out: Array = steps["linear"](joined, p["self_attn.o_proj"], "o_proj")
     return out
 
 
@@ -196,7 +232,7 @@ def joined_neighbours(first: Array, second: Array) -> Array:
     return both.reshape(*both.shape[:-2], -1)
 
 
-def rms_norm(x: Array, eps: float = CONFIG["rms_norm_eps"]) -> Array:
+def rms_norm(x: Array, eps: float) -> Array:
     """A mean square of 1."""
     out: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
     return out
@@ -208,16 +244,13 @@ def silu(x: Array) -> Array:
     return out
 
 
-def pre_norm(x: Array, attend: Any, mlp: Any, norm1: Any, norm2: Any) -> Array:
-    """Each part reads the norm of x, and is added to x."""
-    x = x + attend(norm1(x))
-    out: Array = x + mlp(norm2(x))
-    return out
-
-
 RIGHT: Steps = MappingProxyType(
     {
         **ATTENTION,
+        "tables": lambda embeddings, head: (embeddings, head),
+        "linear": lambda x, weight, name: x @ weight.T,
+        "counts": lambda heads, groups: (heads, groups),
+        "in_order": lambda split, rotate, *qkv: rotate(*split(*qkv)),
         "embed": lambda table, ids: table[ids],
         "layers": range,
         "wire": pre_norm,
@@ -232,7 +265,7 @@ RIGHT: Steps = MappingProxyType(
         "sees": lambda i, j: j <= i,
         "gate": lambda gate, up: silu(gate) * up,
         "final_norm": lambda x, norm: norm(x),
-        "head": lambda x, embed: x @ embed.T,
+        "head": lambda x, table: x @ table.T,
         "rows": lambda logits: logits,
     }
 )

@@ -15,7 +15,12 @@ from qkv.marking.tasks.attention import findings
 from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.attention.inputs import CORE, Case, drawn
 from qkv.marking.tasks.attention.learner import learner
-from qkv.marking.tasks.attention.marker import AttentionMarking, first_calls, takes_batches
+from qkv.marking.tasks.attention.marker import (
+    AttentionMarking,
+    adds_its_mask,
+    first_calls,
+    takes_batches,
+)
 from qkv.marking.tasks.heads import mistakes
 from qkv.marking.tasks.task import Task
 
@@ -80,7 +85,7 @@ def _try_mask(m: AttentionMarking) -> None:
     )
     known = (*attention.MASK, *attention.HIDING)
     as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
-    if m.explains_more(m.run([masked], adding), as_bool, known):
+    if adds_its_mask(m, as_bool, m.run([masked], adding), known):
         m.call = adding
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 

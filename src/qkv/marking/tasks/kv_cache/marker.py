@@ -41,16 +41,12 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
-# of attention, but for what fails here and so would explain any function that does
-_FAILING = ("weights-returned", "weights-transposed", "no-projection", "projection-transposed")
-_ATTENTION = tuple(one for one in core("x,w_q,w_k,w_v") if one.key not in _FAILING)
-
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
 GROUPS = (
     Group(
         "one word at a time",
         WORD_BY_WORD,
-        (*CACHING, *MASKING, *_ATTENTION),
+        (*CACHING, *MASKING, *core("x,w_q,w_k,w_v")),
     ),
     Group("a prompt and then single words", _cases(20, (2, 1), (3, 1, 1)), MASKING),
     Group("several words after others", _cases(30, (1, 2), (2, 2), (1, 3, 2)), MASKING),
@@ -214,4 +210,5 @@ KV_CACHE = Task(
     asks="causal attention of the n new words x (n, D), given what earlier calls kept (None at"
     " first); out (n, dv); optional: positions (N, D), of which a row is added to each word",
     mark=_mark,
+    everyday=("step",),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
-from qkv.marking.tasks.kv_cache.steps import Kept
+from qkv.marking.tasks.kv_cache.steps import Kept, after
 
 
 def _before(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
@@ -17,6 +17,11 @@ def _before(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
 def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
     """The new rows after those that are kept, and once more."""
     return np.concatenate([kept.key, k, k]), np.concatenate([kept.value, v, v])
+
+
+def _twice_at_first(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    """The new rows are the first cache too, and come after it."""
+    return after(kept if len(kept.key) else Kept(k, v), k, v)
 
 
 def _only_new(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
@@ -69,6 +74,15 @@ CACHING = (
         remedy=f"{_KEEP}; return out, (k, v)  # joined once",
         nudge="How many rows has the cache after three calls of one word each?",
         where="the lines that append to the cache: there are two of them",
+    ),
+    mistake(
+        "cache-twice-at-first",
+        "the first call puts its keys and values into the cache, and then behind themselves",
+        "the words of the first call count twice; with cache None there is nothing in front",
+        {"reads": _twice_at_first, "keeps": _twice_at_first},
+        remedy="if cache is not None: k, v = np.concatenate([cache[0], k]), ...",
+        nudge="How many rows has the cache after a first call of one word?",
+        where="the line that makes the first cache",
     ),
     mistake(
         "cache-late",

@@ -14,16 +14,15 @@ from qkv.marking.explain import explain
 from qkv.marking.findings import Finding, changed_inputs, nothing_done, raises
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome, differ, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import second_output
 from qkv.marking.tasks.attention.mistakes import BATCHES, LARGE
 from qkv.marking.tasks.self_attention_class import mistakes
+from qkv.marking.tasks.self_attention_class.layers import Layers
+from qkv.marking.tasks.self_attention_class.masks import try_masks
 from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
 from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attention, compute
-from qkv.marking.tasks.self_attention_class.weights import Projections, projections
 from qkv.marking.tasks.task import Task
-from qkv.marking.tensors import as_tensors
 
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3))  # tokens, embed_dim, num_heads
 
@@ -51,62 +50,19 @@ def _told(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> 
     return _Told(**vars(one), run=run, more=more or {})
 
 
-class _Layers:
-    """Layers of somebody's class: one for each pair of sizes, built when it is first asked for."""
-
-    def __init__(self, built: Callable[..., Any]) -> None:
-        self.built = built
-        self.layers: dict[tuple[int, int], Any] = {}
-        self.batched = False  # it takes x (1, T, D) only
-
-    def of(self, embed_dim: int, heads: int) -> Any:
-        """The layer of these sizes."""
-        sizes = embed_dim, heads
-        if sizes not in self.layers:
-            layer = self.built(*sizes)
-            if hasattr(layer, "state_dict"):  # torch: without dropout, and as exact as arrays
-                layer = layer.eval().double()
-            self.layers[sizes] = layer
-        return self.layers[sizes]
-
-    def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Reads the weights of a case's layer as (in, out), or flipped as (out, in)."""
-        return lambda flipped: projections(self.of(*case.built_with), *case.built_with, flipped)
-
-    def __call__(self, case: Call) -> Any:
-        """What the layer of a case returns for its words."""
-        layer = self.of(*case.built_with)
-        x = case.x[None] if self.batched and case.x.ndim == 2 else case.x
-        if hasattr(layer, "state_dict"):
-            x = as_tensors(x)
-        returned = layer(x) if callable(layer) else layer.forward(x)
-        if not self.batched or case.x.ndim > 2:
-            return returned
-        if isinstance(returned, tuple):
-            return tuple(one if one is None else one[0] for one in returned)
-        return returned[0]
-
-
-def _ways(layers: _Layers, cases: list[Call]) -> list[list[Call]]:
+def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
     """The cases with the weights of their layers, in each way to read them that fits them all."""
-    ways: list[list[Call]] = []
+    ways = {}
     for flipped in (False, True):
-        found = [layers.read(case)(flipped) for case in cases]
-        if all(one is not None for one in found):
-            ways.append([_with(case, one) for case, one in zip(cases, found, strict=True) if one])
+        found = [layers.weighed(case, flipped) for case in cases]
+        if None not in found:
+            ways[flipped] = [case for case in found if case is not None]
     return ways
-
-
-def _with(case: Call, read: Projections) -> Call:
-    """A case with the weights of its layer; where there is no W_O it changes nothing."""
-    width = read.matrices["v"].shape[1]
-    return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
 
 
 def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     """Mark a class."""
-    options_of(built, ("embed_dim", "num_heads"), {})
-    layers = _Layers(built)
+    layers = Layers(built)
 
     def run(case: Call) -> Outcome:
         return outcome(case, layers, compute(case, RIGHT))
@@ -120,6 +76,8 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         returns="return out  # (T, embed_dim)",
     )
     first = run(CASES[0])
+    if first.error is not None and str(first.error).startswith("check: "):
+        raise first.error  # its call must be given something else
     if first.error is not None:
         layers.batched = True
         if run(CASES[0]).error is None:
@@ -139,7 +97,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         return m.result()
     ways = _ways(layers, CASES)
     if ways:
-        _by_weights(m, layers, _best(m, ways))
+        _by_weights(m, layers, *_best(m, ways))
     else:
         _by_symmetries(m)
     if m.steps is None:
@@ -151,17 +109,30 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-def _best(m: Marking, ways: list[list[Call]]) -> list[Call]:
+def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
     """The way to read the weights by which the layer is right, or wrong by one mistake."""
+    fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
+    if not fitting:
+        return next(iter(ways.items()))
     for known in ((), *([one] for one in KNOWN)):
-        for cases in ways:
+        for way, cases in fitting.items():
             if explain(m.run(cases), RIGHT, known, compute) is not None:
-                return cases
-    return ways[0]
+                return way, cases
+    return next(iter(fitting.items()))
 
 
-def _by_weights(m: Marking, layers: _Layers, cases: list[Call]) -> None:
+def _clashes(case: Call) -> bool:
+    """Has W_O another number of rows than the joined heads have numbers?"""
+    w = case.matrices or {}
+    return bool(len(w["o"]) != w["v"].shape[1])
+
+
+def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) -> None:
     """Is the output what the formula makes of the layer's own weights, and are they its own?"""
+    clashing = next((case for case in cases if _clashes(case)), None)
+    if clashing is not None:
+        _output_size(m, layers, cases, clashing)
+        return
     m.test(Group("one head and several", cases, KNOWN))
     if m.steps is None:
         return
@@ -177,9 +148,20 @@ def _by_weights(m: Marking, layers: _Layers, cases: list[Call]) -> None:
         m.test(Group("a batch", [batch], BATCHES))
     else:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+    try_masks(m, layers, cases[1:], flipped)
 
 
-def _of_weights(layers: _Layers, case: Call) -> Iterator[Mistake]:
+def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
+    """W_O does not fit the joined heads, which is no matter where there is one head."""
+    fitting = [case for case in cases if not _clashes(case)]
+    if fitting:
+        m.test(Group("one head", fitting, KNOWN))
+    run = outcome(clashing, layers, np.zeros(0))
+    m.find(_told(mistakes.OUTPUT_SIZE, run))
+    m.steps = None
+
+
+def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
     """What is wrong with the weights of a layer of two heads, whatever it does with them."""
     found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = found.matrices
@@ -223,6 +205,7 @@ def _by_symmetries(m: Marking) -> None:
             m.find(_told(mistakes.ALONE, run))
             return
     m.tried.append("shapes, and the order of words")
+    m.explained = True
     m.find(_told(mistakes.HIDDEN, m.call(CASES[0])))
 
 

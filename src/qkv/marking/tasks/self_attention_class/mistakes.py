@@ -8,9 +8,6 @@ from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, mended, mistake
 from qkv.marking.tasks.attention import mistakes as attention
 
-# of attention, but for what fails here and so would explain any layer that does
-_FAILING = ("weights-returned", "heads-not-joined")
-
 _OUT = "out = np.swapaxes(out, 0, 1).reshape(T, embed_dim) @ self.w_o"
 _DRAWN = "self.w_q = rng.normal(size=(embed_dim, embed_dim)) / embed_dim**0.5"
 
@@ -72,11 +69,7 @@ LAYER = (
         kind="convention",
     ),
 )
-KNOWN = tuple(
-    one
-    for one in (*LAYER, *attention.HEADS, *attention.core("x,w_q,w_k,w_v"))
-    if one.key not in _FAILING
-)
+KNOWN = (*LAYER, *attention.HEADS, *attention.core("x,w_q,w_k,w_v"))
 
 # what is found in the weights themselves, or in how the layer is built
 
@@ -121,6 +114,14 @@ SLICES = Mistake(
     where="the order of two steps: the projection and the split into heads",
 )
 NO_OUTPUT = LAYER[0]
+OUTPUT_SIZE = Mistake(
+    "class-output-size",
+    "W_O has another number of rows than the heads, joined, have numbers",
+    "the last product fails as soon as there are two heads, or W_O is used on each head alone",
+    "self.w_o = rng.normal(size=(embed_dim, embed_dim)) / embed_dim**0.5",
+    nudge="Print the shape of the joined heads, and that of w_o.",
+    where="the line that makes w_o, or the heads, which have to be joined before",
+)
 PER_CALL = Mistake(
     "class-weights-per-call",
     "two calls with the same x differ: the weights are drawn in the call",

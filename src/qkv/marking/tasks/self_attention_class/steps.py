@@ -25,12 +25,16 @@ class Call:
         heads: how many heads the layer is built with.
         matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role, once they were read.
         biases: by role, where there are any.
+        mask: where a word may attend to another, (T, T), True = may.
+        causal: is a causal mask asked for?
     """
 
     x: Array
     heads: int
     matrices: Mapping[str, Array] | None = None
     biases: Mapping[str, Array] | None = None
+    mask: Array | None = None
+    causal: bool = False
 
     @property
     def built_with(self) -> tuple[int, int]:
@@ -43,7 +47,9 @@ class Call:
         read = {f"w_{role}": matrices[role] for role in "qkvo" if role in matrices}
         read |= {f"b_{role}": biases[role] for role in "qkvo" if role in biases}
         layer = f"SelfAttention({self.x.shape[-1]}, {self.heads})"
-        return {"layer": layer, "x": self.x, **read}
+        masks = {"mask": self.mask, "is_causal": self.causal or None}
+        given = {name: it for name, it in masks.items() if it is not None}
+        return {"layer": layer, "x": self.x, **given, **read}
 
 
 def as_attention(case: Call) -> Case:
@@ -58,7 +64,7 @@ def as_attention(case: Call) -> Case:
         for role in "qkv":
             w = matrices[role]
             arrays[f"w_{role}"] = np.vstack([w, biases.get(role, np.zeros(w.shape[1]))])
-    return Case({"x": x, **arrays}, heads=case.heads)
+    return Case({"x": x, **arrays}, case.mask, case.causal, heads=case.heads)
 
 
 def compute(case: Call, steps: Steps) -> Array:

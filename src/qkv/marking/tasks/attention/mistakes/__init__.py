@@ -12,7 +12,7 @@ from qkv.marking.tasks.attention.mistakes.heads import HEADS
 from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
-from qkv.marking.tasks.attention.mistakes.scores import SCALING, SHAPES
+from qkv.marking.tasks.attention.mistakes.scores import SCALING, SCORES, SHAPES
 from qkv.marking.tasks.attention.mistakes.softmax import LARGE, SOFTMAX
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "RESULT",
     "SCALE",
     "SCALING",
+    "SCORES",
     "SHAPES",
     "SOFTMAX",
     "WEIGHTS_FIRST",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.marking.mistake import Mistake, mended, mistake
 from qkv.marking.tasks.attention.mistakes.lines import CONTEXT
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS, mixed
-from qkv.marking.tasks.attention.mistakes.scores import SCALING
+from qkv.marking.tasks.attention.mistakes.scores import SCALING, SCORES
 from qkv.marking.tasks.attention.mistakes.softmax import SOFTMAX
 from qkv.marking.tasks.attention.steps import flip
 
@@ -40,4 +40,4 @@ RESULT = mended(
 def core(signature: str) -> tuple[Mistake, ...]:
     """The mistakes that show without masks, heads or odd inputs."""
     of_projections = () if signature == "qkv" else PROJECTIONS
-    return (*SOFTMAX, *SCALING, *RESULT, *of_projections, *mixed(signature))
+    return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature))

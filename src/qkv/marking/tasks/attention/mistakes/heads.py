@@ -25,8 +25,24 @@ def _rejoin(a: Array) -> Array:
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 
+def _of_size(a: Array, heads: int, size: int) -> Array:
+    """(..., T, H * d) as it is; a ValueError where d is not this size."""
+    return a.reshape(*a.shape[:-1], heads, size).reshape(a.shape)
+
+
 HEADS = mended(
     _SPLIT,
+    mistake(
+        "heads-size",
+        "the size of a head is another than that of the projections: d = w_q.shape[-1] //"
+        " num_heads",
+        "it fails where x is not as wide as the queries, or as soon as there are two heads",
+        {"sized": lambda a, heads, width: _of_size(a, heads, a.shape[-1])},
+        {"sized": lambda a, heads, width: _of_size(a, heads, width // heads)},
+        {"sized": lambda a, heads, width: _of_size(a, heads, width)},
+        nudge="Which numbers does the reshape get, and what is their product?",
+        where="the reshape that splits the heads: what is d?",
+    ),
     mistake(
         "heads-reshape",
         "the heads are split by a reshape without the transpose",

@@ -1,4 +1,4 @@
-"""The ways to get the scores wrong: what they are divided by, and when."""
+"""The ways to get the scores wrong: the product, what it is divided by, and when."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import numpy as np
 from qkv.marking.mistake import mended, mistake
 from qkv.marking.tasks.attention.mistakes.lines import SCALE
 from qkv.marking.tasks.attention.steps import same
+
+SCORES = (
+    mistake(
+        "key-not-transposed",
+        "the keys are not transposed: q @ k.T has a score for each query and key, q @ k has not",
+        "it fails where there are not as many keys as numbers in a key, and is silently wrong where"
+        " there are",
+        {"score": lambda q, k: q @ k},
+        remedy=SCALE,
+        nudge="Print the shapes of q and k: which two sizes meet in the product?",
+        where="the product of queries and keys",
+    ),
+)
 
 SCALING = mended(
     SCALE,
