@@ -70,7 +70,7 @@ class CheckResult:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return self.text()
+        return f"{self.text()}\n\n{self.points} of 10 points"
 
     __repr__ = __str__
 
