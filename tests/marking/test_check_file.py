@@ -120,6 +120,11 @@ BROKEN = [
     ("file-raises", SOFTMAX + "\nraise KeyboardInterrupt", "KeyboardInterrupt"),
     ("exits", SOFTMAX + "\nimport sys\nsys.exit(3)", "line 8: SystemExit: 3"),
     ("exits", SOFTMAX + "\nimport os\nos._exit(0)", "exit code 0"),
+    ("exits", "import sys\nsys.exit()\ndef softmax(x):\n    return x", "line 2: SystemExit"),
+    ("exits", "import sys\n\nsys.exit('nothing yet')", "line 3: SystemExit: nothing yet"),
+    ("exits", "quit()", "line 1: SystemExit"),
+    ("exits", "import os\nos._exit(3)", "exit code 3"),
+    ("file-raises", "x = 1 / 0", "line 1: ZeroDivisionError"),
     ("asks-for-input", "name = input()\n" + SOFTMAX, "line 1: EOFError"),
     ("no-function", "def soft_max(x):\n    return x", "it defines soft_max;"),
     ("no-function", "", "it defines nothing;"),
@@ -139,6 +144,42 @@ def test_what_is_wrong_with_a_file_is_named(file, key, source, shows):
 
 def test_what_is_wrong_with_a_file_belongs_to_the_task_that_was_asked_for(file):
     assert only(file("def softmax(x:"), "softmax").task == "softmax"
+
+
+# -- a helper that has the name of an answer ------------------------------------------------------
+
+HELPERS = [
+    ("step", "def step(params, grads, lr):\n    return params", "step(params, grads, lr)"),
+    ("step", "def step(m, batch, a, b, c):\n    return m.step(batch)", "step(m, batch, a, b, c)"),
+    ("block", "def block(name):\n    return name", "block(name)"),
+    ("positions", "def positions(text):\n    return text.split()", "positions(text)"),
+    ("decoder", "def decoder(text):\n    return text.split()", "decoder(text)"),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "said"), HELPERS)
+def test_a_helper_is_not_taken_for_an_answer_and_that_is_said(file, name, source, said):
+    path = file(SOFTMAX + source)
+    (result,) = check_file(path)
+    assert (result.task, result.points) == ("softmax", 10)
+    (line,) = [one for one in result.message.splitlines() if one.startswith("Not marked for ")]
+    assert line.endswith(f": {said}.")
+    task = "kv-cache" if name == "step" else name
+    assert only(path, task).task == task  # where it is asked for
+    assert only(path, task).points == 0
+    assert only(file(source)).task == task  # where there is nothing else
+
+
+def test_an_answer_that_raises_is_marked_though_its_name_is_a_helper_s(file):
+    source = "def step(x, cache, w_q, w_k, w_v):\n    return no_such_name"
+    softmax, step = check_file(file(SOFTMAX + source))
+    assert (step.task, step.mistakes) == ("kv-cache", ("raises",))
+    assert "Not marked" not in softmax.message
+
+
+def test_a_name_that_is_no_helper_s_is_marked_whatever_its_parameters(file):
+    softmax, attention = check_file(file(SOFTMAX + "def attention(a):\n    return a"))
+    assert (softmax.points, attention.mistakes) == (10, ("wrong-parameters",))
 
 
 # -- what a function does instead of returning ----------------------------------------------------
@@ -197,6 +238,11 @@ def test_an_endless_loop_is_ended_and_the_other_tasks_are_marked(file, body):
     assert (softmax.task, softmax.mistakes) == ("softmax", ("endless-loop",))
     assert "after 2 s" in softmax.message
     assert (attention.task, attention.mistakes) == ("attention", ("returns-nothing",))
+
+
+def test_a_file_that_defines_nothing_and_never_ends_is_ended(file):
+    result = only(file("while True: pass"), seconds=0.7)
+    assert (result.mistakes, result.task) == (("endless-loop",), None)
 
 
 def test_a_file_that_is_never_read_to_its_end_is_ended(file):

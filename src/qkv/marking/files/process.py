@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -76,28 +77,45 @@ def check_file(
     with open(path, "rb"):  # an error where it is a folder, or may not be read
         pass
     file = str(Path(path).resolve())
-    results: list[CheckResult] = []
+    results: list[tuple[CheckResult, str]] = []
     left = [] if task is None else [task]
     while True:
         with _Process(file, left, seconds, megabytes) as process:
             done, left = _marked(process, left, seconds, waiting)
         results += done
         if not left:
-            return tuple(_named(result, task) for result in results)
+            return tuple(_named(result, task) for result in _without_helpers(results))
+
+
+def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
+    """The verdicts but for those on helpers, which the first of the others names."""
+    answers = [result for result, helper in marked if not helper]
+    if not answers:
+        return [result for result, _ in marked]
+    said = "".join(
+        f"\nNot marked for {result.task}, whose parameters are others: {helper}."
+        for result, helper in marked
+        if helper
+    )
+    first, *others = answers
+    return [replace(first, message=first.message + said), *others]
 
 
 def _named(result: CheckResult, task: str | None) -> CheckResult:
     """A verdict on the file is one on the task that was asked for."""
     if result.task is not None or task is None:
         return result
-    return CheckResult(**vars(result) | {"task": task})
+    return replace(result, task=task)
 
 
 def _marked(
     process: _Process, tasks: list[str], seconds: float, waiting: Callable[[], None]
-) -> tuple[list[CheckResult], list[str]]:
-    """The verdicts that a process gives before it ends, and the tasks left for another one."""
-    results: list[CheckResult] = []
+) -> tuple[list[tuple[CheckResult, str]], list[str]]:
+    """The verdicts that a process gives before it ends, and the tasks left for another one.
+
+    With each comes the function, if it seems to be a helper that has its name by chance.
+    """
+    results: list[tuple[CheckResult, str]] = []
     tasks, imported = list(tasks), False
     process.hear(_START, waiting)
     while True:
@@ -109,7 +127,7 @@ def _marked(
             if "failure" in told:
                 raise RuntimeError(f"check_file: the marker failed: {told['failure']}")
             if "result" in told:
-                results.append(_unpacked(told["result"]))
+                results.append((_unpacked(told["result"]), told.get("helper", "")))
                 if told["task"] is None:
                     return results, []
                 tasks.remove(told["task"])
@@ -118,7 +136,7 @@ def _marked(
             continue
         task = tasks[0] if imported else None
         key, shows = process.ended() if told is None else ("endless-loop", _over(seconds))
-        results.append(not_marked(key, shows, task))
+        results.append((not_marked(key, shows, task), ""))
         return results, tasks[1:] if imported else []
 
 
