@@ -196,7 +196,9 @@ def test_one_head_of_plain_rows() -> None:
     check(layer, lambda run: run(x), {"x": x, **layer.parameters})
 
 
-@pytest.mark.parametrize("norms", ["after", "before", "both", "no first"])
+@pytest.mark.parametrize(
+    "norms", ["after", "before", "both", "no first", "parallel", "one norm for both"]
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_block(norms: str, packed: bool) -> None:
     parts = [scattered(LayerNorm(8, dtype=np.float64)) for _ in range(4)]
@@ -205,8 +207,9 @@ def test_block(norms: str, packed: bool) -> None:
         MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
         None if norms == "no first" else parts[0],
         MLP(8, 12, seed=1, dtype=np.float64),
-        parts[1],
+        None if norms == "one norm for both" else parts[1],
         post_norm=norms == "after",
+        parallel=norms in ("parallel", "one norm for both"),
         **out_norms,
     )
     x = numbers(8, 8) if packed else numbers(2, 4, 8)

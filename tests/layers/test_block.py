@@ -198,6 +198,37 @@ def test_norms_of_what_is_added_have_names_of_their_own() -> None:
         np.testing.assert_allclose(trace[f"{norm}.scale", 0], root, rtol=1e-9)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_parallel_both_parts_read_what_came_in(shared: bool) -> None:
+    whole = block_of(False)
+    own = None if shared else whole.norm2
+    block = Block(whole.attn, whole.norm1, whole.mlp, own, post_norm=False, parallel=True)
+    x, p = numbers(2, 4, 8, seed=7), whole.parameters
+    attn = {name[5:]: array for name, array in p.items() if name.startswith("attn.")}
+    first, second = (
+        layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("norm1", "norm2")
+    )
+    read = first if shared else second
+    expected = {
+        "attn_out": np.array([loops(t, t, attn, 2, visible=lambda i, j: j <= i)[0] for t in first]),
+        "mlp_out": gelu(read @ p["mlp.up_proj.weight"] + p["mlp.up_proj.bias"])
+        @ p["mlp.down_proj.weight"]
+        + p["mlp.down_proj.bias"],
+    }
+    expected["resid_post"] = x + expected["attn_out"] + expected["mlp_out"]
+    trace = block.trace(x, is_causal=True)
+    for name, array in expected.items():
+        np.testing.assert_allclose(trace[name, 0], array, rtol=1e-11, atol=1e-13)
+    np.testing.assert_array_equal(trace["resid_pre", 0], x)
+    np.testing.assert_allclose(block(x, is_causal=True), expected["resid_post"], rtol=1e-11)
+    assert "blocks.0.hook_resid_mid" not in trace.names()
+    assert ("blocks.0.ln2.hook_scale" in trace.names()) is not shared
+    record = Recorder(lambda name: True)
+    for top_k in (None, 2):
+        block(x, record=record, top_k=top_k)
+    assert sorted(block.hooks) == sorted(record.arrays)
+
+
 @pytest.mark.parametrize("post_norm", [True, False])
 @pytest.mark.parametrize("rotary", [None, {}])
 def test_a_block_says_what_it_may_leave_in_a_trace(post_norm: bool, rotary: Any) -> None:
@@ -350,6 +381,16 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
             ),
             ValueError,
             "attn takes vectors of 8 and gives 3",
+        ),
+        (
+            lambda: Block(*parts()[:2], None, None, post_norm=False, parallel=True),
+            ValueError,
+            "in parallel there is an mlp .*: give mlp and post_norm=False",
+        ),
+        (
+            lambda: Block(*parts(), post_norm=True, parallel=True),
+            ValueError,
+            "in parallel there is an mlp .*: give mlp and post_norm=False",
         ),
         (
             lambda: block_of(True)(np.ones((3, 4))),

@@ -38,6 +38,8 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "norms after": {"norms": "after", "rms": False, "final_norm": False},
     "norms on both sides, weights from 1": {"norms": "both", "norm_offset": 1.0},
     "no first norm": {"first_norm": False},
+    "in parallel": {"parallel": True, "rms": False, "gated": False, "activation": "gelu"},
+    "in parallel, one norm for both": {"parallel": True, "mlp_norm": False},
 }
 
 

@@ -46,7 +46,9 @@ class Block:
     With the norm after (post-norm, as in the first transformer and BERT):
     `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
     and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
-    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`.
+    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`. In parallel
+    both parts read what came in (GPT-NeoX): `y = x + attn(norm1(x)) + mlp(norm2(x))`, or where
+    there is one norm for both (GPT-J) `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
     The residual connections are float32 where the parts compute in half precision. Where the
     parameters of a part are bfloat16, it is given bfloat16.
@@ -56,14 +58,18 @@ class Block:
         norm1: the norm that belongs to it; None for none, where the norms stand before.
         mlp: the MLP, or what stands in its place; None, with `norm2`, for a block that is
             attention alone.
-        norm2: the norm that belongs to that.
+        norm2: the norm that belongs to that; None in parallel, where the MLP reads what the
+            attention reads.
         post_norm: where the norms stand.
         out_norm1: the norm of what the attention gives, where the norms stand before.
         out_norm2: the same of what the MLP gives.
+        parallel: whether the MLP reads what came in, as the attention does, in place of the sum
+            behind the attention. There is then no `resid_mid` in a trace.
 
     Source:
         Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
-        the Transformer Architecture".
+        the Transformer Architecture"; parallel: Wang and Komatsuzaki 2021, "GPT-J-6B", and Black et
+        al. 2022, "GPT-NeoX-20B", section 2.1.
 
     >>> import numpy as np
     >>> from qkv.layers import MLP, LayerNorm
@@ -93,6 +99,7 @@ class Block:
         post_norm: bool,
         out_norm1: Norm | None = None,
         out_norm2: Norm | None = None,
+        parallel: bool = False,
     ) -> None:
         call = type(self).__name__
         if attn.output_dim != attn.embed_dim:
@@ -100,7 +107,12 @@ class Block:
                 f"{call}: attn takes vectors of {attn.embed_dim} and gives {attn.output_dim}: "
                 "they are added, so both must be the same"
             )
-        if (mlp is None) != (norm2 is None):
+        if parallel and (mlp is None or post_norm):
+            raise ValueError(
+                f"{call}: in parallel there is an mlp and the norms stand before the parts: give "
+                "mlp and post_norm=False"
+            )
+        if (mlp is None) != (norm2 is None) and not parallel:
             raise ValueError(f"{call}: mlp and norm2 belong together: give both or None for both")
         if post_norm and (None in (norm1, norm2) or out_norm1 is not None or out_norm2 is not None):
             raise ValueError(
@@ -118,7 +130,7 @@ class Block:
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
         self.out_norm1, self.out_norm2 = out_norm1, out_norm2
-        self.post_norm = post_norm
+        self.post_norm, self.parallel = post_norm, parallel
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -144,7 +156,7 @@ class Block:
             if name in self._parts:
                 found += [f"{called}.{hook}" for hook in self._parts[name].hooks]
         for name, (_, _, hook) in self._added:
-            found += [f"hook_{name}_out", hook]
+            found += [f"hook_{name}_out", *([hook] if hook else [])]
         if self.mlp is None:
             return [*found, "hook_resid_post"]
         return [*found, *[_AFTER] * self.post_norm]
@@ -251,10 +263,17 @@ class Block:
             return out
 
         shape = x.shape
-        x = keep(record, "hook_resid_pre", x, cu)
+        x = came = read = keep(record, "hook_resid_pre", x, cu)
         for name, (norm, last, hook) in self._added:
-            x = added(name, last, x if self.post_norm else normed(norm, x), x)
-            x = keep(record, hook, x, cu)
+            if self.post_norm:
+                read = x
+            elif not self.parallel:
+                read = normed(norm, x)
+            elif norm in self._parts:  # without one it reads what the attention reads
+                read = normed(norm, came)
+            x = added(name, last, read, x)
+            if hook:
+                x = keep(record, hook, x, cu)
             if self.post_norm:
                 x = normed(norm, x)
         if self.mlp is None:
@@ -265,8 +284,12 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, str | None, str]]]:
-        """Those parts of `_ADDED` that it has."""
-        return [(name, about) for name, about in _ADDED.items() if name in self._parts]
+        """Those parts of `_ADDED` that it has; in parallel no sum but the last one has a name."""
+        found = [(name, about) for name, about in _ADDED.items() if name in self._parts]
+        if not self.parallel:
+            return found
+        *first, last = found
+        return [*[(name, (norm, out, "")) for name, (norm, out, _) in first], last]
 
     @quiet
     def backward(
@@ -309,15 +332,22 @@ class Block:
             return back.x
 
         keep(record, _AFTER if self.post_norm else "hook_resid_post", total, cu)
+        given, shared = total, None
         for name, (norm, last, hook) in reversed(self._added):
             if self.post_norm:
                 total = through(norm, total)
-            for one in (hook, f"hook_{name}_out"):
-                keep(record, one, total, cu)
+            if not self.parallel:
+                given = total
+            for one in [*([hook] if hook else []), f"hook_{name}_out"]:
+                keep(record, one, given, cu)
             if self.post_norm:
                 total = total + through(name, total)
-            else:
-                total = total + through(norm, through(name, through(last, total)))
+                continue
+            read = through(name, through(last, given))
+            if self.parallel and norm not in self._parts and name != "attn":
+                shared = read  # of what the attention reads too
+                continue
+            total = total + through(norm, read if shared is None else read + shared)
         keep(record, "hook_resid_pre", total, cu)
         return Gradient(total, found, options=options)
 

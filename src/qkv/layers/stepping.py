@@ -112,12 +112,13 @@ class _Step:
 
     def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
         attn = block.attn
-        self.post_norm = block.post_norm
-        assert block.norm2 is not None
-        self.norm2 = _norm(block.norm2, kernel)
-        self.norm1, self.out_norm1, self.out_norm2, self.q_norm, self.k_norm = (
+        self.post_norm, self.parallel = block.post_norm, block.parallel
+        self.norm1, self.norm2, self.out_norm1, self.out_norm2 = (
             None if norm is None else _norm(norm, kernel)
-            for norm in (block.norm1, block.out_norm1, block.out_norm2, attn.q_norm, attn.k_norm)
+            for norm in (block.norm1, block.norm2, block.out_norm1, block.out_norm2)
+        )
+        self.q_norm, self.k_norm = (
+            None if norm is None else _norm(norm, kernel) for norm in (attn.q_norm, attn.k_norm)
         )
         self.qkv = _joined(attn, kernel)
         self.out = _linear(attn.parameters, "out_proj", kernel)
@@ -143,14 +144,16 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
+        elif self.norm2 is None:  # in parallel, where one norm is for both
+            mlp_in = attn_in
         else:
-            mlp_in = self.norm2(mid)
+            mlp_in = self.norm2(x if self.parallel else mid)
         if self.out_norm2 is None:
             out = self.mlp(self.kernel.handed(mlp_in), mid)
         else:
             more = self.out_norm2(self.mlp(self.kernel.handed(mlp_in), None))
             out = mid + more.view(self.kernel.kind)
-        return self.norm2(out) if self.post_norm else out
+        return self.norm2(out) if self.post_norm and self.norm2 is not None else out
 
     def _attend(
         self,

@@ -94,6 +94,10 @@ class Design:
         embed_scale: what the rows of the token table are multiplied by.
         embed_norm: whether there is a norm over the embeddings.
         norms: where those of a block stand: after each part, before it, or on both sides.
+        parallel: whether the MLP of a block reads what its attention reads, in place of the sum
+            behind that, where the norms stand before.
+        mlp_norm: whether the MLP has a norm of its own; without one, in parallel, that of the
+            attention is for both.
         first_norm: whether the first layer's attention has its norm, where they stand before.
         final_norm: whether there is one after the last block.
         rms: whether the norms leave the mean where it is.
@@ -124,6 +128,8 @@ class Design:
     embed_scale: float = 1.0
     embed_norm: bool = False
     norms: Literal["after", "before", "both"] = "before"
+    parallel: bool = False
+    mlp_norm: bool = True
     first_norm: bool = True
     final_norm: bool = True
     rms: bool = False
@@ -199,7 +205,8 @@ class Design:
             yield from self._norm_shapes("norm_cross", dim)
         if self.hidden:
             yield from self._mlp_shapes()
-            yield from self._norm_shapes("norm2", dim)
+            if self.mlp_norm:
+                yield from self._norm_shapes("norm2", dim)
         if self.norms == "both":
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
@@ -233,6 +240,7 @@ class Design:
             attn,
             mlp=self._mlp(under(own, "mlp.")) if self.hidden else None,
             post_norm=self.norms == "after",
+            parallel=self.parallel,
             **{name: self.norm(own, name) for name in norms},
         )
         norm_cross = self.norm(own, "norm_cross")
