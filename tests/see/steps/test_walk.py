@@ -462,6 +462,26 @@ def test_a_block_is_walked_past_its_attention(norm: Any, post_norm: bool) -> Non
         walk(block, x=x, context=x)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_parallel_block_is_walked_to_its_sum_of_three(shared: bool) -> None:
+    norms = [LayerNorm(8, dtype=np.float64) for _ in range(2)]
+    for number, one in enumerate(norms):
+        one.parameters["weight"][:] = normal(8, seed=number)
+    mlp = MLP(8, 12, seed=2, dtype=np.float64)
+    second = None if shared else norms[1]
+    block = Block(layer_of(8, **GROUPED), norms[0], mlp, second, post_norm=False, parallel=True)
+    x = normal(5, 8)
+    view = walk(block, 0, 2, x=x, is_causal=True)
+    names = run_lines(view)
+    assert view.walk.own_name == "blocks.0.hook_resid_post"
+    assert view.walk.steps[-1].formula == "Y = X + out + mlp"
+    np.testing.assert_allclose(names["Y"], block(x, is_causal=True), atol=1e-13)
+    assert view.difference < 1e-13
+    assert ("N2" in names) is not shared
+    assert "R" not in names
+    assert every_sum(view) > 200
+
+
 def test_halves_and_whole_numbers_are_walked_in_float32() -> None:
     layer = MultiHeadAttention(4, 2, seed=0)
     view = walk(layer, x=np.arange(12).reshape(3, 4))

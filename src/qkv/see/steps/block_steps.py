@@ -30,6 +30,27 @@ _WRITTEN["gelu_bloom"] = _WRITTEN["gelu_tanh"]
 _ADDED = "The residual connection: "
 
 
+def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
+    """The steps of an MLP that reads what came in, `X`, as the attention does, and their sum.
+
+    `attended` is what the attention gives; the result is what the sum is called.
+    """
+    layer, read = f"blocks.{walk.layer}.", "X" if block.norm1 is None else "N"
+    if block.norm2 is not None:
+        read = normed(walk, "X", "N2", block.norm2, "what the MLP reads, beside the attention")
+        walk.compare(f"{layer}ln2.hook_normalized")
+    found = _mlp_steps(walk, read, block.mlp) if isinstance(block.mlp, MLP) else _experts_step(walk)
+    if block.out_norm2 is not None:
+        found = normed(walk, found, "M", block.out_norm2, "what the MLP gives, before it is added")
+    walk.compare(f"{layer}hook_mlp_out")
+    residual_step(
+        walk, ("X", attended, found), "Y", "attention and MLP, both of what came in, are added",
+        "neither takes its place",
+    )  # fmt: skip
+    walk.compare(f"{layer}hook_resid_post")
+    return "Y"
+
+
 def block_steps(walk: Walk, block: Block) -> str:
     """The steps behind the residual connection of the attention, `R`; what the result is called."""
     layer, mlp = f"blocks.{walk.layer}.", block.mlp
@@ -49,7 +70,7 @@ def block_steps(walk: Walk, block: Block) -> str:
     walk.compare(f"{layer}hook_mlp_out")
     name = "R2" if block.post_norm else "Y"
     residual_step(
-        walk, inner, found, name,
+        walk, (inner, found), name,
         "what the MLP read is added" if block.post_norm else "what stood before the norm is added",
     )  # fmt: skip
     walk.compare(f"{layer}hook_resid_post")
@@ -72,14 +93,13 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, note: str, **others: Any)
     return name
 
 
-def residual_step(
-    walk: Walk, first: str, second: str, name: str, title: str, note: str = ""
-) -> str:
-    """What a part gives added to what came to it; gives the name of the sum."""
-    line = f"{name} = {first} + {second}"
+def residual_step(walk: Walk, terms: tuple[str, ...], name: str, title: str, note: str = "") -> str:
+    """What parts give added to what came to them; gives the name of the sum."""
+    line = f"{name} = {' + '.join(terms)}"
+    first, *others = (walk.arrays[term] for term in terms)
     walk.write(
-        f"{_ADDED}{title}", line, line, name, walk.arrays[first] + walk.arrays[second],
-        {"kind": "sum", "terms": [first, second]}, "D", cell=(walk.place, 0), note=note,
+        f"{_ADDED}{title}", line, line, name, sum(others, first),
+        {"kind": "sum", "terms": [*terms]}, "D", cell=(walk.place, 0), note=note,
     )  # fmt: skip
     return name
 

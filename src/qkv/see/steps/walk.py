@@ -15,7 +15,7 @@ from qkv.models.families.lessons import AttentionOnly
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
-from qkv.see.steps.block_steps import block_steps, normed, residual_step
+from qkv.see.steps.block_steps import block_steps, normed, parallel_steps, residual_step
 from qkv.see.steps.step import (
     Step,
     Walk,
@@ -228,12 +228,14 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
     if block is not None and block.out_norm1 is not None:
         given = normed(walk, given, "A", block.out_norm1, "before it is added")
     walk.compare(f"{where}hook_attn_out")
+    if block is not None and block.parallel and "X" in walk.arrays:
+        return parallel_steps(walk, block, given)
     if ("resid_mid", at.layer) not in trace:
         return given if isinstance(block, AttentionOnly) else ""
     if "X" not in walk.arrays:
         return ""
     residual_step(
-        walk, "X", given, "R", "what came in is added",
+        walk, ("X", given), "R", "what came in is added",
         "attention adds to what a token was; it does not take its place",
     )  # fmt: skip
     walk.compare(f"{where}hook_resid_mid")

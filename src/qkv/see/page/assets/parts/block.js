@@ -128,7 +128,7 @@ function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
-  const adds = step.op.kind === "sum" ? step.op.terms[1] : "";
+  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // of three, no one is what was added
   const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
   if (!part) return `length ${number(length, 1)}`;
   const long = number(lengthIn(flow, flow.steps.find(({ name }) => name === adds), token), 1);
