@@ -67,6 +67,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
     ),
+    "gemma": (DECODER, ("GemmaForCausalLM", "GemmaForSequenceClassification")),
     "gemma2": (
         {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20},
         ("Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),

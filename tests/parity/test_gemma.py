@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 against transformers."""
+"""Gemma 1, 2 and 3 against transformers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ from transformers import (
     Gemma3TextConfig,
     Gemma3TextForSequenceClassification,
     Gemma3TextModel,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GemmaForSequenceClassification,
+    GemmaForTokenClassification,
+    GemmaModel,
 )
 
 import qkv
@@ -41,6 +46,19 @@ SIZES: dict[str, Any] = {
     "head_dim": 10,
     "query_pre_attn_scalar": 10,
     "sliding_window": 6,
+}
+WINDOWED = ("sliding_window", "query_pre_attn_scalar")
+GEMMA: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "untied, biases, as first published": {
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    },
+    "one key head, silu": {"hidden_act": "silu", "num_key_value_heads": 1, "hidden_size": 15},
 }
 GEMMA2: dict[str, dict[str, Any]] = {
     "in turn": {},
@@ -85,6 +103,28 @@ GEMMA3: dict[str, dict[str, Any]] = {
         "hidden_size": 15,
     },
 }
+
+
+def first(name: str) -> GemmaConfig:
+    """The config of a Gemma 1, which has no windows."""
+    return GemmaConfig(**{k: v for k, v in SIZES.items() if k not in WINDOWED} | GEMMA[name])
+
+
+@pytest.mark.parametrize("name", GEMMA)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gemma(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    pair = made(tmp_path, GemmaForCausalLM, first(name), dtype)
+    compare(pair)
+    compare_saved(pair, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [GemmaModel, GemmaForSequenceClassification, GemmaForTokenClassification],
+    ids=lambda kind: kind.__name__,
+)
+def test_other_heads_of_gemma(tmp_path: Path, kind: type) -> None:
+    compare(made(tmp_path, kind, first("grouped"), torch.float64))
 
 
 @pytest.mark.parametrize("name", GEMMA2)

@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**GROUPED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     ),
+    "gemma": ("Gemma", GROUPED),
     "gemma2": ("Gemma2", {**GROUPED, "sliding_window": 12, "query_pre_attn_scalar": 10}),
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
     "bloom": ("Bloom", {"hidden_size": 35, "n_head": 5, "n_layer": 3}),

@@ -13,6 +13,7 @@ from qkv.models.files.config import Config
 SLIDING, FULL = "sliding_attention", "full_attention"
 SMALL: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": 9, "hidden_size": 12, "n_layer": 2, "n_head": 3},
+    "gemma": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 6},
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
     "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
@@ -38,6 +39,8 @@ SAME = [
     ("bloom", {}, {"hidden_size": None, "n_embed": 12, "n_head": None, "num_attention_heads": 3}),
     ("bloom", {}, {"n_layer": None, "num_hidden_layers": 2, "n_inner": 48, "offset_alibi": 100}),
     ("bloom", {}, {"slow_but_exact": True, "pretraining_tp": 1, "seq_length": 2048}),
+    ("gemma", {}, {"hidden_act": "gelu", "hidden_activation": "gelu", "rope_theta": 10000.0}),
+    ("gemma", {"hidden_act": "gelu_pytorch_tanh"}, {"hidden_act": "gelu"}),
     ("gemma2", {}, {"rope_theta": 10000.0, "sliding_window": 4096, "hidden_act": "silu"}),
     ("gemma2", {}, {"layer_types": [SLIDING, FULL, SLIDING, FULL]}),
     (
@@ -121,6 +124,9 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, ["slow_but_exact is True"]),
         ("bloom", {"n_inner": 50}, ["n_inner is 50", "48"]),
         ("bloom", {"n_head": 5}, ["hidden_size is 12", "n_head is 5"]),
+        ("gemma", {"use_bidirectional_attention": True}, ["use_bidirectional_attention is True"]),
+        ("gemma", {"hidden_act": "tanh"}, ["hidden_act is 'tanh'"]),
+        ("gemma", {"num_key_value_heads": 5}, ["num_attention_heads is 16", "heads is 5"]),
         ("gemma2", {"use_bidirectional_attention": True}, ["use_bidirectional_attention is True"]),
         ("gemma2", {"num_attention_heads": 6}, ["num_attention_heads is 6", "heads is 4"]),
         ("gemma2", {"attn_logit_softcapping": -1.0}, ["attn_logit_softcapping is -1.0"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qkv.models.families import llama
+from qkv.models.families import gemma, llama
 from qkv.models.files.config import Config
 from qkv.models.files.names import Fused
 from qkv.models.network.design import Attention, Design
@@ -48,22 +48,17 @@ def decoder(
         layers: how each one attends.
         softcap: of the logits over words.
     """
-    bias = config.flag("attention_bias", False)
-    found = llama.decoder(
+    found = gemma.decoder(
         config,
         sizes,
         layers,
-        tied=True,
         activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
         norms="both",
-        norm_offset=1.0,
-        qkv_bias=bias,
-        out_bias=bias,
     )
     head = found.head
     if head is not None and config.head() == "CausalLM":
         head = replace(head, softcap=softcap)
-    return replace(found, embed_scale=found.dim**0.5, head=head)
+    return replace(found, head=head)
 
 
 def names(config: Config, **others: str) -> Mapping[str, str | Fused]:
