@@ -285,7 +285,7 @@ def compare(
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
         pieces: whether the pieces of a word are shown as they are, not merged into it.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:

@@ -130,7 +130,7 @@ def guess(
         top_k: how many words.
         ablate: heads to go without, as in `Model.trace`.
         hide: words and places that no token may look at, as in `Model.trace`.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
 
     Raises:
         TypeError: as for `Model.predict`; or there is an edit beside a story.

@@ -106,7 +106,7 @@ def head_view(
         html_action: "view" shows the view at once where this runs in a notebook, and returns it
             elsewhere; "return" returns it, with its HTML in `.data`.
         pieces: whether the pieces of a word are shown as they are, not merged into it.
-        theme: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Returns:

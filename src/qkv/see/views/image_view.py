@@ -204,7 +204,7 @@ def image_view(
         head: the head to show large, the same.
         query: who looks: 0 or "[CLS]" for the first token, "3,4" for the patch in row 3 and
             column 4.
-        theme: "light", "dark", or "auto" for what a reader's system prefers.
+        theme: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether the scale of each head ends at its largest weight, and not at 1, where
             little is seen of weights that are spread over hundreds of patches.
 

@@ -158,7 +158,7 @@ def play(
         text: what the page begins with; a sentence with a missing word if left out.
         model: a BERT with a head over words and its WordPiece tokenizer, or its name; the default
             model if left out.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         embed: whether a notebook gets the page itself, all of its size, and needs no file.
 
     Raises:

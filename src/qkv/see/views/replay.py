@@ -236,7 +236,7 @@ def replay(
         text: the text, or the ids of its tokens; left out where there are traces.
         layer: the layer to show first, from 0, or from the end with -1.
         head: the head to show first, from 0.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:

@@ -182,7 +182,7 @@ def plot_shift(
         contextual: `(T, D)`, the vectors after.
         tokens: T words.
         model: the model for a text, or its name; the default model if left out.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         pieces: whether the pieces of a word have arrows of their own; else its vector is the mean
             of theirs.
 

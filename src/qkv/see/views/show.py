@@ -128,7 +128,7 @@ def show(
             one link.
         pieces: whether the pieces of a word are shown as they are, not merged into it: what they
             receive summed, what they look at averaged.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
 
     Raises:

@@ -223,7 +223,7 @@ def walk(
         layer: the layer, from 0, or from the end with -1.
         head: the head, from 0.
         model: the model, or its name; for a text the default model if left out.
-        theme: of the page: "light", "dark", or "auto" for what the reader's system prefers.
+        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
         x: `(L, D)`, the word vectors that a layer is given.
         context: `(S, D)`, what a layer looks at where that is not `x`.
