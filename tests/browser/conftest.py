@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 import qkv
 from qkv.models import Model
 
+from .opening import Openers
 from .playing import live_page, opened
 from .support import Visit
 
@@ -57,56 +58,30 @@ def html(model: Model) -> str:
 
 
 @pytest.fixture
-def page(visit: Visit, html: str) -> Page:
+def page(quick: Visit, html: str) -> Page:
     """It, unfolded."""
-    return opened(visit, html)
+    return opened(quick, html)
+
+
+@pytest.fixture(scope="session")
+def openers(chromium: Browser) -> Iterator[Openers]:
+    openers = Openers(chromium)
+    yield openers
+    openers.close()
 
 
 @pytest.fixture
-def visit(chromium: Browser, tmp_path: Path) -> Iterator[Visit]:
-    """`visit(html, width=..., scheme=..., scripts=...)` opens a page.
+def visit(openers: Openers, tmp_path: Path) -> Iterator[Visit]:
+    """`visit(html, width=..., scheme=..., scripts=...)` opens a page from a file of its own."""
+    with openers.visiting(tmp_path) as visit:
+        yield visit
 
-    At the end no page may have written an error, and none may have requested anything but itself.
+
+@pytest.fixture
+def quick(openers: Openers) -> Iterator[Visit]:
+    """`visit` for a live page, whose model runs already: half the work.
+
+    For tests of what the page shows and does; those of how it opens, or of its model, `visit` it.
     """
-    complaints: list[str] = []
-    wanted: list[str] = []
-    requested: list[str] = []
-    contexts = []
-
-    def open_page(
-        html: str,
-        *,
-        width: int = 1280,
-        height: int = 900,
-        scheme: str = "light",
-        scripts: bool = True,
-    ) -> Page:
-        path = tmp_path / f"page{len(wanted)}.html"
-        path.write_text(html, encoding="utf-8")
-        wanted.append(path.as_uri())
-        context = chromium.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            java_script_enabled=scripts,
-        )
-        contexts.append(context)
-        # when the page, with all that its script draws at once, was first painted
-        context.add_init_script(
-            "addEventListener('DOMContentLoaded', () => requestAnimationFrame(() =>"
-            " requestAnimationFrame(() => { window.painted = performance.now(); })));"
-        )
-        page = context.new_page()
-        page.set_default_timeout(60_000)  # 14 MB of a model are read, on a busy machine
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: requested.append(request.url))
-        page.goto(path.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    # what a page made itself, as a worker, is none of the others' either
-    assert [url for url in requested if not url.startswith(("data:", "blob:"))] == wanted
+    with openers.quickly() as quick:
+        yield quick

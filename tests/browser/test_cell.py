@@ -161,8 +161,8 @@ def of_head(trace: Trace, name: str) -> np.ndarray:
     return np.asarray(trace[name, HEAD[0]][0, :, HEAD[1]])
 
 
-def test_a_score_stands_over_its_products(visit: Visit, html: str, trace: Trace) -> None:
-    place = score_of(opened(visit, html))
+def test_a_score_stands_over_its_products(quick: Visit, html: str, trace: Trace) -> None:
+    place = score_of(opened(quick, html))
     q, k = of_head(trace, "q"), of_head(trace, "k")
     weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
     key = int(weights[PLACE].argmax())
@@ -185,9 +185,9 @@ def test_a_score_stands_over_its_products(visit: Visit, html: str, trace: Trace)
 
 
 def test_the_score_follows_the_cell_that_is_looked_at(
-    visit: Visit, html: str, trace: Trace
+    quick: Visit, html: str, trace: Trace
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     place = score_of(page)
     products = of_head(trace, "q")[:, None] * of_head(trace, "k")
     rows(place)
@@ -204,9 +204,9 @@ def test_the_score_follows_the_cell_that_is_looked_at(
 
 
 def test_a_product_and_its_two_numbers_mark_each_other(
-    visit: Visit, html: str, trace: Trace
+    quick: Visit, html: str, trace: Trace
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     place = score_of(page)
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
     left, top, wide, tall = map(int, cells(page))
@@ -239,9 +239,9 @@ def test_a_product_and_its_two_numbers_mark_each_other(
 
 
 def test_what_the_reader_changed_of_a_score_is_orange(
-    visit: Visit, html: str, trace: Trace
+    quick: Visit, html: str, trace: Trace
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     line = score_of(page).locator(".score-line")
     assert line.locator(".changed").count() == 0
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())

@@ -1,6 +1,7 @@
 """The model that computes in a page: tokens, numbers, what edits change, whose turn it is."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from qkv.models import Model
 
 from .edited import Edit, run
 from .engine import agree, ask, by_the_library, page_of, ranked_alike, traced, unpacked
+from .opening import Openers
 from .support import Visit
 from .texts import TEXTS
 
@@ -65,9 +67,11 @@ def html(model: Model) -> str:
     return page_of(model)
 
 
-@pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return visit(html)
+@pytest.fixture(scope="module")
+def page(openers: Openers, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """One for all that ask: an answer does not depend on what was asked before."""
+    with openers.visiting(tmp_path_factory.mktemp("engine")) as visit:
+        yield visit(html)
 
 
 def test_there_are_sixty_texts() -> None:

@@ -85,9 +85,9 @@ def reads(page: Page) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("edits", [[], EDITS], ids=["as it is", "edited"])
 def test_ribbons_are_as_wide_as_vectors_are_long(
-    visit: Visit, html: str, model: Model, edits: list[Edit]
+    quick: Visit, html: str, model: Model, edits: list[Edit]
 ) -> None:
-    page = opened(visit, html, edits=edits)
+    page = opened(quick, html, edits=edits)
     shown = names(page)
     more = ["masked", "instead"] if edits else []
     assert [name for name in shown if name not in more] == FULL
@@ -114,9 +114,9 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
 
 @pytest.mark.parametrize(("layer", "edits"), [(0, []), (3, []), (3, EDITS)])
 def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
-    visit: Visit, html: str, model: Model, layer: int, edits: list[Edit]
+    quick: Visit, html: str, model: Model, layer: int, edits: list[Edit]
 ) -> None:
-    page = opened(visit, html, layer=layer, head=HEAD, edits=edits)
+    page = opened(quick, html, layer=layer, head=HEAD, edits=edits)
     until(lambda: ("E" in names(page)) is (layer == 0))
     found = layer_by_formula(model, layer, edits)
     for name in FULL:
@@ -151,8 +151,8 @@ def summed(text: str) -> float:
     return found
 
 
-def test_what_the_reader_changed_is_orange_in_it(visit: Visit, html: str) -> None:
-    page = opened(visit, html, edits=EDITS)
+def test_what_the_reader_changed_is_orange_in_it(quick: Visit, html: str) -> None:
+    page = opened(quick, html, edits=EDITS)
     names(page)
     changed = part(page).locator("[role=tab].changed").all_inner_texts()
     assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
@@ -160,8 +160,8 @@ def test_what_the_reader_changed_is_orange_in_it(visit: Visit, html: str) -> Non
     assert "You removed the head" in part(page).locator("h3").nth(1).inner_text()
 
 
-def test_it_goes_from_layer_to_layer(visit: Visit, html: str, model: Model) -> None:
-    page = opened(visit, html)
+def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> None:
+    page = opened(quick, html)
     names(page)
     choose(page, "mlp")
     buttons = [
@@ -181,8 +181,8 @@ def test_it_goes_from_layer_to_layer(visit: Visit, html: str, model: Model) -> N
     assert buttons[0].is_disabled()
 
 
-def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(visit: Visit, html: str) -> None:
-    page = opened(visit, html)
+def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(quick: Visit, html: str) -> None:
+    page = opened(quick, html)
     names(page)
     chosen = part(page).get_by_role("tab", selected=True)
     assert chosen.inner_text().split()[-1] == "scores"

@@ -57,9 +57,9 @@ def check_told(card: dict[str, Any], text: str, said: str) -> None:
 
 @pytest.mark.parametrize("guesses_right", [True, False])
 def test_each_card_leads_the_page_and_tells_right_from_wrong(
-    visit: Visit, html: str, guesses_right: bool
+    quick: Visit, html: str, guesses_right: bool
 ) -> None:
-    page = ready(visit(opened_at(html, "")))
+    page = ready(quick(opened_at(html, "")))
     begin(page)
     for number, card in enumerate(CARDS, 1):
         box = part(page, "cards")
@@ -102,8 +102,8 @@ def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> Non
         assert label.get_attribute("aria-pressed") == str(k == guess).lower()
 
 
-def test_at_its_end_the_reader_has_what_was_there(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_at_its_end_the_reader_has_what_was_there(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     after(page, button(page, "Hide moon").click)
     own = shown(page)
     begin(page)
@@ -117,20 +117,20 @@ def test_at_its_end_the_reader_has_what_was_there(visit: Visit, html: str) -> No
     assert shown(page) == own
 
 
-def test_a_card_is_in_the_address(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_a_card_is_in_the_address(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     begin(page)
     page.locator(".options button").nth(1).click()
     page.wait_for_timeout(600)
-    again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
+    again = ready(quick(opened_at(html, page.evaluate("location.hash"))))
     part(again, "cards").wait_for()
     assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
-    none = ready(visit(opened_at(html, address(card=99))))
+    none = ready(quick(opened_at(html, address(card=99))))
     assert not part(none, "cards").is_visible()
 
 
-def test_it_is_read_and_answered_with_the_keys_alone(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_it_is_read_and_answered_with_the_keys_alone(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     page.get_by_role("button", name="A lesson").focus()
     after(page, lambda: page.keyboard.press("Enter"))
     part(page, "cards").wait_for()
@@ -151,8 +151,8 @@ def test_a_changed_model_has_no_lesson(visit: Visit, model: qkv.Model) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_cards_fit_the_window_and_pass_axe(visit: Visit, html: str, width: int) -> None:
-    page = ready(visit(opened_at(html, ""), width=width, height=800))
+def test_cards_fit_the_window_and_pass_axe(quick: Visit, html: str, width: int) -> None:
+    page = ready(quick(opened_at(html, ""), width=width, height=800))
     begin(page)
     for number in (1, 7, 11):
         state = CARDS[number - 1]["after"] | {"card": number - 1, "guess": 0}

@@ -130,9 +130,9 @@ def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
 
 
 def test_all_words_are_there_before_and_after(
-    visit: Visit, html: str, model: Model, ids: list[int]
+    quick: Visit, html: str, model: Model, ids: list[int]
 ) -> None:
-    page = opened(visit, html, edits=EDITS)
+    page = opened(quick, html, edits=EDITS)
     name, text = saved(page, "outcome", "CSV: words")
     assert name == "words-at-7_She-wore-a-crown-on-her-mask.csv"
     table = rows((name, text))
@@ -154,9 +154,9 @@ def test_all_words_are_there_before_and_after(
 
 
 def test_the_map_gives_a_row_for_each_head_and_all_weights(
-    visit: Visit, html: str, model: Model, ids: list[int]
+    quick: Visit, html: str, model: Model, ids: list[int]
 ) -> None:
-    page = opened(visit, html, edits=EDITS, colouring="effect")
+    page = opened(quick, html, edits=EDITS, colouring="effect")
     figures = page.locator(".cell .figure")
     until(lambda: sum(map(bool, figures.all_text_contents())) == 23)
     page.wait_for_timeout(500)
@@ -180,8 +180,8 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
     np.testing.assert_allclose(column(every, "weight"), after_.ravel(), atol=2e-6, rtol=0)
 
 
-def test_a_step_is_saved_as_its_matrix(visit: Visit, html: str, model: Model) -> None:
-    page = opened(visit, html)
+def test_a_step_is_saved_as_its_matrix(quick: Visit, html: str, model: Model) -> None:
+    page = opened(quick, html)
     layer, head = HEAD
     trace = model.trace(TEXT)
     table = rows(saved(page, "steps", menu(page, "steps").get_by_role("button").last.inner_text()))
@@ -197,8 +197,8 @@ def test_a_step_is_saved_as_its_matrix(visit: Visit, html: str, model: Model) ->
     np.testing.assert_allclose(found, trace["pattern", layer][0, head], atol=2e-6)
 
 
-def test_no_cell_is_a_formula(visit: Visit, html: str) -> None:
-    page = opened(visit, html, text='=1 + @SUM -2 \'a, "b"', edits=[], place=None, query=None)
+def test_no_cell_is_a_formula(quick: Visit, html: str) -> None:
+    page = opened(quick, html, text='=1 + @SUM -2 \'a, "b"', edits=[], place=None, query=None)
     file = saved(page, "head", "CSV: weights")
     for row in csv.reader(io.StringIO(file[1].decode(), newline="")):
         for cell in row:
@@ -235,8 +235,8 @@ def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit
 
 
 @pytest.mark.parametrize("name", ["map", "head", "steps", "outcome"])
-def test_a_picture_has_every_word_that_is_shown(visit: Visit, html: str, name: str) -> None:
-    page = opened(visit, html, edits=EDITS)
+def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: str) -> None:
+    page = opened(quick, html, edits=EDITS)
     page.wait_for_timeout(500)
     for width in (1270, 1280):  # all is drawn in the room that it has
         page.set_viewport_size({"width": width, "height": 900})
@@ -300,10 +300,10 @@ def test_a_picture_has_every_word_that_is_shown(visit: Visit, html: str, name: s
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_picture_has_the_colours_of_the_cells(
-    visit: Visit, html: str, model: Model, ids: list[int], tmp_path: Path, scheme: str
+    quick: Visit, html: str, model: Model, ids: list[int], tmp_path: Path, scheme: str
 ) -> None:
     edits = EDITS[:1]
-    page = ready(visit(opened_at(html, address(**STATE | {"edits": edits})), scheme=scheme))
+    page = ready(quick(opened_at(html, address(**STATE | {"edits": edits})), scheme=scheme))
     left, top, wide, tall = cells(page)
     whole = drawn(saved(page, "head", "SVG"))
     shift = re.findall(r"[\d.-]+", str(whole.find(f"{SVG}g").get("transform")))
@@ -336,9 +336,9 @@ def test_a_picture_has_the_colours_of_the_cells(
 
 
 def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
-    visit: Visit, html: str
+    quick: Visit, html: str
 ) -> None:
-    page = opened(visit, html, edits=EDITS, beside=True, width=1920)
+    page = opened(quick, html, edits=EDITS, beside=True, width=1920)
     texts = texts_in(drawn(saved(page, "head", "SVG")))
     assert {"Original", "Changed"} <= set(texts)
     assert texts.count("from (query)") == 2
@@ -348,9 +348,9 @@ def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_menus_fit_and_pass_axe(visit: Visit, html: str, width: int) -> None:
+def test_the_menus_fit_and_pass_axe(quick: Visit, html: str, width: int) -> None:
     state = address(**START | {"edits": EDITS, "inside": width > 390})
-    page = ready(visit(opened_at(html, state), width=width))
+    page = ready(quick(opened_at(html, state), width=width))
     for tab in ("Heads", "Steps", "Result") if width == 390 else ("",):
         if tab:
             after(page, page.get_by_role("tab", name=tab).click)
@@ -372,8 +372,8 @@ def test_the_menus_fit_and_pass_axe(visit: Visit, html: str, width: int) -> None
         assert problems(page) == []
 
 
-def test_the_folded_page_has_no_menus(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_the_folded_page_has_no_menus(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     assert not any(one.is_visible() for one in page.locator(".save").all())
 
 

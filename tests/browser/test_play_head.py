@@ -111,9 +111,9 @@ def step_column(page: Page, column: int) -> list[float]:
     ids=["as it is", "masked, at another temperature"],
 )
 def test_the_steps_are_the_trace(
-    visit: Visit, html: str, model: Model, trace: Trace, edits: list[Edit]
+    quick: Visit, html: str, model: Model, trace: Trace, edits: list[Edit]
 ) -> None:
-    page = opened(visit, html, edits=edits)
+    page = opened(quick, html, edits=edits)
     hidden = [bool(edits) and key == 4 for key in range(10)]
     until(lambda: marks(page) == ["hidden" if away else "open" for away in hidden])
     inside = layer_with(model, trace, edits)
@@ -227,8 +227,8 @@ def test_what_another_change_hides_stays_hidden(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_what_is_touched_is_large_enough(visit: Visit, html: str, width: int) -> None:
-    page = opened(visit, html, width=width, tab="heads")
+def test_what_is_touched_is_large_enough(quick: Visit, html: str, width: int) -> None:
+    page = opened(quick, html, width=width, tab="heads")
     for control in own(page).locator("button, select, summary").all():
         if not control.is_visible():
             continue
@@ -238,9 +238,9 @@ def test_what_is_touched_is_large_enough(visit: Visit, html: str, width: int) ->
 
 
 def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
-    visit: Visit, html: str
+    quick: Visit, html: str
 ) -> None:
-    page = opened(visit, html, width=1000)  # one head has the whole width
+    page = opened(quick, html, width=1000)  # one head has the whole width
     left, top, _, tall = cells(page)
     map_top: Any = map_of(page).bounding_box()
     for i in range(10):
@@ -254,7 +254,7 @@ def test_rows_of_lines_and_of_the_heat_map_are_level_where_there_is_room(
 
 
 def test_pieces_of_a_word_are_one_where_the_reader_wants(
-    visit: Visit, html: str, model: Model
+    quick: Visit, html: str, model: Model
 ) -> None:
     text = "The unbelievable crown is on her [MASK]."
     tokens = model.tokenize(text)
@@ -266,7 +266,7 @@ def test_pieces_of_a_word_are_one_where_the_reader_wants(
             spans.append([place])
     assert max(map(len, spans)) > 2
     place = tokens.tokens.index("[MASK]")
-    page = opened(visit, html, text=text, place=place, query=place)
+    page = opened(quick, html, text=text, place=place, query=place)
     weights = np.asarray(model.trace(text)["pattern", LAYER][0, NUMBER], np.float64)
     shows(page, weights)
     page.get_by_label("merge subwords into words").check()

@@ -74,10 +74,10 @@ def figures(page: Page) -> dict[tuple[int, int], float]:
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN]], ids=["as it is", "a word hidden"])
 def test_every_picture_is_the_pattern_of_its_head(
-    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+    quick: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
 ) -> None:
     expected = by_the_library(model, ids, edits).pattern
-    page = opened(visit, html, edits=edits)
+    page = opened(quick, html, edits=edits)
     until(lambda: page.locator("[data-part=map] .cell canvas").count() == len(HEADS))
     page.wait_for_timeout(1000)  # pictures come a few at a time
     for layer, head in HEADS:
@@ -110,10 +110,10 @@ def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     assert cell(page, *HEAD).get_attribute("aria-pressed") == "true"
 
 
-def test_heads_that_were_not_measured_have_no_role(visit: Visit, html: str) -> None:
+def test_heads_that_were_not_measured_have_no_role(quick: Visit, html: str) -> None:
     known = '"roles":{"1.1":["previous",0.97],"3.2":["article to noun",0.4049]}'
     assert known in html
-    page = opened(visit, html.replace(known, '"roles":{}'))
+    page = opened(quick, html.replace(known, '"roles":{}'))
     assert cell(page, 1, 1).get_attribute("aria-label") == "layer 1, head 1"
     assert "mixed" not in page.locator("[data-part=map]").inner_text()
     assert page.locator(".chosen").inner_text() == "Head 3.2."
@@ -149,9 +149,9 @@ def background(node: Locator, of: str | None = None) -> str:
 
 
 def test_one_head_of_a_removed_layer_is_put_back(
-    visit: Visit, html: str, model: Model, ids: list[int]
+    quick: Visit, html: str, model: Model, ids: list[int]
 ) -> None:
-    page = opened(visit, html, edits=[{"op": "ablate", "layer": 2}])
+    page = opened(quick, html, edits=[{"op": "ablate", "layer": 2}])
     power(page, 2, 4).click()
     others = [(2, head) for head in range(6) if head != 4]
     until(lambda: [(e["layer"], e["head"]) for e in held(page)["edits"] if "head" in e] == others)
@@ -164,9 +164,9 @@ def test_one_head_of_a_removed_layer_is_put_back(
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN, {"op": "ablate", "layer": 3, "head": 0}]])
 def test_what_removing_a_head_changes_is_what_the_library_finds(
-    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+    quick: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
 ) -> None:
-    page = opened(visit, html, edits=edits, colouring="effect")
+    page = opened(quick, html, edits=edits, colouring="effect")
     removed = {(edit["layer"], edit["head"]) for edit in edits if edit["op"] == "ablate"}
     until(lambda: figures(page).keys() == set(HEADS) - removed)
     before = chances(model, ids, edits)
@@ -223,8 +223,8 @@ def focused(page: Page) -> Any:
 
 
 @pytest.mark.parametrize("width", [390, 800, 1280, 1920])
-def test_the_map_fills_its_band(visit: Visit, html: str, width: int) -> None:
-    page = opened(visit, html, width=width, tab="heads")
+def test_the_map_fills_its_band(quick: Visit, html: str, width: int) -> None:
+    page = opened(quick, html, width=width, tab="heads")
     band = page.locator("[data-region=map]").bounding_box()
     boxes = [power(page, *at).bounding_box() for at in HEADS]
     boxes += [cell(page, *at).bounding_box() for at in HEADS]

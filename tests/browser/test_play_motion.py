@@ -185,9 +185,9 @@ def test_it_can_be_stopped_and_taken_by_keys(page: Page) -> None:
 
 
 def test_where_motion_is_not_wanted_its_end_stands_at_once(
-    visit: Visit, html: str, trace: Trace
+    quick: Visit, html: str, trace: Trace
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     page.emulate_media(reduced_motion="reduce")
     motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
@@ -201,8 +201,8 @@ def test_where_motion_is_not_wanted_its_end_stands_at_once(
     assert figures(page)[0] == "score"
 
 
-def test_out_of_sight_it_waits(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, address(**STATE)), width=1280, height=420))
+def test_out_of_sight_it_waits(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(**STATE)), width=1280, height=420))
     page.evaluate("scrollTo(0, 0)")
     go(page, query=3)
     page.wait_for_timeout(2000)
@@ -224,9 +224,9 @@ CASES: dict[str, tuple[list[Edit], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_reader_changed_is_said(visit: Visit, html: str, exact: Model, case: str) -> None:
+def test_what_the_reader_changed_is_said(quick: Visit, html: str, exact: Model, case: str) -> None:
     edits, marked, words = CASES[case]
-    page = opened(visit, html, edits=edits)
+    page = opened(quick, html, edits=edits)
     found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
     weights = found.pattern[LAYER][NUMBER][PLACE]
     shown = [0.0 if x == "hidden" else read(x) for x in figures(page)[1:-1]]
@@ -242,8 +242,8 @@ def test_what_the_reader_changed_is_said(visit: Visit, html: str, exact: Model, 
     assert words in " ".join(seen)
 
 
-def test_of_many_keys_the_others_stand_together(visit: Visit, html: str, exact: Model) -> None:
-    page = opened(visit, html, text=LONG, place=None, query=None)
+def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: Model) -> None:
+    page = opened(quick, html, text=LONG, place=None, query=None)
     trace = exact.trace(LONG)
     size = len(trace.tokens)
     place = list(trace.tokens).index("[MASK]")
@@ -262,9 +262,9 @@ def test_of_many_keys_the_others_stand_together(visit: Visit, html: str, exact: 
     assert figures(page)[-2] == ""
 
 
-def test_a_frame_of_a_long_text_draws_little(visit: Visit, html: str) -> None:
+def test_a_frame_of_a_long_text_draws_little(quick: Visit, html: str) -> None:
     """What a frame costs follows the rows that are shown, however long the text is."""
-    page = opened(visit, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", place=None)
+    page = opened(quick, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", place=None)
     page.evaluate(
         """() => {
           globalThis.drawn = [];
@@ -282,9 +282,9 @@ def test_a_frame_of_a_long_text_draws_little(visit: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_has_its_room(visit: Visit, html: str, width: int) -> None:
+def test_it_has_its_room(quick: Visit, html: str, width: int) -> None:
     hash_ = address(**STATE | {"tab": "heads"})
-    page = ready(visit(opened_at(html, hash_), width=width))
+    page = ready(quick(opened_at(html, hash_), width=width))
     for control in motion(page).locator("button, input").all():
         box: Any = control.bounding_box()
         assert min(box["width"], box["height"]) >= 44 - 0.5

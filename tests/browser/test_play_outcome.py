@@ -35,8 +35,8 @@ def html(model: Model) -> str:
 
 
 @pytest.fixture
-def page(visit: Visit, html: str) -> Page:
-    return visit(html)
+def page(quick: Visit, html: str) -> Page:
+    return quick(html)
 
 
 def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:

@@ -106,8 +106,8 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     assert part(page, "headline").inner_text() == said
 
 
-def test_the_button_says_which_of_two_equal_words_it_hides(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, address(text="The dog saw the dog run."))))
+def test_the_button_says_which_of_two_equal_words_it_hides(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(text="The dog saw the dog run."))))
     after(page, chip(page, "dog").nth(1).click)
     after(page, button(page, "Hide dog (2 of 2)").click)
     assert changed(page) == [{"op": "hide", "token": 5}]
@@ -116,8 +116,8 @@ def test_the_button_says_which_of_two_equal_words_it_hides(visit: Visit, html: s
     assert button(page, "Hide dog (1 of 2)").is_visible()
 
 
-def test_three_clicks_remove_a_head(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_three_clicks_remove_a_head(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     button(page, "Look inside").click()
     page.get_by_role("button", name="layer 3, head 2").click()
     after(page, page.get_by_role("switch", name="head 3.2 takes part").click)
@@ -185,8 +185,8 @@ def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> Non
     assert field.input_value() == typed[-1]
 
 
-def test_any_text_can_be_typed(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, address(inside=True))))
+def test_any_text_can_be_typed(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(inside=True))))
     for text, tokens in (
         ("", 2),
         ("...", 5),
@@ -202,8 +202,8 @@ def test_any_text_can_be_typed(visit: Visit, html: str) -> None:
         assert tight(page)
 
 
-def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
+def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
     after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
     assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
     assert "head 3.2 removed" in part(page, "changes").inner_text()
@@ -212,8 +212,8 @@ def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(visit: Visit, ht
     assert "head 3.2 removed" in part(page, "changes").inner_text()
 
 
-def test_words_are_hidden_masked_swapped_and_put_back(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     after(page, chip(page, "wore").click)
     chosen = page.get_by_role("group", name="the chosen word")
     after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
@@ -234,8 +234,8 @@ def test_words_are_hidden_masked_swapped_and_put_back(visit: Visit, html: str) -
     assert page.get_by_label("Your sentence").input_value() == expected
 
 
-def test_the_page_is_used_with_the_keys_alone(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_the_page_is_used_with_the_keys_alone(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, "")))
     page.get_by_label("Your sentence").focus()
     page.keyboard.press("Enter")
     after(page, lambda: page.keyboard.press("Home"))
@@ -251,9 +251,9 @@ def test_the_page_is_used_with_the_keys_alone(visit: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, width: int) -> None:
+def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
     hash_ = address(text=TEXT, edits=SEVERAL)
-    page = ready(visit(opened_at(html, hash_), width=width, height=800))
+    page = ready(quick(opened_at(html, hash_), width=width, height=800))
     check_layout(page)
     if width == 390:
         for tab in ("Heads", "Steps", "Result"):

@@ -90,9 +90,9 @@ def check_row(page: Page, first: np.ndarray, second: np.ndarray) -> None:
 
 
 def test_both_stand_on_one_axis_with_the_librarys_numbers(
-    visit: Visit, html: str, exact: Model
+    quick: Visit, html: str, exact: Model
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
     there = other.index("[MASK]")
     assert [row[0] for row in table(page)] == NAMES
@@ -117,9 +117,9 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
 
 
 def test_how_alike_and_where_they_differ_is_the_librarys(
-    visit: Visit, html: str, exact: Model
+    quick: Visit, html: str, exact: Model
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
     there = other.index("[MASK]")
     vectors = first.resid[:, QUERY], second.resid[:, there]
@@ -154,7 +154,7 @@ def test_how_alike_and_where_they_differ_is_the_librarys(
 
 
 def test_what_the_reader_changed_holds_for_both_where_it_fits(
-    visit: Visit, html: str, exact: Model
+    quick: Visit, html: str, exact: Model
 ) -> None:
     edits = [
         {"op": "hide", "token": 4},
@@ -163,7 +163,7 @@ def test_what_the_reader_changed_holds_for_both_where_it_fits(
         {"op": "scale", "value": 0.1},
         {"op": "row", "layer": 1, "head": 0, "query": 7, "weights": [0.1] * 10},
     ]
-    page = opened(visit, html, edits=edits)
+    page = opened(quick, html, edits=edits)
     other = exact.tokenize(SECOND).tokens
     fits = [
         {"op": "hide", "token": other.index("crown")},
@@ -177,9 +177,9 @@ def test_what_the_reader_changed_holds_for_both_where_it_fits(
 
 
 def test_any_two_texts_are_aligned_by_what_they_share(
-    visit: Visit, html: str, model: Model
+    quick: Visit, html: str, model: Model
 ) -> None:
-    page = opened(visit, html)
+    page = opened(quick, html)
     field = page.get_by_label("A second sentence beside it")
     for text in ("on a a crown", "wore on her crown she a", "???", f"{FIRST} {FIRST}", FIRST, PAIR):
         after(page, lambda to=text: field.fill(to))
@@ -224,8 +224,8 @@ def comes_to_look_from(page: Page, queries: list[str]) -> None:
     until(lambda: [text.split(" looks at ")[0] for text in lines_of(page)] == queries)
 
 
-def test_each_text_is_moved_on_its_own_and_both_by_the_map(visit: Visit, html: str) -> None:
-    page = opened(visit, html)
+def test_each_text_is_moved_on_its_own_and_both_by_the_map(quick: Visit, html: str) -> None:
+    page = opened(quick, html)
     sides = part(page, "second").locator(".side")
     sides.nth(1).get_by_role("option", name="king").click()
     comes_to_look_from(page, ["[MASK]", "king"])
@@ -247,9 +247,9 @@ def test_each_text_is_moved_on_its_own_and_both_by_the_map(visit: Visit, html: s
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, width: int) -> None:
+def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
     state = address(**STATE, edits=[{"op": "hide", "token": 1}], tab="heads")
-    page = ready(visit(opened_at(html, state), width=width, height=800))
+    page = ready(quick(opened_at(html, state), width=width, height=800))
     page.wait_for_timeout(1000)
     assert part(page, "second").locator(".both-maps").is_visible()
     check_layout(page)

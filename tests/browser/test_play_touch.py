@@ -156,14 +156,14 @@ def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Tra
     until(lambda: given(page)[0]["weights"][CROWN] == 1)
 
 
-def test_of_a_hasty_drag_the_last_weight_lands(visit: Visit, html: str, trace: Trace) -> None:
+def test_of_a_hasty_drag_the_last_weight_lands(quick: Visit, html: str, trace: Trace) -> None:
     """The model takes its time, so that most of the weights on the way are never computed."""
     slow = (
         "<script>addEventListener('qkv', () => { const { run } = qkv; window.asked = 0;"
         " qkv.run = async (...all) => { asked += 1;"
         " await new Promise((go) => setTimeout(go, 400)); return run(...all); }; });</script>"
     )
-    page = opened(visit, html.replace("<head>", f"<head>{slow}", 1))
+    page = opened(quick, html.replace("<head>", f"<head>{slow}", 1))
     asked = page.evaluate("asked")
     drag(page, "on", *np.linspace(0.1, 0.9, 40), 0.33)
     now = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
@@ -296,11 +296,11 @@ def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, tr
         press(page, "ArrowRight")
 
 
-def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(visit: Visit, html: str) -> None:
+def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(quick: Visit, html: str) -> None:
     text = f"{'the crown and ' * 30}[MASK]."
     block = [(i, j) for i in range(40, 46) for j in range(10, 16)]
     edits = [{"op": "mask", "query": i, "key": j, "layer": 3, "head": 2} for i, j in block]
-    page = opened(visit, html, text=text, place=None, query=None, edits=edits)
+    page = opened(quick, html, text=text, place=None, query=None, edits=edits)
     assert own(page).get_by_role("button", name="Show cells").is_visible()
     left, top, wide, tall = cells(page)
     found = heat_map(page).astype(int)
@@ -315,12 +315,12 @@ def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(visit: Visit, ht
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
-    visit: Visit, html: str, width: int
+    quick: Visit, html: str, width: int
 ) -> None:
     row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": PLACE}
     edits = [row | {"weights": [0.1] * 10}, {"op": "hide", "token": 2}]
     state = STATE | {"edits": edits, "tab": "heads"}
-    page = ready(visit(opened_at(html, address(**state)), width=width))
+    page = ready(quick(opened_at(html, address(**state)), width=width))
     until(lambda: own(page).locator(".by-hand").count() == 1)
     check_layout(page, "head")
     controls = own(page).locator(".weight-bar :is(button, input)")

@@ -238,7 +238,7 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
 
 
 def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
-    page = visit(html)
+    page = visit(html, alone=True)
     page.clock.install()
     page.get_by_role("button", name="Play").click()
     assert shown_step(page) == 0  # from the beginning, since it was at the end
@@ -261,7 +261,7 @@ def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
 
 
 def test_with_reduced_motion_the_player_takes_its_time(visit: Visit, html: str) -> None:
-    page = visit(html)
+    page = visit(html, alone=True)
     page.emulate_media(reduced_motion="reduce")
     page.clock.install(time=0)
     page.clock.pause_at(60_000)  # from here on the clock moves when it is told to

@@ -1,0 +1,127 @@
+"""How tests open pages, which may not complain or ask for anything."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Browser, BrowserContext, Page
+
+from .one_model import STAND_IN, OneModel
+from .support import Visit
+
+Scheme = Literal["light", "dark"]
+# when the page, with all that its script draws at once, was first painted
+PAINTED = """addEventListener("DOMContentLoaded", () => requestAnimationFrame(() =>
+  requestAnimationFrame(() => { window.painted = performance.now(); })));"""
+
+
+class Pages:
+    """The pages of a context: a document is a test's own, the page may show another's next.
+
+    What a page would keep is set anew: its size, what it prefers, where the pointer is.
+    """
+
+    def __init__(self, context: BrowserContext, script: str) -> None:
+        context.add_init_script(script)
+        self.context = context
+        self._idle: list[Page] = []
+
+    def take(self, width: int, height: int, scheme: Scheme) -> Page:
+        page = self._idle.pop() if self._idle else self.context.new_page()
+        page.mouse.move(0, 0)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme, reduced_motion="null")
+        page.set_default_timeout(60_000)  # 14 MB of a model are read, on a busy machine
+        return page
+
+    def give_back(self, page: Page) -> None:
+        self._idle.append(page)
+
+
+class Openers:
+    """What opens pages, of which each worker of a test run has one."""
+
+    def __init__(self, chromium: Browser) -> None:
+        self._chromium = chromium
+        self._with_scripts = {on: self._pages(on) for on in (True, False)}
+        self._live = Pages(chromium.new_context(), STAND_IN)
+        self._model = OneModel(self._live.context)
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _pages(self, scripts: bool = True) -> Pages:
+        return Pages(self._chromium.new_context(java_script_enabled=scripts), PAINTED)
+
+    @contextmanager
+    def visiting(self, folder: Path) -> Iterator[Visit]:
+        """Opens pages from files of their own; `alone` in a context too, whose clock is set."""
+        with watched() as (watch, wanted):
+
+            def visit(
+                html: str,
+                *,
+                width: int = 1280,
+                height: int = 900,
+                scheme: Scheme = "light",
+                scripts: bool = True,
+                alone: bool = False,
+            ) -> Page:
+                path = folder / f"page{len(wanted)}.html"
+                path.write_text(html, encoding="utf-8")
+                wanted.append(path.as_uri())
+                pages = self._pages() if alone else self._with_scripts[scripts]
+                page = pages.take(width, height, scheme)
+                watch(page, page.context.close if alone else lambda: pages.give_back(page))
+                page.goto(path.as_uri())
+                return page
+
+            yield visit
+
+    @contextmanager
+    def quickly(self) -> Iterator[Visit]:
+        """Opens live pages, whose model runs already."""
+        with watched() as (watch, wanted):
+
+            def quick(
+                html: str, *, width: int = 1280, height: int = 900, scheme: Scheme = "light"
+            ) -> Page:
+                page = self._live.take(width, height, scheme)
+                watch(page, lambda: self._live.give_back(page))
+                wanted.append(self._model.open(page, html))
+                return page
+
+            yield quick
+
+
+@contextmanager
+def watched() -> Iterator[tuple[Callable[[Page, Callable[[], None]], None], list[str]]]:
+    """Watches pages, each until it is done with, and has a list of the addresses they may want.
+
+    At the end no page may have written an error, and none may have requested anything but itself.
+    """
+    complaints: list[str] = []
+    requested: list[str] = []
+    wanted: list[str] = []
+    ends: list[Callable[[], None]] = []
+    heard = {
+        "pageerror": lambda error: complaints.append(str(error)),
+        "console": lambda said: complaints.append(f"{said.type}: {said.text}"),
+        "dialog": lambda dialog: (complaints.append(dialog.message), dialog.dismiss()),
+        "request": lambda request: requested.append(request.url),
+    }
+
+    def watch(page: Page, end: Callable[[], None]) -> None:
+        for event, hear in heard.items():
+            page.on(event, hear)
+            ends.append(lambda event=event, hear=hear: page.remove_listener(event, hear))
+        ends.append(end)
+
+    yield watch, wanted
+    for end in ends:
+        end()
+    assert complaints == [], complaints
+    # what a page made itself, as a worker, is none of the others' either
+    others = [url for url in requested if not url.startswith(("data:", "blob:"))]
+    assert others == wanted, (others, wanted)
