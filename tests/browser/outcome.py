@@ -1,6 +1,8 @@
 """A page with the model and what follows from changes to a run of it; and what should be there."""
 
+import json
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from qkv.see.draw import colours
 from qkv.see.page.engine import engine_part, engine_payload
 from qkv.see.page.html import WITH_WORKER, asset, document, script_json
 
-from .edited import Edit
+from .edited import Edit, Result
 from .engine import by_the_library, shares
 
 # Runs a text with and without edits, and gives both to the part of the page.
@@ -86,13 +88,22 @@ def follow(page: Page, text: str, edits: list[Edit], place: int, **more: Any) ->
 
 
 def expected(model: Model, text: str, edits: list[Edit], place: int) -> Expected:
-    ids = model.tokenize(text).ids.tolist()
-    plain, changed = (by_the_library(model, ids, own) for own in ([], edits))
-    words = [model.tokenizer.token(id) for id in range(len(model.tokenizer.vocabulary))]
+    plain, changed = (_by_the_library(model, text, json.dumps(own)) for own in ([], edits))
+    words = _words(model)
     one, other = (shares(found.logits[place : place + 1])[0] for found in (plain, changed))
     return Expected(
         words, one, other, (plain.pattern, changed.pattern), (plain.resid, changed.resid)
     )
+
+
+@cache
+def _by_the_library(model: Model, text: str, edits: str) -> Result:
+    return by_the_library(model, model.tokenize(text).ids.tolist(), json.loads(edits))
+
+
+@cache
+def _words(model: Model) -> list[str]:
+    return [model.tokenizer.token(id) for id in range(len(model.tokenizer.vocabulary))]
 
 
 def rows(page: Page) -> list[Row]:

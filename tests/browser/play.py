@@ -21,6 +21,20 @@ KEPT = """<script>
 </script>"""
 
 
+# Ends once the address is that of the state, as the link to the whole page has it but for `only`.
+REST = """() => new Promise((rested) => {
+  const link = document.querySelector(".qkv-view").shadowRoot.querySelector(".whole");
+  const fields = (address) => {
+    const found = new URLSearchParams(new URL(address).hash.slice(1));
+    found.delete("only");
+    return String(found);
+  };
+  const look = () =>
+    fields(link.href) === fields(location.href) ? rested() : setTimeout(look, 20);
+  look();
+})"""
+
+
 def address(**state: Any) -> str:
     """What stands behind the # for a state."""
     return "#" + urlencode(
@@ -44,7 +58,12 @@ def after(page: Page, act: Callable[[], object]) -> None:
     before = page.locator("html").get_attribute("data-painted")
     act()
     page.locator(f"html:not([data-painted='{before}'])").wait_for(timeout=30_000)
-    page.wait_for_timeout(400)
+    rest(page)
+
+
+def rest(page: Page) -> None:
+    """Waits until the address is that of what is shown, which the page writes when it rests."""
+    page.evaluate(REST)
 
 
 def changed(page: Page) -> list[dict[str, Any]]:

@@ -26,6 +26,14 @@ START: dict[str, Any] = {"text": TEXT, "edits": [], "place": PLACE, "query": PLA
 START |= {"layer": HEAD[0], "head": HEAD[1]}
 STATE = START | {"inside": True}
 ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}
+# What a canvas shows: its height, its width, its pixels as base64.
+PIXELS = """(canvas) => {
+  const copy = canvas.cloneNode();
+  const pen = copy.getContext('2d', { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const { data } = pen.getImageData(0, 0, copy.width, copy.height);
+  return [copy.height, copy.width, new Uint8Array(data).toBase64()];
+}"""
 
 
 def live_page(model: Model) -> str:
@@ -70,7 +78,13 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.1)
+        time.sleep(0.05)
+
+
+def laid_out(page: Page) -> None:
+    """Waits for the layer as data flows through it, drawn once its parameters are there."""
+    tabs = page.locator("[data-part=steps]").get_by_role("tab", include_hidden=True)
+    until(lambda: tabs.count() > 12)
 
 
 def table(page: Page) -> np.ndarray:
@@ -105,13 +119,19 @@ def heat_map(page: Page) -> np.ndarray:
 
 def picture(canvas: Locator) -> np.ndarray:
     """The colours of a canvas, (height, width, 3), a pixel for each of CSS."""
-    height, width, packed = canvas.evaluate(
-        "(canvas) => { const copy = canvas.cloneNode();"
-        " const pen = copy.getContext('2d', { willReadFrequently: true });"
-        " pen.drawImage(canvas, 0, 0);"
-        " const { data } = pen.getImageData(0, 0, copy.width, copy.height);"
-        " return [copy.height, copy.width, new Uint8Array(data).toBase64()]; }"
+    return _pixels(*canvas.evaluate(PIXELS))
+
+
+def pictures(all_: Locator) -> dict[str, np.ndarray]:
+    """The same of the canvas in each of several nodes that has one, by the node's `data-head`."""
+    found = all_.evaluate_all(
+        "all => all.filter((one) => one.querySelector('canvas')).map((one) =>"
+        f" [one.dataset.head, ({PIXELS})(one.querySelector('canvas'))])"
     )
+    return {head: _pixels(*packed) for head, packed in found}
+
+
+def _pixels(height: int, width: int, packed: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(packed), np.uint8).reshape(height, width, 4)[..., :3]
 
 

@@ -90,20 +90,20 @@ def readout(page: Page | Locator) -> dict[str, str]:
     return page.locator(".readout").first.evaluate(f"said => ({READOUT})(said)")
 
 
-def after_each(page: Page, names: list[str]) -> list[dict[str, str]]:
+def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str, str]]:
     """The same after each of many keys, which what has the focus is given in the page itself."""
     return page.evaluate(
-        f"""names => {{
+        f"""([names, within]) => {{
           let node = document.activeElement;
           while (node.shadowRoot) node = node.shadowRoot.activeElement;
-          const said = node.getRootNode().querySelector(".readout");
+          const said = node.getRootNode().querySelector(`${{within}} .readout`);
           return names.map((key) => {{
             const settings = {{ key, bubbles: true, composed: true, cancelable: true }};
             node.dispatchEvent(new KeyboardEvent("keydown", settings));
             return ({READOUT})(said);
           }});
         }}""",
-        names,
+        [names, within],
     )
 
 

@@ -28,7 +28,7 @@ HOSTILE = [
 ]
 AXE = """([part, options]) => axe.run(
   part ? { fromShadowDom: [".qkv-view", `[data-part=${part}]`] } : document,
-  { resultTypes: ["violations"], ...options },
+  { resultTypes: ["violations"], preload: false, ...options },
 ).then(({ violations }) => violations)"""
 CASES = {
     "show": lambda: page_of(made(WORDS), query=5),

@@ -9,8 +9,8 @@ from playwright.sync_api import Locator, Page
 from qkv.models import Model
 
 from .edited import Edit, run
-from .playing import PLACE, TEXT, held, opened, until
-from .support import Visit, press, read, readout, tight
+from .playing import PLACE, TEXT, held, laid_out, opened, until
+from .support import Visit, after_each, press, read, readout, tight
 from .test_walk_shift import numbers_in
 
 HEAD = 2
@@ -30,13 +30,12 @@ def part(page: Page) -> Locator:
 
 def names(page: Page) -> list[str]:
     """The nodes of the block, once it knows the parameters."""
-    tabs = part(page).get_by_role("tab")
-    until(lambda: tabs.count() > 12)
-    return [text.split()[-1] for text in tabs.all_inner_texts()]
+    laid_out(page)
+    return [text.split()[-1] for text in part(page).get_by_role("tab").all_inner_texts()]
 
 
 def choose(page: Page, name: str) -> None:
-    part(page).get_by_role("tab", name=re.compile(rf"^\d+ {name}:")).click()
+    part(page).locator("[role=tab]").nth(names(page).index(name)).click()
 
 
 def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:
@@ -123,8 +122,7 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
         choose(page, name)
         page.locator(".steps-view .map").first.focus()
         press(page, "ArrowDown", "Control+Home")
-        for _ in range(PLACE):
-            press(page, "ArrowDown")
+        after_each(page, ["ArrowDown"] * PLACE)
         told = readout(part(page))
         where, _, value = told[""].rpartition(" = ")
         column = re.search(r", ([^,]*)\]$", where)[1]

@@ -63,7 +63,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
     begin(page)
     for number, card in enumerate(CARDS, 1):
         box = part(page, "cards")
-        assert box.get_by_role("heading").inner_text() == f"Card {number} of 12"
+        page.get_by_role("heading", name=f"Card {number} of 12", exact=True).wait_for()
         says, asks = box.locator("p").all_inner_texts()[:2]
         check_told(card, card["read"], says)
         assert asks == card["ask"].replace("*", "")
@@ -73,8 +73,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
         assert before.items() <= state.items()
         own = right(card, by_the_formula(card))
         guess = own if guesses_right else (own + 1) % len(card["options"])
-        box.locator(".options button").nth(guess).click()
-        page.wait_for_timeout(600)
+        after(page, box.locator(".options button").nth(guess).click)
         told = box.locator(".told").inner_text()
         verdict = "Right. " if guesses_right else "Not so. "
         assert told.startswith(verdict)
@@ -120,8 +119,7 @@ def test_at_its_end_the_reader_has_what_was_there(quick: Visit, html: str) -> No
 def test_a_card_is_in_the_address(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
     begin(page)
-    page.locator(".options button").nth(1).click()
-    page.wait_for_timeout(600)
+    after(page, page.locator(".options button").nth(1).click)
     again = ready(quick(opened_at(html, page.evaluate("location.hash"))))
     part(again, "cards").wait_for()
     assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
@@ -136,8 +134,7 @@ def test_it_is_read_and_answered_with_the_keys_alone(quick: Visit, html: str) ->
     part(page, "cards").wait_for()
     page.keyboard.press("Tab")  # from the heading
     page.keyboard.press("Tab")
-    page.keyboard.press("Space")
-    page.wait_for_timeout(600)
+    after(page, lambda: page.keyboard.press("Space"))
     assert page.locator(".options button").nth(1).get_attribute("aria-pressed") == "true"
     assert page.locator(".told").get_attribute("role") == "status"
     after(page, lambda: page.keyboard.press("Enter"))  # it is at Next

@@ -22,6 +22,7 @@ from .playing import (
     like,
     opened,
     picture,
+    pictures,
     shows,
     until,
 )
@@ -56,11 +57,24 @@ def colours(values: np.ndarray) -> np.ndarray:
     return np.array([[list(bytes.fromhex(shade(float(x))[1:])) for x in row] for row in values])
 
 
-def near(found: np.ndarray, values: np.ndarray) -> None:
-    """A picture has the colours of these values, which it knows in 255 steps."""
+def bounds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The darkest and the brightest of a picture, which knows its values in 255 steps."""
     least, most = colours(values - 0.004), colours(values + 0.004)
-    low, high = np.minimum(least, most), np.maximum(least, most)
-    assert ((found >= low - 2) & (found <= high + 2)).all()
+    return np.minimum(least, most) - 2, np.maximum(least, most) + 2
+
+
+def come_to_show(page: Page, values: np.ndarray) -> None:
+    """Pictures are drawn a few at a time, until those of all heads have these colours."""
+    within = {f"{layer}.{head}": bounds(values[layer, head]) for layer, head in HEADS}
+
+    def drawn() -> bool:
+        found = pictures(page.locator("[data-part=map] .cell-head"))
+        return found.keys() == within.keys() and all(
+            found[head].shape == low.shape and ((found[head] >= low) & (found[head] <= high)).all()
+            for head, (low, high) in within.items()
+        )
+
+    until(drawn)
 
 
 def figures(page: Page) -> dict[tuple[int, int], float]:
@@ -78,10 +92,7 @@ def test_every_picture_is_the_pattern_of_its_head(
 ) -> None:
     expected = by_the_library(model, ids, edits).pattern
     page = opened(quick, html, edits=edits)
-    until(lambda: page.locator("[data-part=map] .cell canvas").count() == len(HEADS))
-    page.wait_for_timeout(1000)  # pictures come a few at a time
-    for layer, head in HEADS:
-        near(thumb(page, layer, head), expected[layer, head])
+    come_to_show(page, expected)
 
 
 def test_the_brightest_cell_of_a_picture_is_that_of_the_heat_map(page: Page) -> None:
@@ -197,9 +208,7 @@ def test_the_difference_from_the_original(page: Page, model: Model, ids: list[in
     found = figures(page)
     for at in HEADS:
         assert found[at] == pytest.approx(far[at], abs=0.00051)
-    page.wait_for_timeout(1000)
-    for at in HEADS:
-        near(thumb(page, *at), after[at] - before[at])
+    come_to_show(page, after - before)
     changed = (after - before)[HEAD]
     like(cell_colours(page), changed)
 
@@ -226,12 +235,13 @@ def focused(page: Page) -> Any:
 def test_the_map_fills_its_band(quick: Visit, html: str, width: int) -> None:
     page = opened(quick, html, width=width, tab="heads")
     band = page.locator("[data-region=map]").bounding_box()
-    boxes = [power(page, *at).bounding_box() for at in HEADS]
-    boxes += [cell(page, *at).bounding_box() for at in HEADS]
+    boxes = page.locator("[data-part=map] :is(.power, .cell-head)").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().toJSON())"
+    )
     assert band is not None
-    assert max(box["x"] + box["width"] for box in boxes if box) >= band["x"] + band["width"] - 10
-    assert min(box["x"] for box in boxes if box) <= band["x"] + 32  # beside it the layer's name
+    assert len(boxes) == 2 * len(HEADS)
+    assert max(box["right"] for box in boxes) >= band["x"] + band["width"] - 10
+    assert min(box["left"] for box in boxes) <= band["x"] + 32  # beside it the layer's name
     for box in boxes:
-        assert box is not None
         assert min(box["width"], box["height"]) >= 44 - 0.5
     assert tight(page)

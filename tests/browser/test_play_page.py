@@ -8,7 +8,8 @@ from playwright.sync_api import Page
 
 import qkv
 
-from .play import address, after, button, changed, chip, opened_at, part, ready, shown
+from .play import address, after, button, changed, chip, opened_at, part, ready, rest, shown
+from .playing import laid_out
 from .support import Visit, tight
 from .test_page import problems
 
@@ -149,24 +150,26 @@ def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside:
     edits = HIDDEN if not inside else SEVERAL
     state = {"text": TEXT, "edits": edits, "layer": 2, "head": 1, "query": 1, "inside": inside}
     page = ready(visit(opened_at(html, address(**state))))
-    page.wait_for_timeout(3000)  # heads are removed in turn, in the background
+    if inside:
+        laid_out(page)
     assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
     button(page, "Share").click()
     shared = page.get_by_label("The address of what you see").input_value()
     button(page, "Close").click()
     again = ready(visit(opened_at(html, "#" + shared.partition("#")[2])))
-    again.wait_for_timeout(3000)
+    if inside:
+        laid_out(again)
     assert shown(again) == shown(page)
 
 
 def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None:
     plain = shown(ready(visit(html)))
     page = ready(visit(opened_at(html, DAMAGED[3])))
-    page.wait_for_timeout(500)
+    rest(page)
     assert shown(page) == plain
     for hash_ in DAMAGED:
         page.evaluate("hash => { location.hash = hash; }", hash_)
-        page.wait_for_timeout(600)
+        rest(page)
         assert shown(page) == plain, hash_
 
 
@@ -261,7 +264,7 @@ def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) 
             check_layout(page)
         return
     after(page, button(page, "Look inside").click)
-    page.wait_for_timeout(1000)
+    laid_out(page)
     check_layout(page)
 
 

@@ -15,7 +15,7 @@ from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_written
 from .play import address, after, button, opened_at, part, ready, shown
-from .playing import until
+from .playing import laid_out, until
 from .support import Visit, press, read, readout
 from .test_play_page import check_layout
 
@@ -200,7 +200,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
     page = ready(visit(opened_at(html, "")))
     assert not part(page, "second").is_visible()
     button(page, "Look inside").click()
-    page.wait_for_timeout(1500)  # the block asks for parameters
+    laid_out(page)
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
     field = page.get_by_label("A second sentence beside it")
@@ -209,7 +209,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
     after(page, lambda: field.fill(SECOND))
     held = shown(page)
     again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
-    again.wait_for_timeout(500)
+    laid_out(again)
     assert shown(again).replace("Undo", "") == held.replace("Undo", "")
     assert again.get_by_label("A second sentence beside it").input_value() == SECOND
     after(page, button(page, "Take it away").click)
@@ -250,6 +250,6 @@ def test_each_text_is_moved_on_its_own_and_both_by_the_map(quick: Visit, html: s
 def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
     state = address(**STATE, edits=[{"op": "hide", "token": 1}], tab="heads")
     page = ready(quick(opened_at(html, state), width=width, height=800))
-    page.wait_for_timeout(1000)
-    assert part(page, "second").locator(".both-maps").is_visible()
+    laid_out(page)
+    part(page, "second").locator(".both-maps").wait_for()
     check_layout(page)
