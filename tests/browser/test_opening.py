@@ -1,0 +1,62 @@
+"""How tests open pages: one that is used again is as a new one, and none complains unheard."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from .opening import Openers
+from .play import address, after, button, opened_at, part, ready
+from .playing import STATE, laid_out
+from .support import Visit
+
+# All that a page shows, what is set in it, and what it was told of the window.
+WHOLE = """() => {
+  const view = document.querySelector(".qkv-view").shadowRoot.querySelector(".view");
+  const set = [...view.querySelectorAll("input, textarea, select, details")].map((one) =>
+    [one.value, one.checked, one.disabled, one.open]);
+  const media = ["prefers-color-scheme: dark", "prefers-reduced-motion: reduce"];
+  const likes = media.map((one) => matchMedia(`(${one})`).matches);
+  const shown = view.innerHTML.replaceAll(location.href.replace(/#.*/s, ""), "");
+  return [shown, location.hash, set, innerWidth, innerHeight, scrollY, ...likes];
+}"""
+BAD = {
+    "says": "console.log(1)",
+    "throws": "throw new Error('x')",
+    "alerts": "alert(1)",
+    "asks": "new Image().src = 'http://localhost:1/x.png'",
+}
+
+
+def whole(page: Page) -> object:
+    laid_out(ready(page))
+    return page.evaluate(WHOLE)
+
+
+def test_a_page_that_is_used_again_is_as_a_new_one(
+    openers: Openers, visit: Visit, html: str
+) -> None:
+    with openers.quickly() as quick:
+        page = ready(quick(opened_at(html, address(**STATE)), width=800, scheme="dark"))
+        page.emulate_media(reduced_motion="reduce")
+        after(page, button(page, "Hide crown").click)
+        after(page, lambda: page.get_by_label("Your sentence", exact=True).fill("A [MASK]."))
+        head = part(page, "head")
+        head.get_by_label("paint: a stroke over cells hides them").check()
+        head.locator("> details summary").click()
+        page.locator("[data-part=map] .cell-head").first.hover()
+        page.evaluate("scrollTo(0, 300)")
+    with openers.quickly() as quick:
+        again = quick(opened_at(html, address(inside=True)))
+        assert again is page
+        assert whole(again) == whole(visit(opened_at(html, address(inside=True))))
+        assert button(again, "Undo").is_disabled()
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_a_page_complains_of_or_asks_for_is_an_error(
+    openers: Openers, tmp_path: Path, bad: str
+) -> None:
+    head = "<!doctype html><title>bad</title><link rel=icon href='data:,'>"
+    with pytest.raises(AssertionError), openers.visiting(tmp_path) as visit:
+        visit(f"{head}<script>{BAD[bad]}</script>")
