@@ -144,7 +144,8 @@ class Marking:
         if explained is not None:
             self.steps, made = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            self.found += [of_mistake(one, wrong) for one in made]
+            told = {finding.key for finding in self.found}  # a later test may see more of one
+            self.found += [of_mistake(one, wrong) for one in made if one.key not in told]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
             if self.wrong:

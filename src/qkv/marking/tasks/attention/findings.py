@@ -133,7 +133,8 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
             expected = expected[..., ::-1, :]
         if differ(call(wrong.case.permuted()).out, expected):
             hints.append(
-                "the order of the keys matters, which it must not: is a position or a mask inside?"
+                "the order of the keys matters, which it must not, as if a position or a mask"
+                " were inside"
             )
     return hints
 

@@ -41,15 +41,12 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
+KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"))
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
 GROUPS = (
-    Group(
-        "one word at a time",
-        WORD_BY_WORD,
-        (*CACHING, *MASKING, *core("x,w_q,w_k,w_v")),
-    ),
-    Group("a prompt and then single words", _cases(20, (2, 1), (3, 1, 1)), MASKING),
-    Group("several words after others", _cases(30, (1, 2), (2, 2), (1, 3, 2)), MASKING),
+    Group("one word at a time", WORD_BY_WORD, KNOWN),
+    Group("a prompt and then single words", _cases(20, (2, 1), (3, 1, 1)), KNOWN),
+    Group("several words after others", _cases(30, (1, 2), (2, 2), (1, 3, 2)), KNOWN),
     Group("scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE),
 )
 

@@ -1,0 +1,193 @@
+"""Every known mistake, in each way it is known to be written: none is taken for another.
+
+The functions compute by the marker's own steps with one of them replaced; that the steps are those
+of learners is shown beside each task, by functions as they are written.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from qkv.marking import check
+from qkv.marking.tasks import positions
+from qkv.marking.tasks.attention import inputs
+from qkv.marking.tasks.attention import mistakes as attention
+from qkv.marking.tasks.attention import steps as attending
+from qkv.marking.tasks.block import marker as blocks
+from qkv.marking.tasks.block import steps as wiring
+from qkv.marking.tasks.decoder import marker as decoders
+from qkv.marking.tasks.decoder import mistakes as decoding
+from qkv.marking.tasks.decoder import steps as decoder
+from qkv.marking.tasks.heads import mistakes as heads
+from qkv.marking.tasks.kv_cache import mistakes as caching
+from qkv.marking.tasks.kv_cache import steps as stepping
+from qkv.marking.tasks.mask import mistakes as masks
+from qkv.marking.tasks.softmax import mistakes as softmax
+from qkv.marking.tasks.softmax import steps as scores
+
+X = "x,w_q,w_k,w_v"
+
+
+def of_softmax(made):
+    return lambda x, axis=-1: scores.compute(scores.Scores(x, axis), {**scores.RIGHT, **made})
+
+
+def of_positions(made):
+    steps = {**positions.RIGHT, **made}
+    return lambda length, dim: positions.compute(positions.Table(length, dim), steps)
+
+
+def of_attention(made):
+    def mine(q, k, v, mask=None, is_causal=False, q_offset=0):
+        arrays = {"query": q, "key": k, "value": v}
+        case = inputs.Case(arrays, mask, is_causal, q_offset)
+        return attending.compute(case, {**attending.RIGHT, **made})
+
+    return mine
+
+
+def of_words(made):
+    def mine(x, w_q, w_k, w_v, num_heads=1):
+        arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
+        return attending.compute(inputs.Case(arrays, heads=num_heads), {**attending.RIGHT, **made})
+
+    return mine
+
+
+def of_masks(made):
+    """Masks of a batch are read by the step for masks, others as they are."""
+
+    def mine(q, k, v, mask):
+        if mask.ndim == 2 and {*made} == {"mask"}:
+            return of_attention({})(q, k, v, mask)
+        case = inputs.Case({"query": q, "key": k, "value": v}, mask)
+        return attending.compute(case, {**attending.RIGHT, **made})
+
+    return mine
+
+
+def of_heads(made):
+    def mine(x, w_q, w_k, w_v, num_heads, w_o=None):
+        arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
+        case = inputs.Case(arrays, heads=num_heads, output=w_o)
+        return attending.compute(case, {**attending.RIGHT, **made})
+
+    return mine
+
+
+def of_blocks(made):
+    def mine(x, parameters, num_heads=1):
+        case = wiring.Call(x, parameters, num_heads)
+        return wiring.compute(case, {**wiring.RIGHT, **made})
+
+    return mine
+
+
+def of_steps(made):
+    """The words kept, and all calls done again."""
+
+    def mine(x, cache, w_q, w_k, w_v, positions=None):
+        pieces = [*(cache or []), x]
+        arrays = {"x": np.concatenate(pieces), "w_q": w_q, "w_k": w_k, "w_v": w_v}
+        run = stepping.Run(arrays, tuple(map(len, pieces)), positions)
+        return stepping.compute(run, {**stepping.RIGHT, **made})[-len(x) :], pieces
+
+    return mine
+
+
+def of_decoders(made):
+    def mine(ids, weights, config):
+        assert ids.ndim == 1, "one text, not a batch"
+        text = decoder.Text(ids, tied=config["tie_word_embeddings"])
+        return decoder.compute(text, {**decoder.RIGHT, **made})
+
+    return mine
+
+
+KNOWN = {
+    ("softmax", of_softmax, "qkv"): (
+        *softmax.CORE,
+        *softmax.BATCHES,
+        *softmax.LARGE,
+        *softmax.AXIS,
+    ),
+    ("positions", of_positions, "qkv"): positions.MISTAKES,
+    ("attention", of_attention, "qkv"): (
+        *attention.core("qkv"),
+        *attention.SHAPES,
+        *attention.LARGE,
+        *attention.BATCHES,
+        *attention.MASK,
+        *attention.HIDING,
+        *attention.EMPTY,
+        *attention.CAUSAL,
+        *attention.BOTH,
+        *attention.OFFSET,
+    ),
+    ("attention", of_words, X): (*attention.core(X), *attention.HEADS),
+    ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
+    ("heads", of_heads, "qkv"): (*attention.HEADS, *heads.HEADS, *heads.PROJECTED),
+    ("block", of_blocks, "qkv"): (*blocks.KNOWN, *attention.HEADS),
+    ("kv-cache", of_steps, "qkv"): (
+        *caching.CACHING,
+        *caching.MASKING,
+        *caching.PLACING,
+        *attention.core(X),
+    ),
+    ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, *decoding.LAST),
+}
+
+
+def each():
+    """Every variant of every mistake of a task, numbered by the mistake's key."""
+    seen = Counter()
+    for (task, of, way), known in KNOWN.items():
+        for one in known:
+            for variant in one.variants:
+                name = f"{task}{'-of-words' if way == X else ''}-{one.key}"
+                yield pytest.param(
+                    f"{name}-{seen[name]}",
+                    task,
+                    of,
+                    way,
+                    one.key,
+                    variant,
+                    id=f"{name}-{seen[name]}",
+                )
+                seen[name] += 1
+
+
+EACH = [*each()]
+# what is told by another name, since the two are the same function there, or by two names
+OTHERWISE = {
+    "softmax-softmax-first-axis-0": {"softmax-columns"},  # of one row it is right elsewhere only
+    "mask-mask-too-weak-1": {"mask-added"},  # 0 and -1 differ from 1 and 0 by a constant
+    "block-scale-model-width-0": {"heads-scale"},  # the heads together are as wide as x
+    "block-heads-size-1": set(),  # the same: D // num_heads is the size of a head
+    "kv-cache-causal-always-0": set(),  # a step is always causal
+    "decoder-decoder-last-place-0": {"decoder-last-place", "decoder-last-row"},
+    "decoder-decoder-last-place-1": {"decoder-last-place", "decoder-last-row"},
+}
+
+
+@pytest.mark.parametrize(("name", "task", "of", "way", "key", "variant"), EACH)
+def test_no_mistake_is_taken_for_another(name, task, of, way, key, variant):
+    result = check(of(variant), way, task=task)
+    found = {*result.mistakes, *result.fragile, *result.conventions}
+    assert found == OTHERWISE.get(name, {key}), str(result)
+
+
+def test_the_right_steps_are_right_in_every_task():
+    for task, of, way in KNOWN:
+        result = check(of({}), way, task=task)
+        assert (result.passed, result.points) == (True, 10), str(result)
+
+
+def test_what_is_told_otherwise_is_there():
+    assert {*OTHERWISE} <= {one.id for one in EACH}
+    assert len({one.id for one in EACH}) == len(EACH)
+
+
+def test_there_are_at_least_150_mistakes():
+    assert len({one.key for known in KNOWN.values() for one in known}) >= 150
