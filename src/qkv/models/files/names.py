@@ -28,44 +28,61 @@ class Fused:
     Attributes:
         name: of that tensor, `*` for the layer's number.
         index: which one this is.
-        count: how many there are, all of one size.
+        count: how many there are.
         groups: the columns fall into so many equal groups, each with a piece of every one: as
             many as there are heads, say, where each head's query, key and value are side by side.
+        shares: how large each is beside the others; empty where all are of one size.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))
+    >>> Fused("qkv", 1, 3, shares=(4, 1, 1)).cut(np.arange(6))
+    array([4])
     """
 
     name: str
     index: int
     count: int
     groups: int = 1
+    shares: tuple[int, ...] = ()
+
+    @property
+    def _shares(self) -> tuple[int, ...]:
+        """How large each is beside the others."""
+        return self.shares or (1,) * self.count
+
+    def whole(self, columns: int) -> int:
+        """How many columns all parts have, where this one has so many."""
+        return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
         """This one's columns, `(..., n)` of `(..., count * n)`."""
         *lead, columns = whole.shape
-        piece = columns // self.count // self.groups
-        split = whole.reshape(*lead, self.groups, self.count, piece)[..., self.index, :]
-        found: Array = split.reshape(*lead, columns // self.count)
+        one = columns // self.groups // sum(self._shares)
+        begin, end = (one * sum(self._shares[: self.index + more]) for more in (0, 1))
+        split = whole.reshape(*lead, self.groups, columns // self.groups)[..., begin:end]
+        found: Array = split.reshape(*lead, self.groups * (end - begin))
         return found
 
     def join(self, parts: list[Array]) -> Array:
         """The whole of all parts in their order."""
         if self.count == 1:
             return parts[0]
-        *lead, columns = parts[0].shape
-        split = [part.reshape(*lead, self.groups, columns // self.groups) for part in parts]
-        joined: Array = np.stack(split, axis=-2).reshape(*lead, columns * self.count)
+        *lead, _ = parts[0].shape
+        split = [part.reshape(*lead, self.groups, part.shape[-1] // self.groups) for part in parts]
+        joined: Array = np.concatenate(split, axis=-1).reshape(*lead, -1)
         return joined
 
 
-def fused(name: str, *parts: str, groups: int = 1) -> dict[str, Fused]:
+def fused(
+    name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
+) -> dict[str, Fused]:
     """Our names of the parts that files hold as one tensor, in their order, each with its place.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
-    Fused(name='wi', index=1, count=2, groups=1)
+    Fused(name='wi', index=1, count=2, groups=1, shares=())
     """
-    return {part: Fused(name, index, len(parts), groups) for index, part in enumerate(parts)}
+    count = len(parts)
+    return {part: Fused(name, index, count, groups, shares) for index, part in enumerate(parts)}
 
 
 def projections(place: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
@@ -208,7 +225,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if theirs not in stored:
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], shape[-1] * fused.count)
+        expected = (*shape[:-1], fused.whole(shape[-1]))
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
