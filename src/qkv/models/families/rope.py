@@ -28,6 +28,9 @@ def read_rotary(
     *,
     base: float = 10000.0,
     default: Mapping[str, Any] | None = None,
+    partial: bool = False,
+    original: int | None = None,
+    spellings: Mapping[str, str] | None = None,
 ) -> Rotary:
     """How all layers rotate queries and keys, by `rope_parameters` or the keys of older configs.
 
@@ -37,6 +40,10 @@ def read_rotary(
         positions: `max_position_embeddings`.
         base: where the config has no `rope_theta`.
         default: what stands for `rope_parameters` where the config has neither.
+        partial: whether `partial_rotary_factor` may leave the last numbers of a head as they are.
+        original: `original_max_position_embeddings`, where it does not stand beside the others.
+        spellings: what the family may write as `rope_type`, and the kind that is meant; without it
+            each kind by its own name.
 
     Raises:
         ModelError: a kind or a key that is not supported, or a value that makes no sense.
@@ -46,11 +53,16 @@ def read_rotary(
     Rotary(base=10000.0, dims=None, interleaved=False, scaling=Linear(factor=4.0))
     """
     theta = config.positive_or_none("rope_theta") or base
-    sizes = _Sizes(size, positions, config.size_or_none("original_max_position_embeddings"))
+    limit = config.size_or_none("original_max_position_embeddings", original)
+    sizes = _Sizes(size, positions, limit)
+    kinds = {one: _KINDS[kind] for one, kind in (spellings or {}).items()} or _KINDS
     given = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
     given = {key: table for key, table in given.items() if table}
     given = given or {"rope_parameters": dict(default or {})}
-    found = [_rotary(config, key, table, theta, sizes) for key, table in given.items()]
+    found = [
+        _rotary(config, key, table, theta, sizes, kinds=kinds, partial=partial)
+        for key, table in given.items()
+    ]
     if found[0] != found[-1]:
         raise ModelError(
             f"{config.source}: rope_scaling and rope_parameters say different things: keep one"
@@ -257,8 +269,18 @@ class _Sizes(NamedTuple):
     original: int | None  # original_max_position_embeddings, where it stands beside the dict
 
 
+Kind = Callable[[Config, _Sizes], Scaling | None]  # how one `rope_type` is read
+
+
 def _rotary(
-    config: Config, key: str, table: Mapping[str, Any], base: float, sizes: _Sizes
+    config: Config,
+    key: str,
+    table: Mapping[str, Any],
+    base: float,
+    sizes: _Sizes,
+    *,
+    kinds: Mapping[str, Kind] | None = None,
+    partial: bool = False,
 ) -> Rotary:
     """What one dict says, the keys beside it taken where it has none of its own."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
@@ -269,10 +291,14 @@ def _rotary(
     part = config.positive_or_none("partial_rotary_factor")
     inner = Config({"partial_rotary_factor": part, **table}, f"{config.source}: {key}")
     spelling = inner.spelling("rope_type", "type")
-    read = inner.choice(spelling, _KINDS, "default")
+    read = inner.choice(spelling, kinds or _KINDS, "default")
     base = inner.positive("rope_theta", base)
+    dims = None
+    if partial:
+        dims = _rotated(inner, sizes.dims)
+        sizes = sizes._replace(dims=dims or sizes.dims)
     try:
-        rotary = Rotary(base=base, scaling=read(inner, sizes))
+        rotary = Rotary(base=base, dims=dims, scaling=read(inner, sizes))
         sound = all(_is_sound(rotary, sizes.dims, length) for length in (1, 2**40))
     except ArithmeticError:
         sound = False
@@ -289,6 +315,18 @@ def _rotary(
                 f"{spelling} {inner.values.get(spelling, 'default')!r}"
             )
     return rotary
+
+
+def _rotated(config: Config, size: int) -> int | None:
+    """How many numbers of a head of `size` are rotated; None for all."""
+    part = config.positive_or_none("partial_rotary_factor") or 1.0
+    dims = int(size * part)
+    if part > 1 or dims < 2 or dims % 2:
+        raise ModelError(
+            f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers: "
+            "those that are rotated must be an even number of them"
+        )
+    return None if dims == size else dims
 
 
 def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
@@ -384,7 +422,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
 
 
 # How each `rope_type` is read.
-_KINDS: Mapping[str, Callable[[Config, _Sizes], Scaling | None]] = {
+_KINDS: Mapping[str, Kind] = {
     "default": lambda config, sizes: None,
     "linear": lambda config, sizes: Linear(_needed(config, "factor")),
     "dynamic": _dynamic,
