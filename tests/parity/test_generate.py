@@ -44,6 +44,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", GROUPED),
     "gemma2": ("Gemma2", {**GROUPED, "sliding_window": 12, "query_pre_attn_scalar": 10}),
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
+    "phi3": (
+        "Phi3",
+        {
+            **{key: size for key, size in GROUPED.items() if key != "head_dim"},
+            **{"sliding_window": 11, "partial_rotary_factor": 0.5},
+        },
+    ),
     "bloom": ("Bloom", {"hidden_size": 35, "n_head": 5, "n_layer": 3}),
     "gpt_oss": (
         "GptOss",

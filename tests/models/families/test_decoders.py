@@ -1,4 +1,4 @@
-"""BLOOM, Gemma and GPT-OSS: what their configs say, and what is refused before weights are read."""
+"""Decoders of many families: what their configs say, and what is refused before weights."""
 
 import json
 import warnings
@@ -16,6 +16,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 6},
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
+    "phi3": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
 }
 
@@ -64,6 +65,13 @@ SAME = [
                 SLIDING: {"rope_type": "default", "rope_theta": 7.0},
             }
         },
+    ),
+    ("phi3", {}, {"partial_rotary_factor": 1.0, "attention_bias": False, "resid_pdrop": 0.1}),
+    ("phi3", {}, {"original_max_position_embeddings": 4096, "rope_scaling": None}),
+    (
+        "phi3",
+        {"partial_rotary_factor": 0.5, "rope_theta": 7.0},
+        {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 7.0}},
     ),
     ("gpt_oss", {"num_local_experts": 8}, {"num_experts": 8, "experts_per_token": 4}),
     ("gpt_oss", {}, {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "rope_theta": 150000}),
@@ -133,6 +141,11 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 2}, ["chunked_attention"]),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
+        ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
+        ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 numbers"]),
+        ("phi3", {"partial_rotary_factor": 0.3}, ["partial_rotary_factor is 0.3", "even"]),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, ["'linear'", "longrope, su"]),
+        ("phi3", {"rope_scaling": {"type": "su"}}, ["short_factor is None", "6 numbers"]),
         ("gpt_oss", {"hidden_act": "gelu"}, ["hidden_act is 'gelu'"]),
         ("gpt_oss", {"num_local_experts": 3}, ["num_experts_per_tok is 4", "experts is 3"]),
         ("gpt_oss", {"experts_per_token": 2}, ["experts_per_token is 2", "it knows 4"]),
