@@ -1,22 +1,32 @@
 """Small models of several kinds, of random float64 weights, and what is refused of others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG
+from qkv.models.families import described
+from qkv.models.files.names import Weights
 
 BERT = {**CONFIG, "architectures": ["BertForMaskedLM"]}
 BLOOM = {
     **{"model_type": "bloom", "architectures": ["BloomForCausalLM"], "vocab_size": 30},
     **{"hidden_size": 12, "n_layer": 2, "n_head": 4},
 }
+GPT_OSS = {  # sinks, windows, experts
+    **{name: value for name, value in CONFIGS["llama"].items() if name != "mlp_bias"},
+    **{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 KINDS = {
     **{name: CONFIGS[name] for name in ("gpt2", "llama", "gemma2", "t5", "vit")},
-    **{"bert": BERT, "bloom": BLOOM},
+    **{"bert": BERT, "bloom": BLOOM, "gpt_oss": GPT_OSS},
     "modernbert": {**CONFIGS["modernbert"], "architectures": ["ModernBertForMaskedLM"]},
     "headless": CONFIG,
     "classes": CONFIGS["modernbert"],
@@ -31,7 +41,26 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], qkv.Model
     def model(kind: str) -> qkv.Model:
         if kind not in found:
             folder: Path = tmp_path_factory.mktemp(kind) / "model"
-            found[kind] = qkv.load(str(write_small(folder, KINDS[kind], seed=5)), dtype="float64")
+            found[kind] = (
+                parallel()
+                if kind == "parallel"
+                else qkv.load(str(write_small(folder, KINDS[kind], seed=5)), dtype="float64")
+            )
         return found[kind]
 
     return model
+
+
+def parallel() -> qkv.Model:
+    """A decoder whose MLPs read what its attention reads, and whose output has a bias."""
+    config = CONFIGS["gpt2"]
+    design, names = described(config, "config.json")
+    head = replace(design.head, tied=False, bias=True)
+    design = replace(design, parallel=True, head=head)
+    rng = np.random.default_rng(5)
+    parameters = {
+        name: rng.standard_normal(shape) * 0.5 + ("norm" in name) for name, shape in design.shapes()
+    }
+    return qkv.Model(
+        name="parallel", config=config, design=design, weights=Weights(names, parameters)
+    )

@@ -9,7 +9,7 @@ from qkv.circuits import logit_lens
 IDS = [3, 7, 1, 9, 4, 7]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bloom"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel"])
 def test_each_row_is_the_logits_of_a_run_whose_later_layers_add_nothing(small, kind):
     model = small(kind)
     found = logit_lens(model, model.trace(IDS))

@@ -8,7 +8,7 @@ from qkv.circuits import patching as module
 
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
-KINDS = ["gpt2", "llama", "gemma2", "bloom", "bert"]
+KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel", "bert"]
 PLACES = ("resid_pre", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 LOGIT = (-1, 11, 5)

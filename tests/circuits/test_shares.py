@@ -8,7 +8,7 @@ import pytest
 from qkv.circuits import attribute_logits
 
 IDS = [3, 7, 1, 9, 4, 7]
-KINDS = ["gpt2", "llama", "gemma2", "bloom"]
+KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel"]
 
 
 def total(found):
