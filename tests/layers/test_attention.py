@@ -12,7 +12,7 @@ import pytest
 from qkv.attend import attention, varlen_attention
 from qkv.attend.options import OPTIONS
 from qkv.embed import alibi_slopes, sinusoidal_positions
-from qkv.layers import MultiHeadAttention, Rotary, SelfAttention, self_attention
+from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
 from qkv.layers.options import PACKED
 from qkv.trace import Recorder
 
@@ -994,3 +994,13 @@ def test_the_warning_of_a_mask_of_zeros_and_ones_is_given_once_and_points_here()
     with pytest.warns(UserWarning, match=r"^SelfAttention: attn_mask .* 0 and 1") as caught:
         SelfAttention(4).trace(ones(3, 4), attn_mask=np.eye(3))
     assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize(("name", "size"), [("q_norm", 8), ("k_norm", 16)])
+def test_a_norm_of_queries_or_keys_takes_one_head_or_all(name: str, size: int) -> None:
+    plain = MultiHeadAttention(16, 4, num_kv_heads=2, seed=0).parameters
+    whole = {"q_norm": 16, "k_norm": 8}[name]
+    for fine in (4, whole):
+        MultiHeadAttention.from_parameters(plain, num_heads=4, **{name: RMSNorm(fine)})
+    with pytest.raises(ValueError, match=rf"{name} takes vectors of {size} and .*, {whole}$"):
+        MultiHeadAttention.from_parameters(plain, num_heads=4, **{name: RMSNorm(size)})

@@ -155,10 +155,13 @@ def test_attention(options: dict[str, Any], packed: bool, kv_heads: int) -> None
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_attention_with_turned_and_normalised_heads(packed: bool, interleaved: bool) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_attention_with_turned_and_normalised_heads(
+    packed: bool, interleaved: bool, whole: bool
+) -> None:
     plain = MultiHeadAttention(8, 2, d_query=6, seed=0, d_value=4, dtype=np.float64)
     norms = {
-        name: scattered(kind(6, dtype=np.float64))
+        name: scattered(kind(12 if whole else 6, dtype=np.float64))
         for name, kind in (("q_norm", RMSNorm), ("k_norm", LayerNorm))
     }
     layer = MultiHeadAttention.from_parameters(
@@ -197,17 +200,18 @@ def test_one_head_of_plain_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "norms", ["after", "before", "both", "no first", "parallel", "one norm for both"]
+    "norms", ["after", "before", "both", "behind", "no first", "parallel", "one norm for both"]
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_block(norms: str, packed: bool) -> None:
     parts = [scattered(LayerNorm(8, dtype=np.float64)) for _ in range(4)]
-    out_norms = {"out_norm1": parts[2], "out_norm2": parts[3]} if norms == "both" else {}
+    behind = norms in ("both", "behind")
+    out_norms = {"out_norm1": parts[2], "out_norm2": parts[3]} if behind else {}
     block = Block(
         MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
-        None if norms == "no first" else parts[0],
+        None if norms in ("no first", "behind") else parts[0],
         MLP(8, 12, seed=1, dtype=np.float64),
-        None if norms == "one norm for both" else parts[1],
+        None if norms in ("one norm for both", "behind") else parts[1],
         post_norm=norms == "after",
         parallel=norms in ("parallel", "one norm for both"),
         **out_norms,

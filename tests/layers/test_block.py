@@ -198,6 +198,22 @@ def test_norms_of_what_is_added_have_names_of_their_own() -> None:
         np.testing.assert_allclose(trace[f"{norm}.scale", 0], root, rtol=1e-9)
 
 
+def test_the_only_norms_may_be_those_of_what_is_added() -> None:
+    first, second = RMSNorm(8, dtype=np.float64), RMSNorm(8, eps=0.1, dtype=np.float64)
+    whole, x = block_of(False), numbers(2, 4, 8)
+    parts = {"post_norm": False, "out_norm1": first, "out_norm2": second}
+    block = Block(whole.attn, None, whole.mlp, None, **parts)
+    assert not any("ln1." in name or "ln2." in name for name in block.hooks)
+
+    def normed(array: Any, eps: float) -> Any:
+        return array / np.sqrt(np.square(array).mean(-1, keepdims=True) + eps)
+
+    middle = x + normed(whole.attn(x), 1e-6)
+    np.testing.assert_allclose(block.trace(x)["resid_mid", 0], middle, rtol=1e-11)
+    expected = middle + normed(whole.mlp(middle), 0.1)
+    np.testing.assert_allclose(block(x), expected, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_in_parallel_both_parts_read_what_came_in(shared: bool) -> None:
     whole = block_of(False)

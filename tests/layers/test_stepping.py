@@ -37,6 +37,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "as GPT-2": {"rms": False, "gated": False, "activation": "gelu_tanh", "positions": 64},
     "norms after": {"norms": "after", "rms": False, "final_norm": False},
     "norms on both sides, weights from 1": {"norms": "both", "norm_offset": 1.0},
+    "norms of what the parts give": {"norms": "behind"},
     "no first norm": {"first_norm": False},
     "in parallel": {"parallel": True, "rms": False, "gated": False, "activation": "gelu"},
     "in parallel, one norm for both": {"parallel": True, "mlp_norm": False},
@@ -57,7 +58,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "scaled": {"rotary": Rotary(scaling=Slower())},
     "ALiBi": {"alibi": True},
     "sinks": {"sinks": True, "rotary": Rotary()},
-    "norms of heads": {"qk_norm": True, "rotary": Rotary()},
+    "norms of all heads at once": {"qk_norm": "width", "rotary": Rotary(base=50.0)},
+    "norms of heads": {"qk_norm": "head", "rotary": Rotary()},
 }
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
 SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}

@@ -46,7 +46,8 @@ class Block:
     With the norm after (post-norm, as in the first transformer and BERT):
     `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
     and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
-    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`. In parallel
+    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`, and be
+    the only one (OLMo 2): `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. In parallel
     both parts read what came in (GPT-NeoX): `y = x + attn(norm1(x)) + mlp(norm2(x))`, or where
     there is one norm for both (GPT-J) `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
@@ -58,8 +59,8 @@ class Block:
         norm1: the norm that belongs to it; None for none, where the norms stand before.
         mlp: the MLP, or what stands in its place; None, with `norm2`, for a block that is
             attention alone.
-        norm2: the norm that belongs to that; None in parallel, where the MLP reads what the
-            attention reads.
+        norm2: the norm that belongs to that; None where there is an `out_norm2`, and in parallel,
+            where the MLP then reads what the attention reads.
         post_norm: where the norms stand.
         out_norm1: the norm of what the attention gives, where the norms stand before.
         out_norm2: the same of what the MLP gives.
@@ -112,8 +113,12 @@ class Block:
                 f"{call}: in parallel there is an mlp and the norms stand before the parts: give "
                 "mlp and post_norm=False"
             )
-        if (mlp is None) != (norm2 is None) and not parallel:
-            raise ValueError(f"{call}: mlp and norm2 belong together: give both or None for both")
+        normed = norm2 is not None or out_norm2 is not None
+        if (mlp is None) == normed and not parallel:
+            raise ValueError(
+                f"{call}: mlp and norm2 belong together: give both or None for both, or out_norm2 "
+                "in the place of norm2"
+            )
         if post_norm and (None in (norm1, norm2) or out_norm1 is not None or out_norm2 is not None):
             raise ValueError(
                 f"{call}: with post_norm there are norm1 and norm2, and no other norm: "

@@ -118,7 +118,8 @@ class _Step:
             for norm in (block.norm1, block.norm2, block.out_norm1, block.out_norm2)
         )
         self.q_norm, self.k_norm = (
-            None if norm is None else _norm(norm, kernel) for norm in (attn.q_norm, attn.k_norm)
+            None if norm is None else (_norm(norm, kernel), norm.dim)
+            for norm in (attn.q_norm, attn.k_norm)
         )
         self.qkv = _joined(attn, kernel)
         self.out = _linear(attn.parameters, "out_proj", kernel)
@@ -144,8 +145,8 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # in parallel, where one norm is for both
-            mlp_in = attn_in
+        elif self.norm2 is None:  # in parallel one norm is for both
+            mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
         if self.out_norm2 is None:
@@ -163,16 +164,16 @@ class _Step:
         rotation: Rotation | None,
         residual: Array | None = None,
     ) -> Array:
-        size, heads, kernel = self.size, self.heads, self.kernel
+        heads, kernel = self.heads, self.kernel
         both, values = self.qkv(kernel.handed(x))  # (B, Hq + Hkv, d), (B, Hkv, dv)
         if self.q_norm is not None and self.k_norm is not None:
-            parts = ((self.q_norm, both[:, :heads]), (self.k_norm, both[:, heads:]))
+            parts = ((*self.q_norm, both[:, :heads]), (*self.k_norm, both[:, heads:]))
             both = np.concatenate(
                 [
-                    norm(part.reshape(-1, size).view(kernel.bits))
+                    norm(part.reshape(-1, dim).view(kernel.bits))
                     .view(kernel.kind)
                     .reshape(part.shape)
-                    for norm, part in parts
+                    for norm, dim, part in parts
                 ],
                 axis=1,
             )

@@ -49,7 +49,10 @@ def attention_backward(
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            part = part_back(norm, part, saved.norms[name], f"{name}_norm", found).x
+            whole = norm.dim != part.shape[-1]  # all heads side by side
+            given = join_heads(part) if whole else part
+            given = part_back(norm, given, saved.norms[name], f"{name}_norm", found).x
+            part = split_heads(given, part.shape[-3]) if whole else given
         kept(f"hook_{name}", part)
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 

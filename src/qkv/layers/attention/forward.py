@@ -129,7 +129,7 @@ def attention_forward(
     norms = {}
     for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
         if norm is not None:
-            parts[name], norms[name] = norm.run(parts[name])
+            parts[name], norms[name] = _normed(norm, parts[name])
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
@@ -186,6 +186,14 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that say what is computed, without those that say what is returned."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
+
+
+def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
+    """Queries or keys (..., H, L, d) through a norm of each head, or of all heads side by side."""
+    if norm.dim == part.shape[-1]:
+        return norm.run(part)
+    found, saved = norm.run(join_heads(part))
+    return split_heads(found, part.shape[-3]), saved
 
 
 def _in_working_type(inputs: Inputs) -> Inputs:

@@ -170,17 +170,20 @@ class MultiHeadAttention:
                 biases "q_proj.bias" and so on.
             num_heads: Hq.
             rotary: as for the class.
-            q_norm: a norm of each head's queries (..., d), before they are rotated.
+            q_norm: a norm of each head's queries (..., d), or of those of all heads side by side
+                (..., Hq * d), before they are rotated.
             k_norm: the same for keys.
         """
         layer = cls.__new__(cls)
         call = cls.__name__
         layer._set(Weights(checked(parameters, call=call), call), num_heads, rotary)
-        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-            if norm is not None and norm.dim != layer.d_query:
+        size = layer.d_query
+        norms = (("q_norm", q_norm, layer.num_heads), ("k_norm", k_norm, layer.num_kv_heads))
+        for name, norm, heads in norms:
+            if norm is not None and norm.dim not in (size, heads * size):
                 raise ValueError(
-                    f"{call}: {name} takes vectors of {norm.dim} and a head has {layer.d_query}: "
-                    "both must be the same"
+                    f"{call}: {name} takes vectors of {norm.dim} and a head has {size}: it must "
+                    f"take those of one head, or of all {heads} side by side, {heads * size}"
                 )
         layer.q_norm, layer.k_norm = q_norm, k_norm
         return layer

@@ -27,7 +27,7 @@ def design(config: Config) -> Design:
         "is_causal": not config.values.get("use_bidirectional_attention"),
         "scale": config.positive("query_pre_attn_scalar", 256) ** -0.5,
     }
-    full = llama.attention(config, SIZES, rotary=rotary[FULL], options=scores, qk_norm=True)
+    full = llama.attention(config, SIZES, rotary=rotary[FULL], options=scores, qk_norm="head")
     local = replace(full, rotary=rotary[SLIDING])
     every = config.size("sliding_window_pattern", 6)
     windows = llama.windows(config, SIZES["num_hidden_layers"], every=every, width=4096)

@@ -11,7 +11,7 @@ SIZES = {**qwen2.SIZES, "head_dim": 128}  # of `Qwen3Config` in transformers
 
 def design(config: Config) -> Design:
     """The sizes of a Qwen3; keys that are left out have the values that transformers has."""
-    layers = qwen2.windowed(config, llama.attention(config, SIZES, qk_norm=True))
+    layers = qwen2.windowed(config, llama.attention(config, SIZES, qk_norm="head"))
     bias = config.flag("attention_bias", False)
     return llama.decoder(config, SIZES, layers, qkv_bias=bias, out_bias=bias)
 

@@ -35,7 +35,8 @@ class Attention:
             `softcap`.
         alibi: whether scores fall with the distance.
         sinks: whether each head has a learned sink.
-        qk_norm: whether the queries and keys of each head are normalised.
+        qk_norm: whether queries and keys are normalised: those of each "head", or those of all
+            heads side by side, over their "width".
     """
 
     num_heads: int
@@ -45,7 +46,7 @@ class Attention:
     options: Mapping[str, Any] = field(default_factory=dict)
     alibi: bool = False
     sinks: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> Attention:
         """The same where a query sees a window of so many tokens; all of them for None.
@@ -93,7 +94,8 @@ class Design:
         token_types: the rows of a table of segments, 0 for none.
         embed_scale: what the rows of the token table are multiplied by.
         embed_norm: whether there is a norm over the embeddings.
-        norms: where those of a block stand: after each part, before it, or on both sides.
+        norms: where those of a block stand: "after" each part and the sum behind it, "before" the
+            part, on "both" its sides, or "behind" the part alone, before the sum.
         parallel: whether the MLP of a block reads what its attention reads, in place of the sum
             behind that, where the norms stand before.
         mlp_norm: whether the MLP has a norm of its own; without one, in parallel, that of the
@@ -127,7 +129,7 @@ class Design:
     token_types: int = 0
     embed_scale: float = 1.0
     embed_norm: bool = False
-    norms: Literal["after", "before", "both"] = "before"
+    norms: Literal["after", "before", "both", "behind"] = "before"
     parallel: bool = False
     mlp_norm: bool = True
     first_norm: bool = True
@@ -194,20 +196,21 @@ class Design:
             for name, columns in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
                 yield from shapes_of(f"{attn}.{name}", dim, columns, bias=self.qkv_bias)
             yield from shapes_of(f"{attn}.out_proj", wide, dim, bias=self.out_bias)
-        if layer.qk_norm:
-            yield from self._norm_shapes("attn.q_norm", size)
-            yield from self._norm_shapes("attn.k_norm", size)
+        if layer.qk_norm != "no":
+            sizes = (wide, narrow) if layer.qk_norm == "width" else (size, size)
+            for name, columns in zip("qk", sizes, strict=True):
+                yield from self._norm_shapes(f"attn.{name}_norm", columns)
         if layer.sinks:
             yield "attn.sinks", (layer.num_heads,)
-        if number > 0 or self.first_norm:
+        if (number > 0 or self.first_norm) and self.norms != "behind":
             yield from self._norm_shapes("norm1", dim)
         if self.cross:
             yield from self._norm_shapes("norm_cross", dim)
         if self.hidden:
             yield from self._mlp_shapes()
-            if self.mlp_norm:
+            if self.mlp_norm and self.norms != "behind":
                 yield from self._norm_shapes("norm2", dim)
-        if self.norms == "both":
+        if self.norms in ("both", "behind"):
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
 

@@ -58,10 +58,10 @@ def block_steps(walk: Walk, block: Block) -> str:
     if block.post_norm and block.norm1 is not None:
         inner = normed(walk, "R", "N1", block.norm1, "what the MLP reads")
         walk.compare(f"{layer}ln1.hook_normalized")
-    if mlp is None or block.norm2 is None:
+    if mlp is None:
         return inner
     read = inner
-    if not block.post_norm:
+    if block.norm2 is not None and not block.post_norm:
         read = normed(walk, "R", "N2", block.norm2, "what the MLP reads")
         walk.compare(f"{layer}ln2.hook_normalized")
     found = _mlp_steps(walk, read, mlp) if isinstance(mlp, MLP) else _experts_step(walk)
@@ -74,7 +74,7 @@ def block_steps(walk: Walk, block: Block) -> str:
         "what the MLP read is added" if block.post_norm else "what stood before the norm is added",
     )  # fmt: skip
     walk.compare(f"{layer}hook_resid_post")
-    if block.post_norm:
+    if block.post_norm and block.norm2 is not None:
         name = normed(walk, name, "Y", block.norm2, "what the block gives")
         walk.compare(f"{layer}hook_normalized_resid_post")
     return name
