@@ -109,6 +109,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "mpnet": (ENCODER, ("MPNetForMaskedLM", "MPNetForSequenceClassification")),
     "mt5": (T5, ("MT5ForConditionalGeneration",)),
+    "olmo2": (DECODER, ("Olmo2ForCausalLM", "Olmo2ForSequenceClassification")),
     "phi3": (DECODER, ("Phi3ForCausalLM", "Phi3ForSequenceClassification")),
     "qwen2": (
         {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},

@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", GROUPED),
     "gemma2": ("Gemma2", {**GROUPED, "sliding_window": 12, "query_pre_attn_scalar": 10}),
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
+    "olmo2": ("Olmo2", GROUPED),
     "phi3": (
         "Phi3",
         {

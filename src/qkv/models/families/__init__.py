@@ -18,6 +18,7 @@ from qkv.models.families.llama import LLAMA
 from qkv.models.families.mistral import MISTRAL
 from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
+from qkv.models.families.olmo2 import OLMO2
 from qkv.models.families.phi3 import PHI3
 from qkv.models.families.qwen2 import QWEN2
 from qkv.models.families.qwen3 import QWEN3
@@ -45,6 +46,7 @@ _PUBLISHED = (
     MODERNBERT,
     MPNET,
     MT5,
+    OLMO2,
     PHI3,
     QWEN2,
     QWEN3,
