@@ -74,6 +74,7 @@ STEPS = {
         {"tasks"},
         {"parameters"},
         {"base"},
+        {"encoding"},
         {"model"},
         {"seq2seq", "vision"},
         {"untrained"},

@@ -1,0 +1,149 @@
+"""A model as an encoder: texts to vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from qkv.models.base import ModelBase
+from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, check_edits, is_nothing
+from qkv.models.tasks.encode import OPTIONS, Encoder
+from qkv.text import Tokenized
+
+
+class EncoderModel(ModelBase):
+    """The methods of `Model` that a model of sentence-transformers has too."""
+
+    def encode(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        normalize_embeddings: bool | None = None,
+        output_value: str = "sentence_embedding",
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        truncate_dim: int | None = None,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
+    ) -> Any:
+        """A vector for each text, pooled and scaled as the model's own files say.
+
+        Texts of like length are run together, laid end to end: no padding is computed. A text
+        longer than `max_seq_length` is cut as in `trace`. Blanks around a text are left out.
+
+        Args:
+            sentences: one text or any iterable of texts.
+            batch_size: how many texts of 128 tokens are run at once: more of shorter ones, fewer of
+                longer ones.
+            show_progress_bar: None for one on a terminal if it takes long.
+            normalize_embeddings: whether vectors are scaled to length 1; None for what the
+                model's files say.
+            output_value: "sentence_embedding", or "token_embeddings" for the last vectors of all
+                tokens, special ones included.
+            prompt_name: which of the prompts that the model's files name goes before each text;
+                without one, that which they name as the default, if they do.
+            prompt: what goes before each text, in place of those.
+            truncate_dim: how many numbers of each vector are kept, its first ones; None for all.
+                As in sentence-transformers, vectors that the model's files scale to length 1 are
+                scaled before they are cut, and `normalize_embeddings=True` scales what is left.
+                Vectors of tokens are not cut.
+            ablate: heads to go without, as in `trace`; with any of these three, all texts are cut
+                into tokens before the first is run.
+            hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
+                count as places.
+            edit: activations to change, as in `trace`. A function gets texts that are run together,
+                in any order; arrays are indexed by text as they were given.
+
+        Returns:
+            (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. A list of
+            (T_i, D), or (T, D), for "token_embeddings". float32, or float64 for a model of that.
+            With `truncate_dim`, that number stands in the place of D.
+
+        Raises:
+            TypeError: a text is not a string, or the texts are a dict; as for `trace`.
+            ValueError: a text has no token at all, there is no such prompt, or an argument makes
+                no sense; as for `trace`.
+
+        >>> import qkv
+        >>> qkv.load("random").encode("I love you").shape
+        (8,)
+        >>> qkv.load("random").encode(["I love you"], truncate_dim=3).shape
+        (1, 3)
+        """
+        encoder = self.text_encoder(
+            batch_size=batch_size,
+            normalize_embeddings=normalize_embeddings,
+            output_value=output_value,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            truncate_dim=truncate_dim,
+        )
+        texts = [sentences] if isinstance(sentences, str) else sentences
+
+        def edits_of(batch: Sequence[Tokenized]) -> Edits:
+            return self._edits(edit, ablate, hide, batch, "encode")
+
+        def check() -> None:
+            check_edits(edit, ablate, hide, body=self._body, call="encode")
+
+        if is_nothing(edit, ablate, hide):
+            found = encoder.all(texts, show_progress_bar)
+        else:
+            found = encoder.edited(texts, edits_of, check, show_progress_bar)
+        return found[0] if isinstance(sentences, str) else found
+
+    def encode_stream(
+        self, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
+    ) -> Iterator[Any]:
+        """The same as `encode`, some thousand texts at a time, for more than memory has room for.
+
+        What `encode` does otherwise with `ablate`, `hide` and `edit` is for texts that are all
+        there.
+
+        Args:
+            sentences: any iterable of texts, read as it goes.
+            show_progress_bar: as for `encode`.
+            options: the others of `encode`, but for those three.
+
+        Returns:
+            An iterator over what `encode` gives for texts that follow each other.
+
+        >>> import qkv
+        >>> texts = (f"the cat sat {n} times" for n in range(5000))
+        >>> sum(len(vectors) for vectors in qkv.load("random").encode_stream(texts))
+        5000
+        """
+        for name in options:
+            if name in ("ablate", "hide", "edit"):
+                raise TypeError(
+                    f"encode_stream: {name} is for texts that are all there: call encode(texts, "
+                    f"{name}=...)"
+                )
+            if name not in OPTIONS:
+                raise TypeError(
+                    f"encode_stream: there is no argument {name!r}: there are {', '.join(OPTIONS)}"
+                )
+        encoder = self.text_encoder(call="encode_stream", **options)
+        return encoder.windows(sentences, show_progress_bar)
+
+    def text_encoder(self, **options: Any) -> Encoder:
+        """What `encode` encodes with, for who has texts of several callers run together.
+
+        Args:
+            options: those of `encode`.
+        """
+        return Encoder(
+            name=self.name,
+            tokenizer=self._need_tokenizer(options.get("call", "encode")),
+            sentence=self._sentence,
+            limit=self.max_seq_length,
+            rows=len(self._body.embedding.table),
+            dim=self.dim,
+            dtype=self._body.dtype,
+            run=self._body.packed,
+            **options,
+        )
