@@ -18,7 +18,7 @@ class Result(NamedTuple):
 
 
 def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    p = {name: np.array(array, np.float64) for name, array in model.parameters.items()}
+    p = {name: np.asarray(array, np.float64) for name, array in model.parameters.items()}
     eps, layers, heads = model.design.eps, model.num_layers, model.num_heads
 
     def dense(x: np.ndarray, name: str) -> np.ndarray:
