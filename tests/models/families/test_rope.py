@@ -140,14 +140,16 @@ def test_where_the_base_comes_from() -> None:
 def test_a_part_of_each_head() -> None:
     def found(part: Any) -> Rotary:
         return read_rotary(
-            Config({"partial_rotary_factor": part}, "config.json"), 8, 64, partial=True
+            Config({"partial_rotary_factor": part}, "config.json"), 8, 64, partial=1.0
         )
 
     assert [found(part).dims for part in (None, 1, 0.5, 0.3)] == [None, None, 4, 2]
+    given = Config({}, "config.json")
+    assert read_rotary(given, 16, 64, partial=0.25) == Rotary(dims=4)
     assert list(found(0.5).rotation(np.zeros((1, 8)), np.zeros(1), 1)[0].shape) == [1, 4]
     scaling = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}
     given = Config({"partial_rotary_factor": 0.5, "rope_scaling": scaling}, "config.json")
-    rotary = read_rotary(given, 8, 64, partial=True, original=32)
+    rotary = read_rotary(given, 8, 64, partial=1.0, original=32)
     assert rotary == Rotary(dims=4, scaling=LongRope((1, 2), (3, 4), 32, math.sqrt(1.2)))
     for part in (0.1, 0.4, 1.25):  # nothing, three numbers, more than there are
         with pytest.raises(ModelError, match=f"partial_rotary_factor is {part}"):

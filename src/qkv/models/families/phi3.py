@@ -29,7 +29,7 @@ def design(config: Config) -> Design:
         config,
         plain.head_size,
         config.size("max_position_embeddings", SIZES["max_position_embeddings"]),
-        partial=True,
+        partial=1.0,
         original=4096,
         spellings=ROPE,
     )

@@ -28,7 +28,7 @@ def read_rotary(
     *,
     base: float = 10000.0,
     default: Mapping[str, Any] | None = None,
-    partial: bool = False,
+    partial: float | None = None,
     original: int | None = None,
     spellings: Mapping[str, str] | None = None,
 ) -> Rotary:
@@ -40,7 +40,8 @@ def read_rotary(
         positions: `max_position_embeddings`.
         base: where the config has no `rope_theta`.
         default: what stands for `rope_parameters` where the config has neither.
-        partial: whether `partial_rotary_factor` may leave the last numbers of a head as they are.
+        partial: for a family in which the last numbers of a head may stay as they are: the part
+            that is rotated where the config has no `partial_rotary_factor`.
         original: `original_max_position_embeddings`, where it does not stand beside the others.
         spellings: what the family may write as `rope_type`, and the kind that is meant; without it
             each kind by its own name.
@@ -280,7 +281,7 @@ def _rotary(
     sizes: _Sizes,
     *,
     kinds: Mapping[str, Kind] | None = None,
-    partial: bool = False,
+    partial: float | None = None,
 ) -> Rotary:
     """What one dict says, the keys beside it taken where it has none of its own."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
@@ -294,8 +295,8 @@ def _rotary(
     read = inner.choice(spelling, kinds or _KINDS, "default")
     base = inner.positive("rope_theta", base)
     dims = None
-    if partial:
-        dims = _rotated(inner, sizes.dims)
+    if partial is not None:
+        dims = _rotated(inner, sizes.dims, partial)
         sizes = sizes._replace(dims=dims or sizes.dims)
     try:
         rotary = Rotary(base=base, dims=dims, scaling=read(inner, sizes))
@@ -317,14 +318,15 @@ def _rotary(
     return rotary
 
 
-def _rotated(config: Config, size: int) -> int | None:
+def _rotated(config: Config, size: int, default: float) -> int | None:
     """How many numbers of a head of `size` are rotated; None for all."""
-    part = config.positive_or_none("partial_rotary_factor") or 1.0
+    part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
-            f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers: "
-            "those that are rotated must be an even number of them"
+            f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers "
+            "(hidden_size by num_attention_heads): those that are rotated must be an even number "
+            "of them"
         )
     return None if dims == size else dims
 
