@@ -91,6 +91,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("GPT2LMHeadModel", "GPT2ForSequenceClassification"),
     ),
+    "gpt_neox": (
+        {**ENCODER, "num_attention_heads": 3, "rotary_pct": 0.5, "rotary_emb_base": 300},
+        ("GPTNeoXForCausalLM", "GPTNeoXForSequenceClassification"),
+    ),
     "gpt_oss": (
         {
             **{**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},

@@ -32,6 +32,7 @@ GROUPED = {
     "num_hidden_layers": 4,
     "max_position_embeddings": 128,
 }
+PARALLEL = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 3}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 33, "n_head": 3, "n_layer": 3, "n_positions": 128}),
     "llama": ("Llama", GROUPED),
@@ -53,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bloom": ("Bloom", {"hidden_size": 35, "n_head": 5, "n_layer": 3}),
+    "gpt_neox": ("GPTNeoX", {**PARALLEL, "intermediate_size": 70}),
     "gpt_oss": (
         "GptOss",
         {**GROUPED, "sliding_window": 10, "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -30,7 +30,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
     The weights are raw: no norm is folded in (TransformerLens does that when it loads a model, so
     that its scores differ by the norm's weight), rotary positions and norms of queries and keys are
     left out. Where norms stand behind the parts of a block (BERT), what is written is scaled anew
-    before it is read, and the score knows nothing of that.
+    before it is read, and the score knows nothing of that. In a parallel block (GPT-NeoX) the MLP
+    of the layer that writes does not read it either, which no score here is of.
 
     Args:
         model: an encoder or decoder that `qkv.load` has read.

@@ -15,7 +15,8 @@ def rollout(trace: Trace) -> Array:
 
     In each layer the weights are averaged over the heads, the residual connection counts as much as
     the attention, `(weights + 1) / (sum of the row)`, and layers are multiplied. It follows weights
-    alone: what MLPs and values do with what is looked at is left out.
+    alone: what MLPs and values do with what is looked at is left out, so that a block whose MLP
+    stands beside its attention (GPT-NeoX) is followed as any other.
 
     Args:
         trace: of one text, with the "pattern" of all layers; of any model, images included.

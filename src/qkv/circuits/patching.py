@@ -31,6 +31,9 @@ def patch(
     Where it brings back what `clean` gives, the activation holds what makes the two differ. The
     patches of a layer run together, and nothing below that layer is computed again.
 
+    In a parallel block (GPT-NeoX) the MLP does not read what the attention of its own layer gives:
+    what "attn_out" or a head brings back reaches later layers alone.
+
     Args:
         model: with a head over words.
         clean: one text, or the ids of its tokens; of as many tokens as `corrupted`.

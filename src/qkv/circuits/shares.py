@@ -29,7 +29,8 @@ def attribute_logits(model: Model, trace: Trace, of: tuple[Any, ...]) -> dict[st
 
     Args:
         model: a decoder whose norms stand before its parts, with or without norms behind them
-            (GPT-2, Llama, Gemma), and whose head is a norm and a matrix.
+            (GPT-2, Llama, Gemma), in parallel too (GPT-NeoX), and whose head is a norm and a
+            matrix.
         trace: of one text by this model, with "full_embed", "z" (or "result") and "mlp_out" of all
             layers and the scales of the norms, as it is unless `names=` leaves something out.
         of: (place, token), or (place, token, other token) for how far the one logit is above the

@@ -121,7 +121,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     if type(design) is not Design or design.head is None:
         return design
     missing = [names.place(name)[0] for name, _ in design.head.shapes(design.dim)]
-    there = {place.removeprefix(names.family.prefix) for place in tensors}
+    there = {names.family.today(place) for place in tensors}
     if not missing or not there.isdisjoint(missing):
         return design
     warnings.warn(

@@ -12,6 +12,7 @@ from qkv.models.families.gemma import GEMMA
 from qkv.models.families.gemma2 import GEMMA2
 from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from qkv.models.families.gpt2 import GPT2
+from qkv.models.families.gpt_neox import GPT_NEOX
 from qkv.models.families.gpt_oss import GPT_OSS
 from qkv.models.families.lessons import LESSON
 from qkv.models.families.llama import LLAMA
@@ -40,6 +41,7 @@ _PUBLISHED = (
     GEMMA3,
     GEMMA3_TEXT,
     GPT2,
+    GPT_NEOX,
     GPT_OSS,
     LLAMA,
     MISTRAL,

@@ -128,6 +128,13 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
 
+    def today(self, place: str) -> str:
+        """What a tensor of the files is called without the prefix and in today's spelling."""
+        name = place.removeprefix(self.prefix)
+        for old, new in self.old.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        return name
+
     def transposed(self, name: str) -> bool:
         """Whether files hold this parameter as (out, in), which we use as (in, out)."""
         out_first = self.layout == "out_in" or name.startswith("head.")
@@ -286,9 +293,7 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
     """The names without prefix and in today's spelling -> the names in the file."""
     stored: dict[str, str] = {}
     for place in tensors:
-        name = place.removeprefix(family.prefix)
-        for old, new in family.old.items():
-            name = name.removesuffix(old) + new if name.endswith(old) else name
+        name = family.today(place)
         if name in stored:
             raise ModelError(f"{tensors.source}: {place} and {stored[name]} are the same tensor")
         stored[name] = place
