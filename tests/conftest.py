@@ -1,5 +1,6 @@
 """Settings that every test shares: fixed random cases in CI, no network, no screen."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,16 @@ for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT
     _signal = getattr(signal, f"SIG{_name}", None)
     if _signal is not None and signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, _usual or signal.SIG_DFL)
+
+# What is collected stays to the end: to search it for garbage takes a third of the collecting.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on for garbage of the tests alone."""
+    gc.freeze()
+    gc.enable()
+
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
