@@ -21,7 +21,7 @@ HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
 
 # For what is the same on every backend: a judge of the tests, processes that choose their own, and
 # float64, which is NumPy's on all of them.
-ON_ONE_BACKEND = pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
+ON_ONE_BACKEND = pytest.mark.usefixtures("best_backend_alone")
 
 
 def each_backend() -> Iterator[str]:
