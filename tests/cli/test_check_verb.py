@@ -2,17 +2,16 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
+from processes import ends
 from qkv.cli import main
 
 RIGHT = """
@@ -238,18 +237,5 @@ def test_a_signal_ends_it_and_the_process_of_the_file(file, tmp_path, one):
     assert process.returncode == 128 + one
     assert out == err.strip() == b""
     child = int(note.read_text())
-    for _ in range(200):
-        if _is_gone(child):
-            break
-        time.sleep(0.05)
-    assert _is_gone(child)
+    assert ends(child)
     assert not target.exists()
-
-
-def _is_gone(number):
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return True
-    state = Path(f"/proc/{number}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from processes import ends
 from qkv.marking import CheckResult, check_file, write_junit
 from qkv.marking.files import process
 
@@ -309,20 +310,7 @@ def softmax(x):
 """
     assert only(file(source), seconds=1).mistakes == ("endless-loop",)
     for number in note.read_text().split():
-        for _ in range(200):  # it is gone as soon as the system has taken it away
-            if _is_gone(int(number)):
-                break
-            time.sleep(0.05)
-        assert _is_gone(int(number))
-
-
-def _is_gone(number):
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return True
-    state = Path(f"/proc/{number}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+        assert ends(int(number))
 
 
 def test_nothing_of_the_working_folder_takes_the_place_of_a_library(file, tmp_path, monkeypatch):
