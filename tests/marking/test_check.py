@@ -1049,6 +1049,12 @@ def heads_beside_tokens(x, w_q, w_k, w_v, num_heads=1):
     return plain(q, k, v).reshape(*x.shape[:-1], -1)
 
 
+def heads_beside_words(x, w_q, w_k, w_v, num_heads=1):
+    """The same, with one head already."""
+    q, k, v = ((x @ w).reshape(*x.shape[:-1], num_heads, -1) for w in (w_q, w_k, w_v))
+    return plain(q, k, v).reshape(*x.shape[:-1], -1)
+
+
 def heads_not_joined(x, w_q, w_k, w_v, num_heads=1):
     q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
     out = plain(q, k, v)
@@ -1098,6 +1104,7 @@ WRONG_PROJECTIONS = [
     ("heads-reshape", in_heads(split=split_by_reshape)),
     ("heads-reshape", in_heads(split=split_by_reshape, join=join_by_reshape)),
     ("heads-reshape", heads_beside_tokens),
+    ("heads-beside-words", heads_beside_words),
     ("heads-join", in_heads(join=join_by_reshape)),
     ("heads-scale", in_heads(scale=lambda q, heads: q.shape[-1] * heads)),
     ("heads-not-joined", heads_not_joined),

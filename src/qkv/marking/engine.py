@@ -166,8 +166,14 @@ class Marking:
         """What is said where nothing special is known."""
         return findings.unexplained(runs, what, self.returns, [])
 
+    def at_last(self) -> Finding | None:
+        """What is looked for where nothing is wrong: inputs that were written to."""
+        return findings.changed_inputs(self.runs)
+
     def result(self) -> CheckResult:
         """All that was found, what is wrong first."""
+        if not self.wrong:
+            self.find(self.at_last())
         if not self.wrong:
             self.find(findings.prints(self.runs))
         found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
@@ -250,6 +256,4 @@ def mark_in_steps(
         return m.result()
     for group in groups:
         m.test(group)
-    if not m.wrong:
-        m.find(findings.changed_inputs(m.runs))
     return m.result()

@@ -47,6 +47,10 @@ class AttentionMarking(Marking):
         """Test what the inputs of this name are for."""
         self.test(Group(what, self.cases[what], known, otherwise, may_refuse))
 
+    def at_last(self) -> Finding | None:
+        """Inputs that were written to, or weights beside the output that are not those of it."""
+        return super().at_last() or findings.second_output(self.runs)
+
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """What the properties of the output tell."""
         return findings.unexplained(self.call, runs, what)
@@ -73,7 +77,8 @@ def _mark(m: AttentionMarking) -> CheckResult:
     first_calls(m)
     if m.wrong:
         return m.result()
-    m.ask(CORE, mistakes.core(m.signature))
+    one_head = mistakes.ONE_HEAD if "heads" in options else ()
+    m.ask(CORE, (*mistakes.core(m.signature), *one_head))
     if not m.wrong:
         what = "other lengths and sizes" if m.signature == "qkv" else "values of another size"
         m.ask(what, mistakes.SHAPES, findings.odd_shape)
@@ -96,8 +101,6 @@ def _mark(m: AttentionMarking) -> CheckResult:
             m.ask("q_offset", mistakes.OFFSET)
     if "heads" in options and "two heads" in m.cases:
         m.ask("two heads", mistakes.HEADS)
-    if not m.wrong:
-        m.find(changed_inputs(m.runs) or findings.second_output(m.runs))
     asked = {"mask", "causal", "q_offset" if m.signature == "qkv" else "heads"}
     m.untried += [OPTIONS[option][0] for option in OPTIONS if option in asked - {*options}]
     return m.result()

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking import findings
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, changed_inputs, of_mistake, told
+from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
@@ -179,8 +179,6 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(WRITTEN)
     if not m.wrong:
         m.test(ANOTHER_MODEL)
-    if not m.wrong:
-        m.find(changed_inputs(m.runs))
     return m.result()
 
 

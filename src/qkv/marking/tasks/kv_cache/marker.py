@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, changed_inputs, nothing_returned
+from qkv.marking.findings import Finding, nothing_returned
 from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
@@ -182,12 +182,10 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(POSITIONS)
     else:
         m.untried.append("positions")
-    if not m.wrong:
-        m.find(changed_inputs(m.runs))
-        if not m.wrong and _writes_to_cache(call):
-            m.limits.append(
-                "It writes to the cache it is given: to go on from one in two ways needs a copy."
-            )
+    if not m.wrong and _writes_to_cache(call):
+        m.limits.append(
+            "It writes to the cache it is given: to go on from one in two ways needs a copy."
+        )
     return m.result()
 
 

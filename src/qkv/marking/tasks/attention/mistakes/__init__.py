@@ -8,7 +8,7 @@ replacements.
 from qkv.marking.tasks.attention.mistakes.batches import BATCHES
 from qkv.marking.tasks.attention.mistakes.core import RESULT, core
 from qkv.marking.tasks.attention.mistakes.habits import PER_KEY, WEIGHTS_FIRST
-from qkv.marking.tasks.attention.mistakes.heads import HEADS
+from qkv.marking.tasks.attention.mistakes.heads import HEADS, ONE_HEAD
 from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
@@ -26,6 +26,7 @@ __all__ = [
     "LARGE",
     "MASK",
     "OFFSET",
+    "ONE_HEAD",
     "PER_KEY",
     "PROJECTIONS",
     "RESULT",

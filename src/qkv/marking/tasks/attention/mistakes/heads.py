@@ -88,3 +88,17 @@ HEADS = mended(
     ),
     where="the reshape and the transpose, before and after the heads",
 )
+
+# of a function that takes a number of heads, and shows it with one already
+ONE_HEAD = mended(
+    _SPLIT,
+    mistake(
+        "heads-beside-words",
+        "the heads stand where the words should: the split leaves out the transpose, so that the"
+        " heads of a word attend to each other",
+        "with one head every word sees itself alone, and the output is its value",
+        {"weigh": lambda w, v, n: v},
+        nudge="With one head, print the shape of the scores: is there one for each pair of words?",
+    ),
+    where="the reshape and the transpose, before the product of queries and keys",
+)
