@@ -88,6 +88,13 @@ def test_an_imported_function_is_marked_only_if_it_was_asked_for(file):
     assert only(path, "softmax").points == 10
 
 
+def test_a_file_computes_on_one_thread_and_knows_its_own_place(file, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    source = "import os\nassert os.environ['OPENBLAS_NUM_THREADS'] == '1'\n"
+    path = file(SOFTMAX + source + "assert os.path.basename(__file__) == 'mine.py'")
+    assert only(path).points == 10
+
+
 def test_a_file_of_a_name_that_a_library_has_is_marked(file):
     for name in ("numpy.py", "random.py", "qkv.py", "a file with blanks.txt"):
         assert only(file(SOFTMAX, name)).points == 10, name
