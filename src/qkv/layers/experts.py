@@ -5,39 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, compute_type, whole_number
-from qkv.attend.softmax import softmax
-from qkv.layers.gradient import Gradient, project_back, upstream
-from qkv.layers.layer import Feed
-from qkv.layers.parameters import (
-    checked,
-    is_wide,
-    need_shape,
-    parameter,
-    project,
-    quiet,
-    result_type,
-    working,
-)
+from qkv.arrays import Array
+from qkv.layers.parameters import checked, need_shape, parameter
+from qkv.layers.routed import Routed
 from qkv.ops.linear import linear, linear_grad
-from qkv.trace import Recorder
 
 
-class ExpertsSaved(NamedTuple):
-    """What the backward pass of experts needs."""
-
-    rows: Array  # (rows, D)
-    chosen: Array  # (rows, top_k), the experts of each row
-    weights: Array  # (rows, top_k), what each of them counts
-    shape: tuple[int, ...]  # (..., T, D)
-
-
-class Experts(Feed):
+class Experts(Routed):
     """A router sends each token to `top_k` experts; their results are added by its weights.
 
     The router is a linear layer with a number for each expert. The largest `top_k` of them choose,
@@ -85,88 +64,13 @@ class Experts(Feed):
         call = type(self).__name__
         self.parameters = checked(parameters, call=call)
         self.dim, self.hidden, self.count = _sizes(self.parameters, call=call)
-        self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
-        if self.top_k > self.count:
-            raise ValueError(
-                f"{call}: top_k is {top_k} and there are {self.count} experts: choose no more"
-            )
+        self._set(top_k, normalized=True)
         for name, value in (("alpha", alpha), ("limit", limit)):
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{call}: {name} is {value}: it must be finite and above 0")
         self.alpha, self.limit = float(alpha), float(limit)
         self._whole: list[Array] = []
         self._experts: list[tuple[Array, ...]] = []
-
-    def run(
-        self,
-        x: Array,
-        *,
-        residual: Array | None = None,
-        record: Recorder | None = None,
-        save: bool = False,
-    ) -> tuple[Array, ExpertsSaved]:
-        """The forward pass, unchecked, and what the backward pass needs."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
-        rows = working(x, dtype).reshape(-1, self.dim)  # (rows, D)
-        chosen, weights = self._route(rows)
-        experts = self._each()
-        out: Array = np.zeros(rows.shape, compute_type(dtype))
-        for number in np.unique(chosen):
-            row, rank = np.nonzero(chosen == number)
-            out[row] += weights[row, rank, None] * self._expert(rows[row], experts[number])
-        out = out.reshape(x.shape)
-        if residual is not None:
-            out = out + residual
-        out = out if is_wide(residual) else out.astype(dtype, copy=False)
-        return out, ExpertsSaved(rows, chosen, weights, x.shape)
-
-    @quiet
-    def backward(
-        self, grad: ArrayLike, saved: ExpertsSaved, *, record: Recorder | None = None
-    ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * layer(x))`.
-
-        Which experts were chosen has no gradient, what each of them counts has.
-
-        Args:
-            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `layer.training_forward(x)` gave beside it.
-            record: is given nothing, as `hooks` names nothing.
-
-        Returns:
-            `.x` (..., T, D) and `.parameters` by their names.
-        """
-        rows, chosen, weights, shape = saved
-        grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
-        grad = grad.reshape(-1, self.dim)
-        found = {
-            name: np.zeros(array.shape, grad.dtype)
-            for name, array in self.parameters.items()
-            if name.startswith("experts.")
-        }
-        grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)  # of what each counts
-        experts = self._each()
-        for number in np.unique(chosen):
-            row, rank = np.nonzero(chosen == number)
-            grads = self._expert_back(
-                rows[row], experts[number], grad[row], weights[row, rank, None]
-            )
-            grad_rows[row] += grads[0]
-            counts[row, rank] = grads[1]
-            for name, array in zip(_EXPERT, grads[2:], strict=True):
-                found[f"experts.{name}"][number] = array
-        change = weights * (counts - (weights * counts).sum(-1, keepdims=True))  # of the softmax
-        scores = np.zeros((len(rows), self.count), rows.dtype)
-        np.put_along_axis(scores, chosen, change, -1)
-        grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
-        return Gradient(grad_rows.reshape(shape), found)
-
-    def _route(self, rows: Array) -> tuple[Array, Array]:
-        """For each row the experts it goes through and what they count, both (rows, top_k)."""
-        wide = rows.astype(compute_type(rows.dtype), copy=False)  # experts may come close
-        scores = project(wide, self.parameters, "router_proj")  # (rows, E)
-        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
-        return chosen, softmax(np.take_along_axis(scores, chosen, -1))
 
     def _each(self) -> list[tuple[Array, ...]]:
         """The arrays of each expert: the same ones each time, which stay laid out for products."""
@@ -175,9 +79,9 @@ class Experts(Feed):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
         return self._experts
 
-    def _expert(self, rows: Array, expert: tuple[Array, ...]) -> Array:
+    def _expert(self, number: int, rows: Array) -> Array:
         """What one expert gives for rows (n, D)."""
-        gate_up, gate_up_bias, down, down_bias = expert
+        gate_up, gate_up_bias, down, down_bias = self._each()[number]
         both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
@@ -185,10 +89,10 @@ class Experts(Feed):
         return linear(hidden.astype(rows.dtype, copy=False), down, down_bias, wide=True)
 
     def _expert_back(
-        self, rows: Array, expert: tuple[Array, ...], grad: Array, weight: Array
-    ) -> tuple[Any, ...]:
-        """The gradients of its rows, of what its result counts, and of its arrays, in order."""
-        gate_up, gate_up_bias, down, down_bias = expert
+        self, number: int, rows: Array, grad: Array, weight: Array
+    ) -> tuple[Array, Array, Mapping[str, Array]]:
+        """The gradients of its rows, of what its result counts, and of its arrays."""
+        gate_up, gate_up_bias, down, down_bias = self._each()[number]
         both = linear(rows, gate_up, gate_up_bias)  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
@@ -201,7 +105,13 @@ class Experts(Feed):
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
         grad_rows, *of_gate_up = linear_grad(rows, gate_up, change_both, bias=True)
-        return grad_rows, counts, *of_gate_up, *of_down
+        own: list[Any] = [*of_gate_up, *of_down]  # there are biases
+        return grad_rows, counts, dict(zip(_EXPERT, own, strict=True))
+
+    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's arrays among all."""
+        for name, array in own.items():
+            found[f"experts.{name}"][number] = array
 
 
 _EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
