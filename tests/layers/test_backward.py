@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from qkv.attend import KVCache
-from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, SelfAttention
+from qkv.layers import (
+    MLP,
+    Block,
+    Experts,
+    GatedExperts,
+    LayerNorm,
+    MultiHeadAttention,
+    RMSNorm,
+    SelfAttention,
+)
+from qkv.layers.gated_experts import gated_expert_shapes
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
@@ -95,6 +105,15 @@ def test_experts() -> None:
     parameters = {f"experts.{name}": numbers(*shape) for name, shape in shapes.items()}
     parameters |= {"router_proj.weight": numbers(6, 4), "router_proj.bias": numbers(4)}
     layer = Experts(parameters, top_k=2, limit=1.0)  # some numbers are beyond the limit
+    x = numbers(2, 5, 6)
+    check(layer, lambda run: run(x), {"x": x, **layer.parameters})
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_gated_experts(normalized: bool) -> None:
+    shapes = gated_expert_shapes(6, 5, 4)
+    parameters = {name: numbers(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+    layer = GatedExperts(parameters, top_k=2, activation="gelu", normalized=normalized)
     x = numbers(2, 5, 6)
     check(layer, lambda run: run(x), {"x": x, **layer.parameters})
 

@@ -3,6 +3,7 @@
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block
 from qkv.layers.experts import Experts
+from qkv.layers.gated_experts import GatedExperts
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 
@@ -10,6 +11,7 @@ __all__ = [
     "MLP",
     "Block",
     "Experts",
+    "GatedExperts",
     "LayerNorm",
     "MultiHeadAttention",
     "RMSNorm",

@@ -8,8 +8,19 @@ from typing import Any, Literal
 
 from qkv.arrays import Array
 from qkv.embed import alibi_slopes
-from qkv.layers import MLP, Block, Experts, LayerNorm, MultiHeadAttention, RMSNorm, Rotary
+from qkv.layers import (
+    MLP,
+    Block,
+    Experts,
+    GatedExperts,
+    LayerNorm,
+    MultiHeadAttention,
+    RMSNorm,
+    Rotary,
+)
 from qkv.layers.experts import expert_shapes
+from qkv.layers.gated_experts import gated_expert_shapes
+from qkv.layers.layer import Feed
 from qkv.layers.mlp import mlp_sizes
 from qkv.layers.parameters import shapes_of
 from qkv.models.network.decoder import CrossAttention, DecoderBlock, EncoderDecoder
@@ -74,6 +85,45 @@ class Mixture:
     top_k: int
     alpha: float
     limit: float
+
+    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
+        """The parameters of a layer, or None where it has one MLP."""
+        return expert_shapes(dim, hidden, self.count)
+
+    def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
+        """The experts with these parameters."""
+        return Experts(parameters, top_k=self.top_k, alpha=self.alpha, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class GatedMixture:
+    """A router and the gated MLPs that it chooses among.
+
+    Attributes:
+        count: E, how many experts there are.
+        top_k: how many of them a token goes through.
+        hidden: F, the size between the two layers of an expert.
+        normalized: whether what the chosen ones count adds up to 1.
+        without: the layers that have one MLP after all.
+    """
+
+    count: int
+    top_k: int
+    hidden: int
+    normalized: bool = True
+    without: frozenset[int] = frozenset()
+
+    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
+        """The parameters of a layer, or None where it has one MLP."""
+        if number in self.without:
+            return None
+        return gated_expert_shapes(dim, self.hidden, self.count)
+
+    def build(self, parameters: Mapping[str, Array], activation: str) -> GatedExperts:
+        """The experts with these parameters."""
+        return GatedExperts(
+            parameters, top_k=self.top_k, activation=activation, normalized=self.normalized
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +191,7 @@ class Design:
     qkv_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True
-    experts: Mixture | None = None
+    experts: Mixture | GatedMixture | None = None
     buckets: Buckets | None = None
     cross: bool = False
     head: Head | None = None
@@ -207,22 +257,22 @@ class Design:
         if self.cross:
             yield from self._norm_shapes("norm_cross", dim)
         if self.hidden:
-            yield from self._mlp_shapes()
+            yield from self._mlp_shapes(number)
             if self.mlp_norm and self.norms != "behind":
                 yield from self._norm_shapes("norm2", dim)
         if self.norms in ("both", "behind"):
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
 
-    def _mlp_shapes(self) -> Iterator[tuple[str, Shape]]:
+    def _mlp_shapes(self, number: int) -> Iterator[tuple[str, Shape]]:
         """Those of the MLP, or of the experts in its place."""
         dim, hidden = self.dim, self.hidden
-        if self.experts is None:
-            for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
-                yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
+        several = None if self.experts is None else self.experts.shapes(number, dim, hidden)
+        if several is not None:
+            yield from ((f"mlp.{name}", shape) for name, shape in several.items())
             return
-        for name, shape in expert_shapes(dim, hidden, self.experts.count).items():
-            yield f"mlp.{name}", shape
+        for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
+            yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
         """The weight of a norm, and its bias if norms have one."""
@@ -255,11 +305,10 @@ class Design:
         options = {name: value for name, value in layer.options.items() if name == "scale"}
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
-    def _mlp(self, parameters: Mapping[str, Array]) -> MLP | Experts:
+    def _mlp(self, parameters: Mapping[str, Array]) -> Feed:
         """The MLP, or the experts in its place."""
-        if self.experts is not None:
-            one = self.experts
-            return Experts(parameters, top_k=one.top_k, alpha=one.alpha, limit=one.limit)
+        if self.experts is not None and "router_proj.weight" in parameters:
+            return self.experts.build(parameters, self.activation)
         return MLP.from_parameters(parameters, activation=self.activation)
 
     def norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm | None:
