@@ -102,8 +102,8 @@ class Family:
         model_type: as config.json spells it.
         design: reads the sizes and options from a config.
         names: our name of a part -> the name in the files, or a `Fused` of it, for any config;
-            `*` stands for the layer's number. Where the files' layout depends on the config, a
-            function from the config to that.
+            `*` stands for the layer's number, and behind that for the expert's. Where the files'
+            layout depends on the config, a function from the config to that.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
         old: endings that old files have -> what they are called now.
@@ -165,14 +165,16 @@ class Names:
         >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
         'layer.12.query.weight'
         """
-        layer = re.search(r"\bblocks\.(\d+)\.", name)
-        part, ending = name if layer is None else name.replace(layer[0], "blocks.*."), ""
+        numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
+        part, ending = re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name), ""
         if part not in self.parts:  # as a tensor of its own
             part, _, ending = part.rpartition(".")
         found = self.parts[part]
         piece = found if isinstance(found, Fused) else Fused(found, 0, 1)
         full = f"{piece.name}.{ending}" if ending else piece.name
-        return full if layer is None else full.replace("*", layer[1]), piece
+        for number in numbers:
+            full = full.replace("*", number, 1)
+        return full, piece
 
 
 @dataclass(frozen=True)
