@@ -107,6 +107,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**DECODER, "sliding_window": 4},
         ("MistralForCausalLM", "MistralForSequenceClassification"),
     ),
+    "mixtral": (
+        {**DECODER, "num_local_experts": 4, "sliding_window": 4},
+        ("MixtralForCausalLM", "MixtralForSequenceClassification"),
+    ),
     "modernbert": (
         {**ENCODER, "local_attention": 4, "layer_types": WINDOWS},
         ("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
@@ -273,7 +277,7 @@ class Small:
             config = self.kind.config_class.from_dict(json.loads(json.dumps(values)))
             config._attn_implementation = "eager"
             model = self.kind(config).to(dtype).eval()
-            if values["model_type"] == "gpt_oss":
+            if values["model_type"] in ("gpt_oss", "mixtral"):
                 model.set_experts_implementation("eager")
             scatter(model)
             if values["model_type"] == "vit":

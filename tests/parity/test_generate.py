@@ -45,6 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", GROUPED),
     "gemma2": ("Gemma2", {**GROUPED, "sliding_window": 12, "query_pre_attn_scalar": 10}),
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
+    "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "sliding_window": 11}),
     "olmo2": ("Olmo2", GROUPED),
     "phi3": (
         "Phi3",
@@ -72,7 +73,7 @@ def config_of(family: str, **others: Any) -> Any:
 def pair_of(folder: Path, family: str, dtype: torch.dtype, **others: Any) -> Pair:
     name = MODELS[family][0]
     kind = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-    plain = {"experts_implementation": "eager"} if family == "gpt_oss" else {}
+    plain = {"experts_implementation": "eager"} if family in ("gpt_oss", "mixtral") else {}
     return made(folder, kind, config_of(family, **others), dtype, **plain)
 
 

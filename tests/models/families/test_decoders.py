@@ -16,6 +16,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 6},
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
+    "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "olmo2": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "phi3": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
@@ -67,6 +68,7 @@ SAME = [
             }
         },
     ),
+    ("mixtral", {"num_local_experts": 8}, {"num_experts": 8, "rope_theta": 1e6}),
     ("olmo2", {}, {"rms_norm_eps": 1e-5, "rope_theta": 10000, "num_key_value_heads": 32}),
     ("phi3", {}, {"partial_rotary_factor": 1.0, "attention_bias": False, "resid_pdrop": 0.1}),
     ("phi3", {}, {"original_max_position_embeddings": 4096, "rope_scaling": None}),
@@ -143,6 +145,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 2}, ["chunked_attention"]),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
+        ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),
         ("olmo2", {"num_key_value_heads": 3}, ["num_attention_heads is 32", "heads is 3"]),
         ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
         ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 numbers"]),

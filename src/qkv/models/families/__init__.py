@@ -17,6 +17,7 @@ from qkv.models.families.gpt_oss import GPT_OSS
 from qkv.models.families.lessons import LESSON
 from qkv.models.families.llama import LLAMA
 from qkv.models.families.mistral import MISTRAL
+from qkv.models.families.mixtral import MIXTRAL
 from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
 from qkv.models.families.olmo2 import OLMO2
@@ -45,6 +46,7 @@ _PUBLISHED = (
     GPT_OSS,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     MODERNBERT,
     MPNET,
     MT5,
