@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from qkv.arrays import Array
+from qkv.extras import need
 from qkv.models.base import ModelBase
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, check_edits, is_nothing
 from qkv.models.tasks.encode import OPTIONS, Encoder
+from qkv.models.tasks.vectors import (
+    as_tensors,
+    check_precision,
+    quantized,
+    similarity,
+    similarity_pairwise,
+)
 from qkv.text import Tokenized
 
 
@@ -17,15 +29,18 @@ class EncoderModel(ModelBase):
 
     def encode(
         self,
-        sentences: str | Iterable[str],
+        inputs: str | Iterable[str],
         *,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
         normalize_embeddings: bool | None = None,
-        output_value: str = "sentence_embedding",
+        output_value: str | None = "sentence_embedding",
         prompt_name: str | None = None,
         prompt: str | None = None,
         truncate_dim: int | None = None,
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -36,14 +51,14 @@ class EncoderModel(ModelBase):
         longer than `max_seq_length` is cut as in `trace`. Blanks around a text are left out.
 
         Args:
-            sentences: one text or any iterable of texts.
+            inputs: one text or any iterable of texts.
             batch_size: how many texts of 128 tokens are run at once: more of shorter ones, fewer of
                 longer ones.
             show_progress_bar: None for one on a terminal if it takes long.
             normalize_embeddings: whether vectors are scaled to length 1; None for what the
                 model's files say.
             output_value: "sentence_embedding", or "token_embeddings" for the last vectors of all
-                tokens, special ones included.
+                tokens, special ones included, or None for both, by name.
             prompt_name: which of the prompts that the model's files name goes before each text;
                 without one, that which they name as the default, if they do.
             prompt: what goes before each text, in place of those.
@@ -51,6 +66,12 @@ class EncoderModel(ModelBase):
                 As in sentence-transformers, vectors that the model's files scale to length 1 are
                 scaled before they are cut, and `normalize_embeddings=True` scales what is left.
                 Vectors of tokens are not cut.
+            precision: "float32" leaves vectors as they are. "int8" and "uint8" divide what lies
+                between the least and the largest that a number is among these texts into 256 steps;
+                other texts have other steps. "binary" and "ubinary" keep whether each number is
+                above 0, eight of them in an int8 (less 128) or uint8.
+            convert_to_numpy: False for a list of tensors of torch, one for each text.
+            convert_to_tensor: True for one tensor of torch, (n, D).
             ablate: heads to go without, as in `trace`; with any of these three, all texts are cut
                 into tokens before the first is run.
             hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
@@ -60,20 +81,32 @@ class EncoderModel(ModelBase):
 
         Returns:
             (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. A list of
-            (T_i, D), or (T, D), for "token_embeddings". float32, or float64 for a model of that.
-            With `truncate_dim`, that number stands in the place of D.
+            (T_i, D), or (T, D), for "token_embeddings"; for None a list of dicts, or a dict, with
+            "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D) and
+            "sentence_embedding" (D,). float32, or float64 for a model of that, or what `precision`
+            says. With `truncate_dim`, that number stands in the place of D; with bits, an eighth of
+            it, rounded up.
 
         Raises:
             TypeError: a text is not a string, or the texts are a dict; as for `trace`.
-            ValueError: a text has no token at all, there is no such prompt, or an argument makes
-                no sense; as for `trace`.
+            ValueError: a text has no token at all, there is no such prompt, one text alone is to be
+                divided into steps, or an argument makes no sense; as for `trace`.
+            ImportError: tensors are asked for, and torch is not there.
+
+        Source:
+            Steps and bits: sentence-transformers, `quantize_embeddings`.
 
         >>> import qkv
         >>> qkv.load("random").encode("I love you").shape
         (8,)
         >>> qkv.load("random").encode(["I love you"], truncate_dim=3).shape
         (1, 3)
+        >>> qkv.load("random").encode(["I love you"], precision="ubinary").shape
+        (1, 1)
         """
+        check_precision(precision, call="encode", output_value=output_value)
+        tensors = convert_to_tensor or not convert_to_numpy
+        torch = need("torch", "torch") if tensors else None
         encoder = self.text_encoder(
             batch_size=batch_size,
             normalize_embeddings=normalize_embeddings,
@@ -82,7 +115,7 @@ class EncoderModel(ModelBase):
             prompt=prompt,
             truncate_dim=truncate_dim,
         )
-        texts = [sentences] if isinstance(sentences, str) else sentences
+        texts = [inputs] if isinstance(inputs, str) else inputs
 
         def edits_of(batch: Sequence[Tokenized]) -> Edits:
             return self._edits(edit, ablate, hide, batch, "encode")
@@ -94,7 +127,71 @@ class EncoderModel(ModelBase):
             found = encoder.all(texts, show_progress_bar)
         else:
             found = encoder.edited(texts, edits_of, check, show_progress_bar)
-        return found[0] if isinstance(sentences, str) else found
+        if precision != "float32":
+            found = quantized(found, precision, call="encode")
+        if torch is not None:
+            found = as_tensors(found, torch, joined=convert_to_tensor)
+        return found[0] if isinstance(inputs, str) else found
+
+    def encode_query(
+        self,
+        inputs: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """The same as `encode`, behind the prompt "query" where no other is asked for.
+
+        Args:
+            inputs: one text or any iterable of texts.
+            prompt_name: as for `encode`.
+            prompt: as for `encode`.
+            options: the others of `encode`.
+
+        Returns:
+            As `encode`; of a model whose files name no prompts the same.
+
+        Raises:
+            TypeError: as for `encode`.
+            ValueError: as for `encode`.
+
+        >>> import qkv
+        >>> qkv.load("random").encode_query("I love you").shape
+        (8,)
+        """
+        prompt_name = "query" if prompt is None and prompt_name is None else prompt_name
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
+
+    def encode_document(
+        self,
+        inputs: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """The same as `encode`, behind the prompt "document" where no other is asked for.
+
+        Args:
+            inputs: one text or any iterable of texts.
+            prompt_name: as for `encode`.
+            prompt: as for `encode`.
+            options: the others of `encode`.
+
+        Returns:
+            As `encode`; of a model whose files name no prompts the same.
+
+        Raises:
+            TypeError: as for `encode`.
+            ValueError: as for `encode`.
+
+        >>> import qkv
+        >>> qkv.load("random").encode_document(["I love you"]).shape
+        (1, 8)
+        """
+        prompt_name = "document" if prompt is None and prompt_name is None else prompt_name
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
 
     def encode_stream(
         self, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
@@ -147,3 +244,73 @@ class EncoderModel(ModelBase):
             run=self._body.packed,
             **options,
         )
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may stand before each text, by name, read-only.
+
+        >>> import qkv
+        >>> dict(qkv.load("random").prompts)
+        {'query': '', 'document': ''}
+        """
+        return MappingProxyType(dict(self._sentence.prompts))
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """How `similarity` compares: "cosine", "dot", "euclidean" or "manhattan", by the files."""
+        return self._sentence.similarity
+
+    def get_embedding_dimension(self) -> int:
+        """How many numbers a vector of `encode` has.
+
+        >>> import qkv
+        >>> qkv.load("random").get_embedding_dimension()
+        8
+        """
+        return self._sentence.width(self.dim)
+
+    def similarity(self, a: ArrayLike, b: ArrayLike) -> Array:
+        """How alike each vector is to each other: the larger, the more.
+
+        By their cosine, or as the model's files say (`similarity_fn_name`): by their dot product,
+        or by the distance between them, negative, Euclidean or the sum of absolute differences.
+
+        Args:
+            a: (n, D), or (D,) for one.
+            b: (m, D), or (D,) for one.
+
+        Returns:
+            (n, m), float32, or float64 where one of them is of that.
+
+        Raises:
+            TypeError: they are not of numbers.
+            ValueError: they have other shapes.
+
+        >>> import qkv
+        >>> model = qkv.load("random")
+        >>> vectors = model.encode(["I love you", "the cat sat", "I love you"])
+        >>> model.similarity(vectors[0], vectors).round(4)[0, [0, 2]].tolist()
+        [1.0, 1.0]
+        """
+        return similarity(a, b, self._sentence.similarity)
+
+    def similarity_pairwise(self, a: ArrayLike, b: ArrayLike) -> Array:
+        """How alike each vector is to the one in its place, measured as `similarity` does.
+
+        Args:
+            a: (n, D), or (D,) for one.
+            b: (n, D), or (D,) for one.
+
+        Returns:
+            (n,), float32, or float64 where one of them is of that.
+
+        Raises:
+            TypeError: they are not of numbers.
+            ValueError: they have other shapes.
+
+        >>> import qkv
+        >>> vectors = qkv.load("random").encode(["I love you", "the cat sat"])
+        >>> qkv.load("random").similarity_pairwise(vectors, vectors).round(4).tolist()
+        [1.0, 1.0]
+        """
+        return similarity_pairwise(a, b, self._sentence.similarity)

@@ -51,6 +51,7 @@ _ACTIVATIONS = {
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _NO_LIMIT = 10**20  # transformers writes 10**30 for none
 _NO_PROMPTS = {"query": "", "document": ""}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # Others that are kept beside config.json, and those at the top of the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
@@ -74,6 +75,7 @@ class Sentence:
         prompts: what may stand before each text, by name; "query" and "document" are there in any
             model, and empty where its files say nothing, as in sentence-transformers.
         default_prompt: the name of the one that does if none is asked for.
+        similarity: how vectors are compared: one of `SIMILARITIES`.
         files: the files that said so, by their place in the model's folder.
     """
 
@@ -86,6 +88,7 @@ class Sentence:
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(_NO_PROMPTS))
     default_prompt: str | None = None
+    similarity: str = "cosine"
     files: dict[str, bytes] = field(default_factory=dict)
 
     def prepared(self, text: str) -> str:
@@ -257,7 +260,11 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """What may stand before each text, by name, and the name of what does by default."""
+    """What may stand before each text, by name, and the name of what does by default.
+
+    And how vectors are compared: as in sentence-transformers, by their cosine where it is not said,
+    or said by a name that is for other kinds of models.
+    """
     if not path.is_file():
         return {}
     values = read_json(path)
@@ -270,4 +277,6 @@ def _prompts(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: default_prompt_name is {default!r:.40}: there is {', '.join(prompts)}"
         )
-    return {"prompts": prompts, "default_prompt": default}
+    how = values.get("similarity_fn_name")
+    how = how if how in SIMILARITIES else "cosine"
+    return {"prompts": prompts, "default_prompt": default, "similarity": how}

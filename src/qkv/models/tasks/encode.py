@@ -26,7 +26,7 @@ OPTIONS = (
     *("batch_size", "normalize_embeddings", "output_value"),
     *("prompt_name", "prompt", "truncate_dim"),
 )
-OUTPUTS = ("sentence_embedding", "token_embeddings")
+OUTPUTS = ("sentence_embedding", "token_embeddings", None)
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
 LETTERS = 2**19  # that have so many characters
 TOKENS = 128  # of a text as `batch_size` counts it
@@ -74,7 +74,7 @@ class Encoder:
     run: Callable[..., tuple[Array, Array]]
     batch_size: int = 32
     normalize_embeddings: bool | None = None
-    output_value: str = "sentence_embedding"
+    output_value: str | None = "sentence_embedding"
     prompt_name: str | None = None
     prompt: str | None = None
     truncate_dim: int | None = None
@@ -89,13 +89,14 @@ class Encoder:
             )
         if self.output_value not in OUTPUTS:
             raise ValueError(
-                f"{self.call}: output_value is {self.output_value!r}: choose {' or '.join(OUTPUTS)}"
+                f"{self.call}: output_value is {self.output_value!r}: choose "
+                f"{' or '.join(map(str, OUTPUTS))}"
             )
-        self._tokens_wanted = self.output_value == "token_embeddings"
-        if self._tokens_wanted and self.normalize_embeddings:
+        self._one_each = self.output_value == "sentence_embedding"
+        if not self._one_each and self.normalize_embeddings:
             raise ValueError(
                 f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
-                "token_embeddings: leave it out"
+                f"{self.output_value}: leave it out"
             )
         self._before = self._chosen_prompt()
         self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
@@ -105,9 +106,9 @@ class Encoder:
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None) -> Any:
-        """All vectors at once, (n, D), or those of the tokens of each text."""
+        """All vectors at once, (n, D), or what else is wanted of each text."""
         parts = self.windows(sentences, show)
-        if self._tokens_wanted:
+        if not self._one_each:
             return [rows for part in parts for rows in part]
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
@@ -241,20 +242,35 @@ class Encoder:
         for numbers in self._parts(batch):
             part = [batch[index] for index in numbers]
             options = {} if edits is None else edits.packed(numbers, max(map(len, part)))
-            vectors = (self._tokens if self._tokens_wanted else self.pooled)(part, **options)
+            vectors = self._wanted(part, **options)
             for number, vector in zip(numbers, vectors, strict=True):
                 found[number] = vector
             advance(len(part))
-        if self._tokens_wanted:
+        if not self._one_each:
             return found
         return self.sentence.finish(
             np.array(found), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
         )
 
-    def _tokens(self, batch: Sequence[Array], **options: Any) -> list[Array]:
-        """The last vectors of all tokens of texts given by their ids, (T, D) each."""
+    def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
+        """What is wanted of each text given by its ids; vectors of texts as they are pooled."""
+        if self._one_each:
+            return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
-        return [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
+        tokens = [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
+        if self.output_value is not None:
+            return tokens
+        pooled = np.array([self.sentence.pool(own, self._unread) for own in tokens])
+        vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
+        return [
+            {
+                "input_ids": ids.copy(),
+                "attention_mask": np.ones_like(ids),
+                "token_embeddings": own,
+                "sentence_embedding": vector.copy(),
+            }
+            for ids, own, vector in zip(batch, tokens, vectors, strict=True)
+        ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Texts behind the prompt; blanks around one are no part of it."""

@@ -1,0 +1,183 @@
+"""What becomes of vectors once they are computed, against arithmetic by hand."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from qkv.models import load
+from qkv.models.tasks.vectors import quantized, similarity, similarity_pairwise
+
+TEXTS = ["the cat sat.", "a dog ran", "the mat"]
+# The first number goes from -1 to 1.55, 0.01 a step; the second is the same in all.
+LINE = np.stack([np.linspace(-1, 1.55, 256), np.full(256, 0.5)], 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_steps_go_from_the_least_to_the_largest(dtype):
+    vectors = (LINE + np.array([0.001, 0])).astype(dtype)
+    vectors[0, 0], vectors[-1, 0] = -1, 1.55
+    found = quantized(vectors, "uint8", call="encode")
+    assert found.dtype == np.uint8
+    assert found[:, 0].tolist() == list(range(256))
+    assert not found[:, 1].any()
+    below = quantized(vectors, "int8", call="encode")
+    assert below.dtype == np.int8
+    assert below[:, 0].tolist() == list(range(-128, 128))
+    assert (below[:, 1] == -128).all()
+
+
+def test_a_bit_is_whether_a_number_is_above_0():
+    vectors = np.array([[1, 0, -1, 2, 0.5, -3, -1, 4, 1], [-1] * 9], np.float32)
+    found = quantized(vectors, "ubinary", call="encode")
+    assert found.dtype == np.uint8
+    assert found.tolist() == [[0b10011001, 0b10000000], [0, 0]]
+    below = quantized(vectors, "binary", call="encode")
+    assert below.dtype == np.int8
+    assert below.tolist() == [[0b10011001 - 128, 0], [-128, -128]]
+
+
+def test_steps_of_few_vectors_say_so(small):
+    model = load(small)
+    with pytest.warns(UserWarning, match="encode: the steps of int8 are divided by 3 vectors"):
+        found = model.encode(TEXTS, precision="int8")
+    assert found.min(0).tolist() == [-128] * 12
+    assert found.max(0).min() >= 126  # rounded down, the largest may be a step lower
+    with pytest.raises(ValueError, match="encode: precision is uint8 and there is one vector"):
+        model.encode(TEXTS[:1], precision="uint8")
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "dtype"),
+    [("int8", 12, np.int8), ("uint8", 12, np.uint8), ("binary", 2, np.int8), ("ubinary", 2, "u1")],
+)
+def test_no_text_at_all(small, precision, width, dtype):
+    found = load(small).encode([], precision=precision)
+    assert found.shape == (0, width)
+    assert found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "int4"}, "precision is 'int4': choose float32 or int8 or uint8"),
+        (
+            {"precision": "binary", "output_value": "token_embeddings"},
+            "precision binary is for sentence vectors and output_value is token_embeddings",
+        ),
+        (
+            {"normalize_embeddings": True, "output_value": None},
+            "normalize_embeddings is for sentence vectors and output_value is None",
+        ),
+        ({"output_value": "logits"}, "output_value is 'logits': choose sentence_embedding or"),
+    ],
+)
+def test_what_does_not_go_together(small, options, words):
+    with pytest.raises(ValueError, match=f"encode: {words}"):
+        load(small).encode(TEXTS, **options)
+
+
+@pytest.mark.parametrize("options", [{"convert_to_tensor": True}, {"convert_to_numpy": False}])
+def test_tensors_without_torch(small, options, monkeypatch):
+    """Said before anything is computed."""
+    model = load(small)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(model, "_body", None)
+    with pytest.raises(ImportError, match=r"this needs torch.*: pip install 'qkv\[torch\]'"):
+        model.encode(TEXTS, **options)
+
+
+def test_everything_of_a_text(small):
+    model = load(small)
+    everything = model.encode(TEXTS, output_value=None)
+    rows = model.encode(TEXTS, output_value="token_embeddings")
+    vectors = model.encode(TEXTS)
+    for one, text, own, vector in zip(everything, TEXTS, rows, vectors, strict=True):
+        assert one["input_ids"].tolist() == model.tokenize(text).ids.tolist()
+        assert one["attention_mask"].tolist() == [1] * len(own)
+        np.testing.assert_array_equal(one["token_embeddings"], own)
+        np.testing.assert_array_equal(one["sentence_embedding"], vector)
+        assert all(array.base is None for array in one.values())  # no view keeps others alive
+
+
+A = np.array([[3.0, 4.0], [0.0, 0.0]])
+B = np.array([[3.0, 4.0], [-4.0, 3.0], [6.0, 8.0]])
+EACH = {
+    "cosine": [[1, 0, 1], [0, 0, 0]],
+    "dot": [[25, 0, 50], [0, 0, 0]],
+    "euclidean": [[0, -np.sqrt(50), -5], [-5, -5, -10]],
+    "manhattan": [[0, -8, -7], [-7, -7, -14]],
+}
+
+
+@pytest.mark.parametrize("how", EACH)
+def test_similarity(how):
+    expected = np.array(EACH[how])
+    np.testing.assert_allclose(similarity(A, B, how), expected, atol=1e-15)
+    np.testing.assert_allclose(similarity(A[0], B, how), expected[:1], atol=1e-15)
+    found = similarity_pairwise(A, B[:2], how)
+    np.testing.assert_allclose(found, expected[[0, 1], [0, 1]], atol=1e-15)
+    assert similarity(A.astype(np.float32), B.astype(np.float16), how).dtype == np.float32
+    bytes_of = A.astype(np.int8) * 25, B.astype(np.int8) * 12  # their products do not fit in int8
+    found = similarity(*bytes_of, how)
+    np.testing.assert_allclose(
+        found, similarity(*(x.astype(float) for x in bytes_of), how), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "error", "words"),
+    [
+        (A, B[:, :1], ValueError, r"a is \(2, 2\) and b is \(3, 1\)"),
+        (A[None], B, ValueError, r"a is \(1, 2, 2\)"),
+        (A > 0, B, TypeError, "a is bool"),
+        (A, [["x", "y"]], TypeError, "b is"),
+    ],
+)
+def test_vectors_that_cannot_be_compared(a, b, error, words):
+    with pytest.raises(error, match=f"similarity: {words}"):
+        similarity(a, b, "cosine")
+
+
+def test_pairs_need_as_many():
+    with pytest.raises(ValueError, match="similarity_pairwise: there are 2 vectors and 3"):
+        similarity_pairwise(A, B, "dot")
+
+
+@pytest.mark.parametrize("how", [*EACH, "maxsim", 7, None])
+def test_how_vectors_are_compared_stands_in_the_files(folder, how, tmp_path):
+    folder.write()
+    folder.json("config_sentence_transformers.json", {"similarity_fn_name": how})
+    load(folder.path).save(tmp_path / "copy")
+    model = load(tmp_path / "copy")
+    known = how if how in EACH else "cosine"
+    assert model.similarity_fn_name == known
+    np.testing.assert_allclose(model.similarity(A, B), EACH[known], atol=1e-6)
+    np.testing.assert_allclose(
+        model.similarity_pairwise(A, B[:2]), np.array(EACH[known])[[0, 1], [0, 1]], atol=1e-6
+    )
+
+
+def test_the_prompts_are_read_only(small):
+    """To set one here would change nothing."""
+    model = load(small)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        model.prompts["query"] = "a "
+    with pytest.raises(AttributeError):
+        model.prompts = {}
+
+
+def test_queries_and_documents(folder):
+    folder.write()
+    said = {"query": "a cat ", "document": "the mat ", "other": "dog "}
+    values = {"prompts": said, "default_prompt_name": "other"}
+    folder.json("config_sentence_transformers.json", values)
+    model = load(folder.path)
+    assert dict(model.prompts) == said
+    plain = {name: model.encode(TEXTS, prompt=prompt) for name, prompt in said.items()}
+    np.testing.assert_array_equal(model.encode(TEXTS), plain["other"])
+    np.testing.assert_array_equal(model.encode_query(TEXTS), plain["query"])
+    np.testing.assert_array_equal(model.encode_document(TEXTS), plain["document"])
+    np.testing.assert_array_equal(model.encode_query(TEXTS, prompt="dog "), plain["other"])
+    found = model.encode_document(TEXTS, prompt_name="other", truncate_dim=5)
+    np.testing.assert_array_equal(found, plain["other"][:, :5])
