@@ -127,6 +127,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
         ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
     ),
+    "qwen3_moe": (
+        {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+        ("Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
+    ),
     "roberta": (ENCODER, ("RobertaForMaskedLM", "RobertaForSequenceClassification")),
     "t5": (T5, ("T5ForConditionalGeneration", "T5EncoderModel")),
     "vit": (
@@ -277,7 +281,7 @@ class Small:
             config = self.kind.config_class.from_dict(json.loads(json.dumps(values)))
             config._attn_implementation = "eager"
             model = self.kind(config).to(dtype).eval()
-            if values["model_type"] in ("gpt_oss", "mixtral"):
+            if values["model_type"] in ("gpt_oss", "mixtral", "qwen3_moe"):
                 model.set_experts_implementation("eager")
             scatter(model)
             if values["model_type"] == "vit":

@@ -42,6 +42,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**GROUPED, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    ),
     "gemma": ("Gemma", GROUPED),
     "gemma2": ("Gemma2", {**GROUPED, "sliding_window": 12, "query_pre_attn_scalar": 10}),
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
@@ -73,7 +77,9 @@ def config_of(family: str, **others: Any) -> Any:
 def pair_of(folder: Path, family: str, dtype: torch.dtype, **others: Any) -> Pair:
     name = MODELS[family][0]
     kind = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-    plain = {"experts_implementation": "eager"} if family in ("gpt_oss", "mixtral") else {}
+    plain = (
+        {"experts_implementation": "eager"} if family in ("gpt_oss", "mixtral", "qwen3_moe") else {}
+    )
     return made(folder, kind, config_of(family, **others), dtype, **plain)
 
 

@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
     "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
+    "qwen3_moe": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
     "olmo2": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "phi3": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
@@ -146,6 +147,8 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
         ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),
+        ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),
+        ("qwen3_moe", {"mlp_only_layers": [0.5]}, ["mlp_only_layers is [0.5]"]),
         ("olmo2", {"num_key_value_heads": 3}, ["num_attention_heads is 32", "heads is 3"]),
         ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
         ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 numbers"]),
@@ -197,3 +200,12 @@ def test_gemma3_beside_images() -> None:
         FAMILIES["gemma3"].design(Config({"text_config": {"model_type": "llama"}}, "config.json"))
     with pytest.warns(UserWarning, match="text_config: qkv does not know new_key"):
         FAMILIES["gemma3"].design(Config({"text_config": {**inner, "new_key": 1}}, "config.json"))
+
+
+def test_which_layers_have_experts() -> None:
+    def without(**values: Any) -> set[int]:
+        return set(design("qwen3_moe", **values).experts.without)
+
+    assert without() == set()
+    assert without(decoder_sparse_step=2) == {0, 2}
+    assert without(decoder_sparse_step=2, mlp_only_layers=[1]) == {0, 1, 2}

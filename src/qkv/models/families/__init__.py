@@ -24,6 +24,7 @@ from qkv.models.families.olmo2 import OLMO2
 from qkv.models.families.phi3 import PHI3
 from qkv.models.families.qwen2 import QWEN2
 from qkv.models.families.qwen3 import QWEN3
+from qkv.models.families.qwen3_moe import QWEN3_MOE
 from qkv.models.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.models.families.t5 import MT5, T5
 from qkv.models.families.vit import VIT
@@ -54,6 +55,7 @@ _PUBLISHED = (
     PHI3,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     ROBERTA,
     XLM_ROBERTA,
     T5,
