@@ -102,6 +102,13 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("GptOssForCausalLM", "GptOssForSequenceClassification"),
     ),
+    "gptj": (
+        {
+            **{"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3},
+            **{"n_inner": 20, "rotary_dim": 4, "pad_token_id": 1},
+        },
+        ("GPTJForCausalLM", "GPTJForSequenceClassification"),
+    ),
     "llama": (DECODER, ("LlamaForCausalLM", "LlamaForSequenceClassification")),
     "mistral": (
         {**DECODER, "sliding_window": 4},

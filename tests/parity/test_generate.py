@@ -60,6 +60,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("Bloom", {"hidden_size": 35, "n_head": 5, "n_layer": 3}),
     "gpt_neox": ("GPTNeoX", {**PARALLEL, "intermediate_size": 70}),
+    "gptj": (
+        "GPTJ",
+        {"n_embd": 36, "n_head": 3, "n_layer": 3, "n_positions": 128, "rotary_dim": 6},
+    ),
     "gpt_oss": (
         "GptOss",
         {**GROUPED, "sliding_window": 10, "num_local_experts": 4, "num_experts_per_tok": 2},

@@ -14,6 +14,7 @@ from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from qkv.models.families.gpt2 import GPT2
 from qkv.models.families.gpt_neox import GPT_NEOX
 from qkv.models.families.gpt_oss import GPT_OSS
+from qkv.models.families.gptj import GPTJ
 from qkv.models.families.lessons import LESSON
 from qkv.models.families.llama import LLAMA
 from qkv.models.families.mistral import MISTRAL
@@ -45,6 +46,7 @@ _PUBLISHED = (
     GPT2,
     GPT_NEOX,
     GPT_OSS,
+    GPTJ,
     LLAMA,
     MISTRAL,
     MIXTRAL,

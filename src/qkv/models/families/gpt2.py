@@ -7,6 +7,12 @@ from qkv.models.files.names import QKV, Family, fused
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 
+HARMLESS = (
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "n_ctx"),
+    *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
+    *("summary_type", "summary_use_proj"),
+)
+
 
 def design(config: Config) -> Design:
     """The sizes of a GPT-2; keys that are left out have the values of gpt2."""
@@ -69,9 +75,5 @@ GPT2 = Family(
     prefix="transformer.",
     body=("wte.", "wpe.", "h.", "ln_f."),
     unused=(r"h\.\d+\.attn\.(masked_)?bias",),
-    harmless=(
-        *("attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "n_ctx"),
-        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
-        *("summary_type", "summary_use_proj"),
-    ),
+    harmless=HARMLESS,
 )
