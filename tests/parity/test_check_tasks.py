@@ -75,9 +75,8 @@ def decoder(ids, weights, config):
         x = x + linear(out.transpose(1, 2).flatten(-2), "self_attn.o")
         h = norm(x, weights[f"model.layers.{layer}.post_attention_layernorm.weight"])
         x = x + linear(functional.silu(linear(h, "mlp.gate")) * linear(h, "mlp.up"), "mlp.down")
-    return functional.linear(
-        norm(x, weights["model.norm.weight"]), weights["model.embed_tokens.weight"]
-    )
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    return functional.linear(norm(x, weights["model.norm.weight"]), head)
 
 
 class SelfAttention(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
     tmp_path: Path, case: str, dtype: torch.dtype
 ) -> None:
     kind, sizes = CASES[case]
-    number = list(CASES).index(case) + 1
+    number = zlib.crc32(case.encode())  # the same weights, whatever cases stand before it
     rng = np.random.default_rng(number)
     of_kind = getattr(transformers, kind)
     with double(dtype == torch.float64):
