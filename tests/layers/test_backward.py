@@ -251,7 +251,8 @@ def test_buckets() -> None:
     assert (bias.backward(up, 4, 7, 2) * way).sum() == pytest.approx(expected, rel=1e-12)
 
 
-def test_embedding() -> None:
+@pytest.mark.parametrize("segments", [None, np.array([0, 1, 1, 0])])
+def test_embedding(segments: np.ndarray | None) -> None:
     norm = scattered(LayerNorm(6, dtype=np.float64))
     tables = {"embed.weight": numbers(5, 6), "pos_embed.weight": numbers(7, 6, seed=2)}
     tables["token_type_embed.weight"] = numbers(2, 6, seed=3)
@@ -261,13 +262,14 @@ def test_embedding() -> None:
     )
     ids, places = np.array([4, 1, 4, 0]), np.array([0, 1, 2, 0])
     up = numbers(4, 6, seed=4)
-    _, saved = embedding(ids, places)
+    given = {} if segments is None else {"segments": segments}
+    _, saved = embedding(ids, places, **given)
     found = embedding.backward(up, saved)
     rng = np.random.default_rng(0)
     tables |= {f"embed_norm.{name}": array for name, array in norm.parameters.items()}
     assert found.keys() == tables.keys()
     for name, array in tables.items():
-        expected, way = slope(lambda: (up * embedding(ids, places)[0]).sum(), array, rng)
+        expected, way = slope(lambda: (up * embedding(ids, places, **given)[0]).sum(), array, rng)
         assert (found[name] * way).sum() == pytest.approx(expected, rel=1e-6), name
     assert not found["embed.weight"][2:4].any()  # of tokens that are not there
 

@@ -22,6 +22,7 @@ class EmbeddingSaved(NamedTuple):
     rows: Array  # what its vectors were made of: ids (...), or patches of images
     places: Array
     norm: NormSaved | None = None
+    segments: Array | None = None
 
 
 class Embedding:
@@ -30,7 +31,7 @@ class Embedding:
     Args:
         table: (V, D), a row for each token.
         positions: (rows, D), a row for each place in a text.
-        token_types: (segments, D), of which row 0 is used.
+        token_types: (segments, D), of which row 0 is used where nothing else is said.
         norm: over their sum.
         scale: what the rows of the token table are multiplied by.
         first_position: the row of place 0.
@@ -65,10 +66,12 @@ class Embedding:
         places: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
+        segments: Array | None = None,
     ) -> tuple[Array, EmbeddingSaved]:
         """Vectors (..., D) of ids (...) at these places, and what `backward` needs.
 
-        They are float32 where the table is in half precision.
+        They are float32 where the table is in half precision. `segments` (...) are rows of
+        `token_types`, which nothing is made of where there are none.
         """
         x, rows = self._rows(ids)
         x = x.astype(compute_type(x.dtype), copy=False)
@@ -76,7 +79,8 @@ class Embedding:
             x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
         x = keep(record, "hook_embed", x, cu_lengths)
         if self.token_types is not None:
-            kinds = np.broadcast_to(self.token_types[0], x.shape)
+            chosen = self.token_types[0 if segments is None else segments]
+            kinds = np.broadcast_to(chosen, x.shape)
             x = x + keep(record, "hook_token_type_embed", kinds, cu_lengths)
         if self.positions is not None:
             where = self.positions[places + self.first_position]
@@ -85,7 +89,7 @@ class Embedding:
         if self.norm is not None:
             x, norm = self.norm.run(x)
         x = keep(record, "hook_full_embed", x, cu_lengths)
-        return x, EmbeddingSaved(rows, places, norm)
+        return x, EmbeddingSaved(rows, places, norm, segments)
 
     def backward(
         self,
@@ -111,8 +115,12 @@ class Embedding:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
             found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
         if self.token_types is not None:
-            kinds = found["token_type_embed.weight"] = np.zeros_like(self.token_types)
-            kinds[0] = rows.sum(0)
+            kinds = np.zeros_like(self.token_types)
+            if saved.segments is None:
+                kinds[0] = rows.sum(0)
+            else:
+                kinds = rows_back(rows, saved.segments.ravel(), kinds.shape)
+            found["token_type_embed.weight"] = kinds
         return found | self._rows_back(rows, saved.rows)
 
     def _rows(self, ids: Array) -> tuple[Array, Array]:

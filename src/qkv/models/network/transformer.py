@@ -103,13 +103,19 @@ class Transformer:
         """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
         return self.run(ids, places, cu_lengths, **options)[0]
 
-    def packed(self, texts: Sequence[Array], **options: Any) -> tuple[Array, Array]:
+    def packed(
+        self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
+    ) -> tuple[Array, Array]:
         """The vectors (total, D) of texts laid end to end, and where each begins, (B + 1,).
 
         Args:
             texts: the ids of each, (T,).
+            segments: for each of their tokens which of several parts of the text it is of, (T,);
+                without them all are of the first.
             options: those of a call.
         """
+        if segments is not None:
+            options["segments"] = np.concatenate(segments)
         cu_lengths = starts_of(map(len, texts))
         places = [self.embedding.places(ids[None], np.ones((1, len(ids)), bool)) for ids in texts]
         rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
@@ -174,6 +180,7 @@ class Transformer:
         record: Recorder | None = None,
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
+        segments: Array | None = None,
         save: bool = False,
     ) -> tuple[Array, TransformerSaved]:
         """Run texts that are laid end to end.
@@ -186,12 +193,14 @@ class Transformer:
             top_k: with `record`, keep the largest weights of each query in place of all.
             masks: for layers that have one, which key each head sees: broadcasts to
                 (B, Hq, T, T), T the length of the longest text.
+            segments: (total,) which of several parts of its text each token is of, for a model
+                that has a table of them; without them all are of the first.
             save: whether to keep what `backward` needs.
 
         Returns:
             (total, D), and what `backward` needs.
         """
-        x, embedding = self.embedding(ids, places, cu_lengths, record)  # (total, D)
+        x, embedding = self.embedding(ids, places, cu_lengths, record, segments)  # (total, D)
         x, layers = self.run_layers(
             x, cu_lengths, record=record, top_k=top_k, masks=masks, save=save
         )
