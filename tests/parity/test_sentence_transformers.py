@@ -12,31 +12,18 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel
 
 import qkv
 
 from .models import scatter
+from .sentences import SPECIAL, WORDS, tokenizer
 from .support import close, texts_from
 
-WORDS = [f"w{number}" for number in range(60)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = texts_from(WORDS, 120, 30)
 PROMPTS = {"query": "w1 w2 ", "passage": "w3 ", "other": "w4 "}
 PRECISIONS = ["float32", "int8", "uint8", "binary", "ubinary"]
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One that knows these words, and puts [CLS] and [SEP] around a text, and between two."""
-    ids = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
-    made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return PreTrainedTokenizerFast(tokenizer_object=made, **dict(zip(kinds, SPECIAL, strict=True)))
 
 
 def write(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qkv.arrays import as_array
+from qkv.arrays import Array, as_array
 from qkv.files import replacing
 from qkv.text.growth import GROWN, USUAL
 from qkv.text.tokenized import Tokenized, from_bytes
@@ -118,6 +118,23 @@ class Tokenizer:
         """
         encodings = self._encodings(texts, "ids_batch", add_special_tokens=False)
         return [np.array(one.ids, np.int32) for one in encodings]
+
+    def pair(self, first: str, second: str) -> tuple[Array, Array, list[int | None]]:
+        """Cut two texts into tokens as a model reads them together, one behind the other.
+
+        Returns:
+            ids (T,); segments (T,), the row of a table of segments for each token; and of which
+            text each is, 0 or 1, or None for a special one.
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: as for `tokenize`.
+        """
+        for text in check_texts((first, second), call="pair"):
+            self._check_growth(text, "pair")
+        with _said("pair"):
+            found = self._inner.encode(first, second)
+        return np.array(found.ids, np.int64), np.array(found.type_ids, np.int64), found.sequence_ids
 
     def _encodings(self, texts: Any, call: str, **options: Any) -> Iterator[tokenizers.Encoding]:
         """What the library makes of each text, of which it is given so many at a time as it may."""

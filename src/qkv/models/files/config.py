@@ -23,6 +23,7 @@ HARMLESS = frozenset({
     *("output_past", "pad_token_id", "prefix", "problem_type", "return_dict", "sep_token_id"),
     *("task_specific_params", "tie_word_embeddings", "tokenizer_class", "torch_dtype"),
     *("torchscript", "transformers.js_config", "transformers_version", "use_bfloat16"),
+    *("sbert_ce_default_activation_function", "sentence_transformers"),  # `rank` reads them
     *("use_cache",),
 })  # fmt: skip
 # Keys of every family that do, at the value at which they do nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ _KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OTHER_KEYS = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
-_ACTIVATIONS = {
+ACTIVATIONS = {
     **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("Tanh", "Sigmoid")},
     **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("ReLU", "SiLU", "GELU")},
     "torch.nn.modules.linear.Identity": None,
@@ -51,6 +52,7 @@ _ACTIVATIONS = {
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _NO_LIMIT = 10**20  # transformers writes 10**30 for none
 _NO_PROMPTS = {"query": "", "document": ""}
+_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # Others that are kept beside config.json, and those at the top of the model's folder.
@@ -76,6 +78,8 @@ class Sentence:
             model, and empty where its files say nothing, as in sentence-transformers.
         default_prompt: the name of the one that does if none is asked for.
         similarity: how vectors are compared: one of `SIMILARITIES`.
+        activation: of a cross-encoder what follows its logits, by its name in torch; None for what
+            config.json says.
         files: the files that said so, by their place in the model's folder.
     """
 
@@ -89,7 +93,43 @@ class Sentence:
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(_NO_PROMPTS))
     default_prompt: str | None = None
     similarity: str = "cosine"
+    activation: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def pair_limit(self) -> int | None:
+        """The most tokens of two texts that are read together, None where no file has a limit.
+
+        That is `model_max_length`, with modules.json or without, as in sentence-transformers.
+
+        Raises:
+            ModelError: what the file has is no limit.
+        """
+        if self.max_seq_length is not None:
+            return self.max_seq_length
+        return _tokenizer_limit(self._tokenizer_config())
+
+    @property
+    def tells_texts_apart(self) -> bool:
+        """Whether tokens of two texts that are read together are of two segments.
+
+        As in transformers, it is the class of the tokenizer that says so: those without a family
+        do not, if it is not written down.
+        """
+        values = self._tokenizer_config().values
+        names = values.get("model_input_names")
+        if isinstance(names, list):
+            return "token_type_ids" in names
+        return values.get("tokenizer_class") not in _NO_FAMILY
+
+    def _tokenizer_config(self) -> Config:
+        """What tokenizer_config.json says, nothing where there is none."""
+        place = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
+        try:
+            values = json.loads(self.files.get(place, b"{}"))
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{place}: is not JSON that can be read: {error}") from error
+        return Config(values if isinstance(values, dict) else {}, place)
 
     def prepared(self, text: str) -> str:
         """A text as the tokenizer is to have it."""
@@ -156,15 +196,17 @@ def read_sentence(folder: Path) -> Sentence:
         ModelError: they are broken, or ask for something that qkv does not know.
     """
     said: dict[str, Any] = {}  # of the attributes of `Sentence`, those that the files speak of
-    files, home = [PROMPTS], ""
+    files, home, kinds = [PROMPTS], "", list[str]()
     if (folder / MODULES).is_file():
         kinds, places = _modules(folder / MODULES)
-        dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
-        said = _pooling(folder / places[1] / CONFIG)
-        said["dense"] = tuple(_dense(folder, place) for place in dense)
+        files += [MODULES]
         home = said["home"] = places[0]
+    if "Pooling" in kinds:
+        dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
+        said |= _pooling(folder / places[1] / CONFIG)
+        said["dense"] = tuple(_dense(folder, place) for place in dense)
         said["normalize"] = kinds[-1] == "Normalize"
-        files += [MODULES, *(f"{place}/{CONFIG}" for place in (places[1], *dense))]
+        files += [f"{place}/{CONFIG}" for place in (places[1], *dense)]
     said |= _limit(folder / home, MODULES in files) | _prompts(folder / PROMPTS)
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     found = {}
@@ -186,6 +228,8 @@ def _modules(path: Path) -> tuple[list[str], list[str]]:
         parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
         if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
             raise ModelError(f"{path}: the path {place!r} leads out of the model's folder")
+    if kinds == ["Transformer"] and _is_cross_encoder(path.parent):
+        return kinds, places
     rest = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or set(rest) - {"Dense"}:
         raise ModelError(
@@ -193,6 +237,12 @@ def _modules(path: Path) -> tuple[list[str], list[str]]:
             "qkv knows Transformer, Pooling, any Dense and, last, Normalize"
         )
     return kinds, places
+
+
+def _is_cross_encoder(folder: Path) -> bool:
+    """Whether it was saved by sentence-transformers' CrossEncoder, whose model has its own head."""
+    path = folder / PROMPTS
+    return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
 def _pooling(path: Path) -> dict[str, Any]:
@@ -220,7 +270,7 @@ def _dense(folder: Path, place: str) -> Dense:
     shape = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
     activation = config.choice(
-        "activation_function", _ACTIVATIONS, "torch.nn.modules.activation.Tanh"
+        "activation_function", ACTIVATIONS, "torch.nn.modules.activation.Tanh"
     )
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
@@ -251,19 +301,23 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
     limit = config.size_or_none("max_seq_length", most=math.inf)
     path = home / TOKENIZER_CONFIG
     if limit is None and modules and path.is_file():
-        config = Config.read(path)
-        limit = config.values.get("model_max_length")
-        fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
-        config.need(fine, "model_max_length", limit, "a whole number >= 1")
-        limit = None if limit is None or limit >= _NO_LIMIT else int(limit)
+        limit = _tokenizer_limit(Config.read(path))
     return {"max_seq_length": limit, "lowercase": lowercase}
+
+
+def _tokenizer_limit(config: Config) -> int | None:
+    """What tokenizer_config.json has for a limit."""
+    limit = config.values.get("model_max_length")
+    fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
+    config.need(fine, "model_max_length", limit, "a whole number >= 1")
+    return None if limit is None or limit >= _NO_LIMIT else int(limit)
 
 
 def _prompts(path: Path) -> dict[str, Any]:
     """What may stand before each text, by name, and the name of what does by default.
 
     And how vectors are compared: as in sentence-transformers, by their cosine where it is not said,
-    or said by a name that is for other kinds of models.
+    or said by a name that is for other kinds of models. And what a cross-encoder's scores are.
     """
     if not path.is_file():
         return {}
@@ -279,4 +333,5 @@ def _prompts(path: Path) -> dict[str, Any]:
         )
     how = values.get("similarity_fn_name")
     how = how if how in SIMILARITIES else "cosine"
-    return {"prompts": prompts, "default_prompt": default, "similarity": how}
+    found = {"prompts": prompts, "default_prompt": default, "similarity": how}
+    return found | {"activation": values.get("activation_fn")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise, takewhile
 from operator import length_hint
@@ -222,14 +222,8 @@ class Encoder:
         return [text.ids for text in truncator(self._whole(texts))]
 
     def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
-        """The numbers of texts that are run together: those of like length.
-
-        They have `batch_size * TOKENS` tokens at most.
-        """
-        order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
-        places = iter(order)
-        for part in parts_of([batch[index] for index in order], self.batch_size * TOKENS):
-            yield list(islice(places, len(part)))
+        """The numbers of texts that are run together."""
+        return by_length(batch, self.batch_size * TOKENS)
 
     def _vectors(
         self,
@@ -294,6 +288,18 @@ class Encoder:
                 f"{', '.join(prompts)}"
             )
         return prompts[name]
+
+
+def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
+    """The numbers of texts of like length, which have so many tokens together, or of one text.
+
+    >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
+    [[2], [0, 3, 1]]
+    """
+    order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
+    places = iter(order)
+    for part in parts_of([batch[index] for index in order], most):
+        yield list(islice(places, len(part)))
 
 
 def _checked(sentences: Any, call: str) -> Iterable[str]:

@@ -1,0 +1,245 @@
+"""Which documents answer a query best: both are read together, and the pair is scored."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.files.sentence import ACTIVATIONS, Sentence
+from qkv.models.network.head import BuiltHead
+from qkv.models.network.pooling import activated
+from qkv.models.tasks.encode import LETTERS, TOKENS, by_length
+from qkv.models.tasks.truncation import Truncator, callers
+from qkv.text import Tokenizer
+from qkv.text.tokenizer import parts_of
+
+# Where config.json says what follows the logits: before sentence-transformers 4 by the second key.
+_KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts as a model reads them together.
+
+    Attributes:
+        ids: (T,)
+        segments: (T,) which of two parts each token is of.
+        whole: whether nothing was cut.
+    """
+
+    ids: Array
+    segments: Array
+    whole: bool = True
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a tokenizer puts around two texts, and between them.
+
+    Attributes:
+        around: the ids before, between and behind them.
+        segments: which part each of the five pieces is of, those three and the texts, in their
+            order.
+    """
+
+    around: tuple[Array, Array, Array]
+    segments: tuple[int, int, int, int, int]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.around))
+
+    def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
+        """Two texts by their ids, in so many tokens: the longer one is cut first."""
+        room = (math.inf if limit is None else limit) - len(self)
+        sizes = shortened(len(first), len(second), room)
+        before, between, behind = self.around
+        pieces = (before, first[: sizes[0]], between, second[: sizes[1]], behind)
+        segments = np.repeat(self.segments, [len(piece) for piece in pieces])
+        whole = sizes == (len(first), len(second))
+        return Pair(np.concatenate(pieces), segments, whole)
+
+
+def shortened(first: int, second: int, room: float) -> tuple[int, int]:
+    """How many tokens are left of two texts where there is room for so many: as many as can be.
+
+    The longer one loses its end until both are alike, then each has half, and the odd one is the
+    longer one's, as in the `tokenizers` package.
+
+    >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
+    ((3, 9), (3, 5), (4, 4), (4, 3))
+    """
+    if first + second <= room:
+        return first, second
+    room = int(room)
+    least = min(first, second, room // 2)
+    return (least, room - least) if first <= second else (room - least, least)
+
+
+def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
+    """What a tokenizer puts around two texts, which a text of at least one token shows.
+
+    Raises:
+        ValueError: the text has no token, or two texts do not stand one behind the other.
+    """
+    ids, segments, parts = tokenizer.pair(text, text)
+    mine = [[place for place, part in enumerate(parts) if part == which] for which in (0, 1)]
+    if not all(mine):
+        raise ValueError("rank: the query is empty: there is no token in it")
+    (a, b), (c, d) = ((places[0], places[-1] + 1) for places in mine)
+    if b - a + d - c != sum(map(len, mine)) or b > c:
+        raise ValueError(f"rank: the tokenizer of {name} does not put two texts behind each other")
+    pieces = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
+    kinds = [set(segments[piece].tolist()) or {0} for piece in pieces]
+    if max(map(len, kinds)) > 1:
+        raise ValueError(f"rank: the tokenizer of {name} gives parts of a text several segments")
+    before, between, behind = (ids[piece] for piece in pieces[::2])
+    one, two, three, four, five = (kind.pop() for kind in kinds)
+    return Frame((before, between, behind), (one, two, three, four, five))
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """What `Model.rank` scores with.
+
+    Attributes:
+        name: the model's, for errors.
+        tokenizer: the model's.
+        sentence: what its files say about texts.
+        limit: the most tokens of a pair.
+        run: from the ids of texts to the vectors of their tokens, end to end, and where each
+            begins; `Transformer.packed`.
+        head: from these vectors to one logit for each text.
+        tells_texts_apart: whether it is told which tokens are of the second text.
+        activation: what follows the logits.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    sentence: Sentence
+    limit: int | None
+    run: Callable[..., tuple[Array, Array]]
+    head: BuiltHead
+    tells_texts_apart: bool
+    activation: str | None
+
+    def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
+        """A query with each of these documents, cut at the limit.
+
+        Raises:
+            ValueError: the query has no token, or the limit leaves none of it.
+        """
+        query = self.sentence.prepared(query.strip())
+        frame = frame_of(self.tokenizer, query, self.name)
+        if self.limit is not None and self.limit < len(frame) + 2:
+            raise ValueError(
+                f"rank: max_seq_length is {self.limit}, and a query and a document have "
+                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
+            )
+        # whole, since which of two is longer decides which is cut
+        truncator, found = Truncator(self.tokenizer, None), list[Pair]()
+        [first] = self._ids(truncator, [query])
+        for part in parts_of(documents, LETTERS):
+            found += [
+                frame.pair(first, second, self.limit) for second in self._ids(truncator, part)
+            ]
+        return found
+
+    def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
+        """The ids of texts (T,), without special tokens."""
+        tokens = truncator([self.sentence.prepared(text.strip()) for text in texts])
+        return [text.ids[~np.array(text.special, bool)] for text in tokens]
+
+    def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
+        """The numbers of pairs that are run together: those of like length."""
+        return by_length(pairs, batch_size * TOKENS)
+
+    def scores(self, pairs: Sequence[Pair]) -> Array:
+        """The score of each of these pairs, run together, (n,)."""
+        options = {}
+        if self.tells_texts_apart:
+            options["segments"] = [pair.segments for pair in pairs]
+        rows, cu_lengths = self.run([pair.ids for pair in pairs], **options)
+        logits = self.head(rows, cu_lengths)[:, 0]
+        return logits if self.activation is None else activated(logits, self.activation)
+
+    def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
+        """The scores (n,) of any number of pairs; `advance` is told how many are done."""
+        found = np.empty(len(pairs), np.float64)
+        for numbers in self.parts(pairs, batch_size):
+            found[numbers] = self.scores([pairs[number] for number in numbers])
+            advance(len(numbers))
+        return found
+
+    def warn(self, pairs: Sequence[Pair]) -> None:
+        """Say how many pairs were cut, if any was."""
+        count = sum(not pair.whole for pair in pairs)
+        if count:
+            warnings.warn(
+                f"{count} of {len(pairs)} documents, with the query, were cut to {self.limit} "
+                "tokens",
+                UserWarning,
+                stacklevel=callers(),
+            )
+
+
+def best(
+    scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
+) -> list[dict[str, Any]]:
+    """The documents by their scores, the best first, those alike in their order.
+
+    >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
+    [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
+    """
+    order = np.argsort(-scores, kind="stable")[:top_k].tolist()
+    return [
+        {"corpus_id": number, "score": float(scores[number])}
+        | ({"text": documents[number]} if with_documents else {})
+        for number in order
+    ]
+
+
+def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
+    """A head that gives each text one number, or an error that says what a model has instead."""
+    if head is None or not head.pools:
+        has = "no head" if head is None else "a head for each token"
+    elif head.steps.outputs != 1:
+        has = f"a head for {head.steps.outputs} classes"
+    else:
+        return head
+    raise ValueError(
+        f"rank: {name} has {has} and does not rank: load a cross-encoder (architectures in its "
+        "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
+        "encode"
+    )
+
+
+def activation_of(sentence: Sentence, config: Mapping[str, Any], name: str) -> str | None:
+    """What follows the logits of a cross-encoder, as its files say it; else a sigmoid.
+
+    As in sentence-transformers, what config_sentence_transformers.json says comes first, and a
+    function that is not torch's is not run.
+
+    Raises:
+        ValueError: it is none that we know.
+    """
+    inner = config.get(_KEYS[0])
+    older = [inner.get("activation_fn") if isinstance(inner, Mapping) else None]
+    said = [sentence.activation, *older, config.get(_KEYS[1])]
+    own = [one for one in said if isinstance(one, str) and one.startswith("torch.")]
+    function = own[0] if own else _SIGMOID
+    if function not in ACTIVATIONS:
+        raise ValueError(
+            f"rank: what follows the logits of {name} is {function:.80}: qkv knows "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[function]
