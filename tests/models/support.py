@@ -196,3 +196,43 @@ def plain_bert(tensors, config, ids, hidden=(), ablated=()):
         states.append(x)
         weights.append(np.stack(layer_weights))
     return states, weights
+
+
+def pair_json():
+    """The small tokenizer, which puts [SEP] between two texts too, and tells them apart."""
+    values = json.loads(tokenizer_json())
+    special = {"[CLS]": WORDS.index("[CLS]"), "[SEP]": WORDS.index("[SEP]")}
+
+    def piece(name, segment):
+        kind = "SpecialToken" if name in special else "Sequence"
+        return {kind: {"id": name, "type_id": segment}}
+
+    first = [piece("[CLS]", 0), piece("A", 0), piece("[SEP]", 0)]
+    values["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, piece("B", 1), piece("[SEP]", 1)],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]}
+            for name, number in special.items()
+        },
+    }
+    return json.dumps(values)
+
+
+def cross_encoder(path):
+    """A folder with a small BERT that gives a query and a document one number."""
+    made, rng = Folder(path), np.random.default_rng(3)
+    made.tensors = {f"bert.{name}": x for name, x in made.tensors.items()}
+    shapes = {"bert.pooler.dense.weight": (12, 12), "bert.pooler.dense.bias": (12,)}
+    shapes |= {"classifier.weight": (1, 12), "classifier.bias": (1,)}
+    made.tensors |= {
+        name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    made.config |= {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+    }
+    made.write()
+    made.text("tokenizer.json", pair_json())
+    return made

@@ -1,6 +1,5 @@
 """`model.rank`: queries and documents read together, against the logits of each pair by hand."""
 
-import json
 import warnings
 
 import numpy as np
@@ -9,52 +8,16 @@ import pytest
 from qkv.models import ModelError, load
 from qkv.models.tasks.rank import shortened
 
-from ..support import WORDS, Folder, bert_tensors, tokenizer_json
+from ..support import WORDS, cross_encoder
 
 QUERY = "the cat sat"
 DOCUMENTS = ["a dog ran .", "the river bank", "", "a mat on the bank , runs"]
 
 
-def pair_json():
-    """The small tokenizer, which puts [SEP] between two texts too, and tells them apart."""
-    values = json.loads(tokenizer_json())
-    special = {"[CLS]": WORDS.index("[CLS]"), "[SEP]": WORDS.index("[SEP]")}
-
-    def piece(name, segment):
-        kind = "SpecialToken" if name in special else "Sequence"
-        return {kind: {"id": name, "type_id": segment}}
-
-    first = [piece("[CLS]", 0), piece("A", 0), piece("[SEP]", 0)]
-    values["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": first,
-        "pair": [*first, piece("B", 1), piece("[SEP]", 1)],
-        "special_tokens": {
-            name: {"id": name, "ids": [number], "tokens": [name]}
-            for name, number in special.items()
-        },
-    }
-    return json.dumps(values)
-
-
 @pytest.fixture
 def ranks(tmp_path):
     """A folder with a small cross-encoder."""
-    made = Folder(tmp_path / "ranks")
-    rng = np.random.default_rng(3)
-    made.tensors = {f"bert.{name}": x for name, x in bert_tensors(made.config).items()}
-    shapes = {"bert.pooler.dense.weight": (12, 12), "bert.pooler.dense.bias": (12,)}
-    shapes |= {"classifier.weight": (1, 12), "classifier.bias": (1,)}
-    made.tensors |= {
-        name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
-    }
-    made.config |= {
-        "architectures": ["BertForSequenceClassification"],
-        "id2label": {"0": "LABEL_0"},
-    }
-    made.write()
-    made.text("tokenizer.json", pair_json())
-    return made
+    return cross_encoder(tmp_path / "ranks")
 
 
 def by_hand(model, ids, apart=True):

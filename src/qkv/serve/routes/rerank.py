@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from qkv.models.tasks.encode import by_length
+from qkv.models.tasks.rank import Pair, Ranker, best
 from qkv.serve.bodies import described, read_json
 from qkv.serve.errors import Refused
 
@@ -19,22 +23,97 @@ class RerankBody(BaseModel):
     query: str = Field(description="What is looked for.", min_length=1)
     documents: list[str] = Field(description="What may answer it.", min_length=1)
     top_n: int | None = Field(None, ge=1, description="How many of the best are wanted.")
+    return_documents: bool | None = Field(False, description="Whether their texts are too.")
     model: str | None = Field(None, description="Any: one model is served.")
 
 
+class Document(BaseModel):
+    """A document that was ranked."""
+
+    text: str
+
+
+class RankedDocument(BaseModel):
+    """What a document's place is, and how well it answers."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankUsage(BaseModel):
+    """How many tokens were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Ranking(BaseModel):
+    """What a request to rank documents is answered with, the best first."""
+
+    object: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+
+
 @router.post(
-    "/v1/rerank", summary="Which documents answer a query best", openapi_extra=described(RerankBody)
+    "/v1/rerank",
+    summary="Which documents answer a query best",
+    response_model=Ranking,
+    response_model_exclude_none=True,
+    openapi_extra=described(RerankBody),
 )
-async def rerank(request: Request) -> None:
-    """Refused for a model that does not rank, which no model that is served does yet."""
+async def rerank(request: Request) -> dict[str, Any]:
+    """As `model.rank` does, of a cross-encoder; any other model is refused."""
     state = request.app.state
-    check_body(await read_json(request), state.settings.inputs)
-    raise Refused(
-        400,
-        f"{state.name} does not rank documents: compare vectors of /v1/embeddings",
-        param="model",
-        code="model_does_not_rank",
-    )
+    body = await read_json(request)
+    check_body(body, state.settings.inputs)
+    query, documents = body["query"], body["documents"]
+    try:
+        ranker = state.model.ranker()
+    except ValueError as error:
+        raise Refused(
+            400,
+            f"{state.name} does not rank documents: compare vectors of /v1/embeddings",
+            param="model",
+            code="model_does_not_rank",
+        ) from error
+    wait = partial(state.worker.call, connection=request.client)
+    pairs = await wait(partial(pairs_of, ranker, query, documents, state.settings.tokens))
+    scores = np.empty(len(pairs))
+    for numbers in by_length(pairs, state.settings.batch_tokens):  # others have turns between them
+        scores[numbers] = await wait(partial(ranker.scores, [pairs[one] for one in numbers]))
+    results = [
+        {
+            "index": one["corpus_id"],
+            "relevance_score": one["score"],
+            "document": {"text": one["text"]} if body.get("return_documents") else None,
+        }
+        for one in best(scores, documents, body.get("top_n"), True)
+    ]
+    tokens = sum(map(len, pairs))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": state.name, "results": results, "usage": usage}
+
+
+def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> list[Pair]:
+    """A query with each document, which may have so many tokens together.
+
+    Raises:
+        Refused: they have more, or a text cannot be cut into tokens.
+    """
+    try:
+        pairs = ranker.pairs(query, documents)
+    except ValueError as error:
+        raise Refused(400, str(error).removeprefix("rank: "), param="query") from error
+    if sum(map(len, pairs)) > most:
+        raise Refused(
+            400,
+            f"documents and query have more than {most:,} tokens: send them in several requests",
+            param="documents",
+        )
+    return pairs
 
 
 def check_body(body: dict[str, Any], most: int) -> None:
@@ -56,6 +135,8 @@ def check_body(body: dict[str, Any], most: int) -> None:
             _refuse(f"documents[{number}]", "is not a string")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         _refuse("top_n", "is not a whole number from 1")
+    if type(body.get("return_documents", False)) not in (bool, type(None)):
+        _refuse("return_documents", "is not true or false")
 
 
 def _refuse(param: str, message: str) -> NoReturn:

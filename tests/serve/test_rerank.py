@@ -1,0 +1,77 @@
+"""`POST /v1/rerank` of a model that ranks: beside `model.rank`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import qkv
+from models.support import cross_encoder
+from qkv.serve.app import create_app
+from qkv.serve.settings import Settings
+
+QUERY = "the cat sat"
+DOCUMENTS = ["a dog ran .", "the river bank", "", "a mat", "on the bank"] * 8
+Served = tuple[qkv.Model, TestClient]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    model = qkv.load(cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path)
+    settings = Settings(inputs=64, tokens=550, batch_tokens=40)
+    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
+        yield model, client
+
+
+def asked(client: TestClient, **body: Any) -> dict[str, Any]:
+    response = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
+    assert response.status_code == 200, response.text[:300]
+    return response.json()
+
+
+@pytest.mark.parametrize("top_n", [None, 1, 3, 1000])
+@pytest.mark.parametrize("return_documents", [None, False, True])
+def test_the_order_is_that_of_rank(served: Served, top_n: Any, return_documents: Any) -> None:
+    model, client = served
+    answer = asked(client, top_n=top_n, return_documents=return_documents, model="any")
+    expected = model.rank(QUERY, DOCUMENTS, top_n)
+    assert answer["object"] == "list"
+    assert answer["model"] == "ranks"
+    assert [one["index"] for one in answer["results"]] == [one["corpus_id"] for one in expected]
+    for found, other in zip(answer["results"], expected, strict=True):
+        assert found["relevance_score"] == pytest.approx(other["score"], abs=1e-6)
+        text = {"document": {"text": DOCUMENTS[found["index"]]}} if return_documents else {}
+        assert found == found | text
+        assert found.keys() == {"index", "relevance_score", *text}
+
+
+def test_tokens_are_counted(served: Served) -> None:
+    answer = asked(served[1], documents=["a dog", ""])
+    assert answer["usage"] == {"prompt_tokens": 14, "total_tokens": 14}  # 3 special, 3 + 2, 3 + 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "words"),
+    [
+        ({"query": " \n"}, "query", "the query is empty: there is no token in it"),
+        ({"documents": ["a dog ran"] * 64}, "documents", "have more than 550 tokens: send them in"),
+        ({"return_documents": "yes"}, "return_documents", "is not true or false"),
+        ({"return_documents": 1}, "return_documents", "is not true or false"),
+        ({"top_n": 0}, "top_n", "is not a whole number from 1"),
+    ],
+)
+def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str) -> None:
+    _, client = served
+    body = {"query": QUERY, "documents": DOCUMENTS} | changes
+    response = client.post("/v1/rerank", json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert asked(client, documents=["a dog"])["results"][0]["index"] == 0  # it still serves
+
+
+def test_vectors_are_served_beside_it(served: Served) -> None:
+    response = served[1].post("/v1/embeddings", json={"input": QUERY})
+    assert len(response.json()["data"][0]["embedding"]) == 12
