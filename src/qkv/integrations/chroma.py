@@ -1,0 +1,39 @@
+"""`TextEncoder`: a model of ours as an embedding function of Chroma, made when it is asked for."""
+
+from functools import cache
+from typing import Any
+
+from qkv.models import load
+
+
+class Encoding:
+    """Vectors of documents and queries: what `qkv.load` takes, and options of `Model.encode`.
+
+    >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
+    3
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._model, self._options, self._config = load(model), options, {"model": model, **options}
+
+    def __call__(self, input: list[str]) -> Any:
+        """The vectors of documents, (D,) each."""
+        return list(self._model.encode_document(input, **self._options))
+
+    def embed_query(self, input: list[str]) -> Any:
+        """The vectors of queries, (D,) each, behind the model's prompt for such."""
+        return list(self._model.encode_query(input, **self._options))
+
+
+@cache
+def __getattr__(name: str) -> Any:
+    if name != "TextEncoder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from chromadb import EmbeddingFunction
+    from chromadb.utils.embedding_functions import register_embedding_function
+
+    own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
+    own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
+    own["get_config"] = lambda self: self._config  # what a collection on disk keeps
+    own["build_from_config"] = staticmethod(lambda given: __getattr__(name)(**given))
+    return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))
