@@ -134,6 +134,15 @@ def test_dense(tmp_path: Path, activation: str) -> None:
     assert ours.get_embedding_dimension() == theirs.get_embedding_dimension() == 17
 
 
+@pytest.mark.parametrize("width", [5, 24, 1000])
+@pytest.mark.parametrize("options", [{}, {"truncate_dim": 3}, {"normalize_embeddings": True}])
+def test_a_cut_that_the_files_ask_for(tmp_path: Path, width: int, options: dict[str, Any]) -> None:
+    write(tmp_path, pooled_by("mean"), normalize=True, truncate_dim=width)
+    ours, theirs = pair(tmp_path)
+    assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
+    close(ours.encode(TEXTS, **options), theirs.encode(TEXTS, **options))
+
+
 @pytest.mark.parametrize("name", ["encode", "encode_query", "encode_document"])
 @pytest.mark.parametrize("default", [None, "other"])
 @pytest.mark.parametrize("include", [True, False])

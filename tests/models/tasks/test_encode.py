@@ -283,6 +283,32 @@ def test_vectors_are_cut_where_sentence_transformers_cuts_them(folder, scaled_by
     assert model.encode((), **options).shape == (0, 5)
 
 
+def test_a_cut_that_the_files_ask_for(folder, tmp_path):
+    """Wherever vectors are made, until fewer numbers are asked for."""
+    whole = load(folder.write()).encode(TEXTS)
+    folder.json("config_sentence_transformers.json", {"truncate_dim": 5})
+    load(folder.path).save(tmp_path / "copy")
+    model = load(tmp_path / "copy")
+    np.testing.assert_array_equal(model.encode(TEXTS), whole[:, :5])
+    np.testing.assert_array_equal(next(model.encode_stream(TEXTS)), whole[:, :5])
+    np.testing.assert_array_equal(model.encode(TEXTS, truncate_dim=2), whole[:, :2])
+    encoder = model.text_encoder()
+    pooled = encoder.pooled(encoder.ids(TEXTS))
+    close(encoder.sentence.finish(pooled), whole[:, :5])
+    assert model.encode(()).shape == (0, 5)
+    assert model.get_embedding_dimension() == 5
+    with pytest.raises(ValueError, match="truncate_dim is 6: it must be at most 5"):
+        model.encode(TEXTS, truncate_dim=6)
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, "5", True])
+def test_a_cut_of_the_files_that_makes_no_sense(folder, number):
+    folder.write()
+    folder.json("config_sentence_transformers.json", {"truncate_dim": number})
+    with pytest.raises(ModelError, match="truncate_dim is"):
+        load(folder.path)
+
+
 def test_a_cut_counts_the_numbers_behind_dense_layers(folder):
     folder.write()
     folder.sentence({"pooling_mode": "mean"})

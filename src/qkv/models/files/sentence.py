@@ -78,6 +78,7 @@ class Sentence:
             model, and empty where its files say nothing, as in sentence-transformers.
         default_prompt: the name of the one that does if none is asked for.
         similarity: how vectors are compared: one of `SIMILARITIES`.
+        truncate_dim: how many numbers of a vector are kept, where nobody asks for fewer.
         activation: of a cross-encoder what follows its logits, by its name in torch; None for what
             config.json says.
         files: the files that said so, by their place in the model's folder.
@@ -93,6 +94,7 @@ class Sentence:
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(_NO_PROMPTS))
     default_prompt: str | None = None
     similarity: str = "cosine"
+    truncate_dim: int | None = None
     activation: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -157,6 +159,7 @@ class Sentence:
             vectors = layer(vectors)
         if self.normalize and normalize is None:
             vectors = to_length_one(vectors)
+        truncate_dim = self.truncate_dim if truncate_dim is None else truncate_dim
         if truncate_dim is not None:
             vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
         return to_length_one(vectors) if normalize else vectors
@@ -176,7 +179,7 @@ class Sentence:
                     f"has {width} numbers"
                 )
             width = outputs
-        return width
+        return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     def to_files(self) -> dict[str, bytes]:
         """The files that say so, by their place in the model's folder."""
@@ -333,5 +336,6 @@ def _prompts(path: Path) -> dict[str, Any]:
         )
     how = values.get("similarity_fn_name")
     how = how if how in SIMILARITIES else "cosine"
+    cut = Config(values, str(path)).size_or_none("truncate_dim", most=math.inf)
     found = {"prompts": prompts, "default_prompt": default, "similarity": how}
-    return found | {"activation": values.get("activation_fn")}
+    return found | {"activation": values.get("activation_fn"), "truncate_dim": cut}
