@@ -76,6 +76,7 @@ STEPS = {
         {"parameters"},
         {"base"},
         {"encoding"},
+        {"comparing"},
         {"model"},
         {"seq2seq", "vision"},
         {"untrained"},

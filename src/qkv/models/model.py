@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.layers.packed import padded, starts_of
-from qkv.models.encoding import EncoderModel
+from qkv.models.comparing import ComparingModel
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import (
@@ -72,7 +72,7 @@ def output_of(body: Transformer, rows: Array, mask: Array, **others: Array) -> M
     return ModelOutput(out, found if body.head.pools else unpacked(found, mask), **others)
 
 
-class Model(EncoderModel):
+class Model(ComparingModel):
     """A model that `qkv.load` has read.
 
     Attributes:
