@@ -251,22 +251,31 @@ def test_buckets() -> None:
     assert (bias.backward(up, 4, 7, 2) * way).sum() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("segments", [None, np.array([0, 1, 1, 0])])
-def test_embedding(segments: np.ndarray | None) -> None:
+def test_embedding(segments: np.ndarray | None, narrow: bool) -> None:
     norm = scattered(LayerNorm(6, dtype=np.float64))
     tables = {"embed.weight": numbers(5, 6), "pos_embed.weight": numbers(7, 6, seed=2)}
     tables["token_type_embed.weight"] = numbers(2, 6, seed=3)
     table, positions, kinds = tables.values()
+    projection = {"weight": numbers(6, 9, seed=5), "bias": numbers(9, seed=6)} if narrow else {}
     embedding = Embedding(
-        table, positions=positions, token_types=kinds, norm=norm, scale=3.0, first_position=2
+        table,
+        positions=positions,
+        token_types=kinds,
+        norm=norm,
+        projection=projection,
+        scale=3.0,
+        first_position=2,
     )
     ids, places = np.array([4, 1, 4, 0]), np.array([0, 1, 2, 0])
-    up = numbers(4, 6, seed=4)
+    up = numbers(4, 9 if narrow else 6, seed=4)
     given = {} if segments is None else {"segments": segments}
     _, saved = embedding(ids, places, **given)
     found = embedding.backward(up, saved)
     rng = np.random.default_rng(0)
     tables |= {f"embed_norm.{name}": array for name, array in norm.parameters.items()}
+    tables |= {f"embed_proj.{name}": array for name, array in projection.items()}
     assert found.keys() == tables.keys()
     for name, array in tables.items():
         expected, way = slope(lambda: (up * embedding(ids, places, **given)[0]).sum(), array, rng)
@@ -276,12 +285,14 @@ def test_embedding(segments: np.ndarray | None) -> None:
 
 @pytest.mark.parametrize("pool", [None, "cls", "lasttoken", "mean"])
 @pytest.mark.parametrize("activation", ["tanh", "gelu", None])
-def test_head(pool: Any, activation: str | None) -> None:
+@pytest.mark.parametrize("width", [None, 4])
+def test_head(pool: Any, activation: str | None, width: int | None) -> None:
     head = Head(
         5,
         bias=True,
         pool=pool,
         dense=True,
+        width=width,
         activation=activation,
         norm=True,
         scale=2.0,

@@ -142,6 +142,8 @@ class Design:
         first_position: the row of a text's first token.
         padding: the id of the padding token, where positions count the other tokens alone.
         token_types: the rows of a table of segments, 0 for none.
+        embed_dim: E, the size of the rows of these tables where it is not D: a projection from the
+            one to the other follows the norm over them.
         embed_scale: what the rows of the token table are multiplied by.
         embed_norm: whether there is a norm over the embeddings.
         norms: where those of a block stand: "after" each part and the sum behind it, "before" the
@@ -177,6 +179,7 @@ class Design:
     first_position: int = 0
     padding: int | None = None
     token_types: int = 0
+    embed_dim: int | None = None
     embed_scale: float = 1.0
     embed_norm: bool = False
     norms: Literal["after", "before", "both", "behind"] = "before"
@@ -198,13 +201,16 @@ class Design:
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter by our name and its shape; lazily, since a config can name any size."""
-        yield "embed.weight", (self.vocabulary, self.dim)
+        size = self.dim if self.embed_dim is None else self.embed_dim
+        yield "embed.weight", (self.vocabulary, size)
         if self.positions:
-            yield "pos_embed.weight", (self.positions, self.dim)
+            yield "pos_embed.weight", (self.positions, size)
         if self.token_types:
-            yield "token_type_embed.weight", (self.token_types, self.dim)
+            yield "token_type_embed.weight", (self.token_types, size)
         if self.embed_norm:
-            yield from self._norm_shapes("embed_norm", self.dim)
+            yield from self._norm_shapes("embed_norm", size)
+        if self.embed_dim is not None:
+            yield from shapes_of("embed_proj", size, self.dim, bias=True)
         if self.buckets is not None:
             yield "relative_bias.weight", (self.buckets.count, self.layers[0].num_heads)
         for number, layer in enumerate(self.layers):
@@ -223,6 +229,7 @@ class Design:
                 positions=parameters.get("pos_embed.weight"),
                 token_types=parameters.get("token_type_embed.weight"),
                 norm=self.norm(parameters, "embed_norm"),
+                projection=under(parameters, "embed_proj."),
                 scale=self.embed_scale,
                 first_position=self.first_position,
                 padding=self.padding,

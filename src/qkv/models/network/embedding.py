@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.layers.gradient import part_back
+from qkv.layers.gradient import part_back, project_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
+from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
+
+_PROJECTION = "embed_proj"
 
 
 class EmbeddingSaved(NamedTuple):
@@ -23,6 +27,7 @@ class EmbeddingSaved(NamedTuple):
     places: Array
     norm: NormSaved | None = None
     segments: Array | None = None
+    narrow: Array | None = None  # (..., E), what was projected
 
 
 class Embedding:
@@ -33,6 +38,8 @@ class Embedding:
         positions: (rows, D), a row for each place in a text.
         token_types: (segments, D), of which row 0 is used where nothing else is said.
         norm: over their sum.
+        projection: "weight" (E, D) and "bias" (D,), behind that norm, where the rows of the
+            tables are of another size E.
         scale: what the rows of the token table are multiplied by.
         first_position: the row of place 0.
         padding: the id of the padding token, where positions count the other tokens alone.
@@ -45,6 +52,7 @@ class Embedding:
         positions: Array | None = None,
         token_types: Array | None = None,
         norm: LayerNorm | RMSNorm | None = None,
+        projection: Mapping[str, Array] | None = None,
         scale: float = 1.0,
         first_position: int = 0,
         padding: int | None = None,
@@ -52,6 +60,14 @@ class Embedding:
         self.table, self.positions, self.token_types = table, positions, token_types
         self.norm, self.scale, self.first_position = norm, scale, first_position
         self.padding = padding
+        given = (projection or {}).items()
+        self.projection = {f"{_PROJECTION}.{name}": array for name, array in given}
+
+    @property
+    def dim(self) -> int:
+        """D, the size of the vectors that the first layer takes."""
+        last = self.projection.get(f"{_PROJECTION}.weight", self.table)
+        return int(last.shape[1])
 
     @property
     def hooks(self) -> list[str]:
@@ -88,8 +104,12 @@ class Embedding:
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
+        narrow = None
+        if self.projection:
+            weight, bias = self.projection.values()
+            narrow, x = x, linear(narrowed(x, weight), weight, bias, wide=True)
         x = keep(record, "hook_full_embed", x, cu_lengths)
-        return x, EmbeddingSaved(rows, places, norm, segments)
+        return x, EmbeddingSaved(rows, places, norm, segments, narrow)
 
     def backward(
         self,
@@ -106,6 +126,8 @@ class Embedding:
         """
         found: dict[str, Array] = {}
         keep(record, "hook_full_embed", grad, cu_lengths)
+        if saved.narrow is not None:
+            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
         if self.norm is not None:
             grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
         for hook in self.hooks[:-1]:  # what is added up

@@ -29,7 +29,8 @@ class Head:
         pool: the one of `POOLING` that makes one vector of a text; None gives logits for each
             token.
         classes: whether the logits of each token are over classes, not words.
-        dense: whether there is a linear layer (D, D) before it.
+        dense: whether there is a linear layer before it, (D, D) unless `width` is given.
+        width: what size that layer gives, and the last projection takes.
         dense_bias: whether that has a bias.
         activation: what follows that layer: "tanh", or what `MLP` knows.
         norm: whether a norm follows.
@@ -44,6 +45,7 @@ class Head:
     pool: Literal["cls", "lasttoken", "mean"] | None = None
     classes: bool = False
     dense: bool = False
+    width: int | None = None
     dense_bias: bool = True
     activation: str | None = None
     norm: bool = False
@@ -54,7 +56,9 @@ class Head:
     def shapes(self, dim: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each parameter and its shape."""
         if self.dense:
-            yield from shapes_of("head.dense_proj", dim, dim, bias=self.dense_bias)
+            wide = dim if self.width is None else self.width
+            yield from shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
+            dim = wide
         if self.norm:
             yield from shapes_of("head.norm", dim, bias=self.norm_bias)
         if not self.tied:

@@ -71,7 +71,7 @@ class Transformer:
     @property
     def dim(self) -> int:
         """D, the size of the vectors."""
-        return int(self.embedding.table.shape[1])
+        return self.embedding.dim
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -179,7 +179,8 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
 
 def _is_plain(model: Model) -> bool:
     """Whether the steps of the embedding are those that a walk shows."""
-    return model.embedding.scale == 1 and model.embedding.first_position == 0
+    found = model.embedding
+    return found.scale == 1 and found.first_position == 0 and not found.projection
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
