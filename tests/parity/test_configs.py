@@ -67,6 +67,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
     ),
+    "electra": (
+        {**ENCODER, "embedding_size": 12},
+        ("ElectraForMaskedLM", "ElectraForPreTraining", "ElectraForSequenceClassification"),
+    ),
     "gemma": (DECODER, ("GemmaForCausalLM", "GemmaForSequenceClassification")),
     "gemma2": (
         {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20},
@@ -299,7 +303,10 @@ class Small:
             found = model(**tensors, output_hidden_states=True)
             model.save_pretrained(self.folder)
             states = found.get("decoder_hidden_states", found.get("hidden_states"))
-            return self.shown(states[-1].numpy(), found.get("logits"))
+            logits = found.get("logits")
+            if self.kind.__name__ == "ElectraForPreTraining":  # one for each token, without an axis
+                logits = logits[..., None]
+            return self.shown(states[-1].numpy(), logits)
 
     def ours(self, values: dict[str, Any]) -> list[Any] | str:
         """What qkv computes with it, or why it does not load it."""

@@ -57,7 +57,7 @@ CASES |= {
 
 def autograd(model: Any, given: dict[str, Any], real: Any, up: Any) -> Any:
     """A model whose weights are the gradients of `sum(up * logits)` where there is a token."""
-    logits = model(**given).logits
+    logits = model(**given).logits.reshape(up.shape)  # ELECTRA gives one for each token
     (logits * up)[real].sum().backward()
     found = copy.deepcopy(model)
     with torch.no_grad():

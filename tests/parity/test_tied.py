@@ -35,6 +35,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {"vocab_size": 37, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24},
         *("vocab_projector", "distilbert.embeddings.word_embeddings"),
     ),
+    "Electra": (
+        *("MaskedLM", {**SIZES, "hidden_size": 32, "embedding_size": 16}),
+        *("generator_lm_head", "electra.embeddings.word_embeddings"),
+    ),
     "GPT2": (
         "LMHeadModel",
         {"vocab_size": 37, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},

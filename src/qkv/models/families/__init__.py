@@ -8,6 +8,7 @@ from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
 from qkv.models.families.distilbert import DISTILBERT
+from qkv.models.families.electra import ELECTRA
 from qkv.models.families.gemma import GEMMA
 from qkv.models.families.gemma2 import GEMMA2
 from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
@@ -39,6 +40,7 @@ _PUBLISHED = (
     BLOOM,
     CAMEMBERT,
     DISTILBERT,
+    ELECTRA,
     GEMMA,
     GEMMA2,
     GEMMA3,

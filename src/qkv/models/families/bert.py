@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from qkv.models.files.config import Config
@@ -18,19 +19,29 @@ def design(config: Config) -> Design:
     )
 
 
-def encoder(config: Config, vocabulary: int = 30522, **others: Any) -> Design:
-    """What BERT and the encoders after it share; `others` are what is different in one."""
-    dim = config.size("hidden_size", 768)
-    heads = config.heads(dim, 12)
+BASE = {
+    **{"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12},
+    **{"num_hidden_layers": 12, "intermediate_size": 3072},
+}
+
+
+def encoder(config: Config, base: Mapping[str, int] = BASE, **others: Any) -> Design:
+    """What BERT and the encoders after it share; `others` are what is different in one.
+
+    `base` has the sizes of a config that is silent.
+    """
+    dim = config.size("hidden_size", base["hidden_size"])
+    heads = config.heads(dim, base["num_attention_heads"])
+    count = config.layers("num_hidden_layers", base["num_hidden_layers"])
     positions = config.size("max_position_embeddings", 512)
     config.only("position_embedding_type", "absolute")
     return Design(
-        vocabulary=config.size("vocab_size", vocabulary),
+        vocabulary=config.size("vocab_size", base["vocab_size"]),
         dim=dim,
-        hidden=config.size("intermediate_size", 3072),
+        hidden=config.size("intermediate_size", base["intermediate_size"]),
         activation=config.activation("hidden_act", "gelu"),
         eps=config.positive("layer_norm_eps", 1e-12),
-        layers=(Attention(heads, heads, dim // heads),) * config.layers("num_hidden_layers", 12),
+        layers=(Attention(heads, heads, dim // heads),) * count,
         max_seq_length=positions,
         positions=positions,
         embed_norm=True,

@@ -19,7 +19,10 @@ def design(config: Config) -> Design:
     """The sizes of an MPNet; keys that are left out have the values of mpnet-base."""
     config.only("relative_attention_num_buckets", BUCKETS.count)  # transformers has no others
     shared = bert.encoder(
-        config, 30527, buckets=BUCKETS, head=bert.head(config, "gelu", vocabulary=30527)
+        config,
+        bert.BASE | {"vocab_size": 30527},
+        buckets=BUCKETS,
+        head=bert.head(config, "gelu", vocabulary=30527),
     )
     return behind_padding(shared, PADDING, config)
 
