@@ -102,8 +102,9 @@ class Family:
         model_type: as config.json spells it.
         design: reads the sizes and options from a config.
         names: our name of a part -> the name in the files, or a `Fused` of it, for any config;
-            `*` stands for the layer's number, and behind that for the expert's. Where the files'
-            layout depends on the config, a function from the config to that.
+            `*` stands for the layer's number, and behind that for the expert's; a number in its
+            place for that one alone. Where the files' layout depends on the config, a function from
+            the config to that.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
         old: endings that old files have -> what they are called now.
@@ -166,12 +167,13 @@ class Names:
         'layer.12.query.weight'
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
-        part, ending = re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name), ""
-        if part not in self.parts:  # as a tensor of its own
-            part, _, ending = part.rpartition(".")
+        ways = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
+        # each as a tensor of its own, or as the weight or the bias of a part
+        known = [(way, part) for way in ways for part in (way, way.rpartition(".")[0])]
+        way, part = next(one for one in known if one[1] in self.parts)
         found = self.parts[part]
         piece = found if isinstance(found, Fused) else Fused(found, 0, 1)
-        full = f"{piece.name}.{ending}" if ending else piece.name
+        full = piece.name + way.removeprefix(part)
         for number in numbers:
             full = full.replace("*", number, 1)
         return full, piece

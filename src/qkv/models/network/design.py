@@ -137,6 +137,8 @@ class Design:
         activation: that of the MLP.
         eps: of the norms.
         layers: how each layer attends.
+        same_as: for each layer the first one that has its parameters, of whose name they are; empty
+            where each layer has its own.
         max_seq_length: the most tokens of a text; None for no limit.
         positions: the rows of a table of learned positions, 0 for none.
         first_position: the row of a text's first token.
@@ -174,6 +176,7 @@ class Design:
     activation: str
     eps: float
     layers: tuple[Attention, ...]
+    same_as: tuple[int, ...] = ()
     max_seq_length: int | None = None
     positions: int = 0
     first_position: int = 0
@@ -214,8 +217,9 @@ class Design:
         if self.buckets is not None:
             yield "relative_bias.weight", (self.buckets.count, self.layers[0].num_heads)
         for number, layer in enumerate(self.layers):
-            for name, shape in self._block_shapes(number, layer):
-                yield f"blocks.{number}.{name}", shape
+            if self._first(number) == number:
+                for name, shape in self._block_shapes(number, layer):
+                    yield f"blocks.{number}.{name}", shape
         if self.final_norm:
             yield from self._norm_shapes("final_norm", self.dim)
         if self.head is not None:
@@ -223,6 +227,8 @@ class Design:
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The transformer with these parameters, used where they stand."""
+        firsts = [self._first(number) for number in range(len(self.layers))]
+        blocks = {one: self._block(one, self.layers[one], parameters) for one in set(firsts)}
         return Transformer(
             Embedding(
                 parameters["embed.weight"],
@@ -234,16 +240,22 @@ class Design:
                 first_position=self.first_position,
                 padding=self.padding,
             ),
-            [self._block(number, layer, parameters) for number, layer in enumerate(self.layers)],
+            [blocks[one] for one in firsts],
             options=[
-                self._options(number, layer, parameters) for number, layer in enumerate(self.layers)
+                self._options(one, layer, parameters)
+                for one, layer in zip(firsts, self.layers, strict=True)
             ],
+            same_as=firsts,
             bias=None
             if self.buckets is None
             else self.buckets.with_table(parameters["relative_bias.weight"]),
             final_norm=self.norm(parameters, "final_norm"),
             head=None if self.head is None else self.head.build(parameters, norm=self.norm),
         )
+
+    def _first(self, number: int) -> int:
+        """The first layer that has the parameters of this one."""
+        return self.same_as[number] if self.same_as else number
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
         """Those of one layer, by the names that they have in it."""

@@ -43,6 +43,7 @@ class Transformer:
         embedding: from ids to vectors.
         layers: what follows, in order.
         options: for each layer the options of `qkv.attention` that it runs with.
+        same_as: for each layer the first one that has its parameters; each its own unless given.
         bias: of the scores of every layer.
         final_norm: what comes after the last layer.
         head: from the last vectors of packed texts, and where each begins, to logits.
@@ -54,6 +55,7 @@ class Transformer:
         layers: Sequence[Block],
         *,
         options: Sequence[Mapping[str, Any]] | None = None,
+        same_as: Sequence[int] | None = None,
         bias: RelativeBias | None = None,
         final_norm: LayerNorm | RMSNorm | None = None,
         head: BuiltHead | None = None,
@@ -61,6 +63,7 @@ class Transformer:
         self.embedding = embedding
         self.layers = list(layers)
         self.options = [dict(one) for one in options or [{}] * len(self.layers)]
+        self.same_as = list(range(len(self.layers)) if same_as is None else same_as)
         self.bias, self.final_norm, self.head = bias, final_norm, head
         self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
@@ -267,16 +270,18 @@ class Transformer:
             last = inside(record, _LAST, cu)
             grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found, last).x
         for number in reversed(range(len(self.layers))):
-            block, layer = f"blocks.{number}", self.layers[number]
-            inner = inside(record, block, None)
-            back = part_back(layer, grad, saved.layers.pop(), block, found, inner)  # and free it
+            block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
+            inner = inside(record, f"blocks.{number}", None)
+            own: dict[str, Array] = {}
+            back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # and free it
             grad = back.x
             if "sinks" in back.options:
-                found[f"{block}.attn.sinks"] = back.options["sinks"]
+                own[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
-                name = "relative_bias.weight"
-                found[name] = found[name] + table if name in found else table
+                own["relative_bias.weight"] = table
+            for name, array in own.items():  # what several layers have gets the sum of theirs
+                found[name] = found[name] + array if name in found else array
         return found | self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
 
     @property

@@ -60,7 +60,9 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
     parameters = {} if model is None else model.parameters
-    at = AttentionInputs(trace, layer, parameters, _plain_rotary(block))
+    attn = {} if block is None else block.attn.parameters
+    own = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
+    at = AttentionInputs(trace, layer, own, _plain_rotary(block))
     tokens = list(trace.tokens)
     walk = Walk(trace, layer, head, tokens, tokens, cell)
     if model is not None and layer == 0 and trace.ids and _is_plain(model):
