@@ -54,6 +54,10 @@ T5 = {
     **{"relative_attention_max_distance": 10, "pad_token_id": 0, "decoder_start_token_id": 0},
 }
 SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "albert": (
+        {**ENCODER, "embedding_size": 12, "num_hidden_groups": 2},
+        ("AlbertForMaskedLM", "AlbertForSequenceClassification"),
+    ),
     "bert": (ENCODER, ("BertForMaskedLM", "BertForSequenceClassification")),
     "bloom": (
         {"vocab_size": 40, "hidden_size": 24, "n_layer": 3, "n_head": 4, "pad_token_id": 1},

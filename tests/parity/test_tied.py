@@ -25,6 +25,10 @@ DECODER = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
 TABLE = "model.embed_tokens.weight"
 # The class, its sizes, the output matrix and the token table.
 FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "Albert": (
+        *("MaskedLM", {**SIZES, "hidden_size": 32, "embedding_size": 16}),
+        *("predictions.decoder", "albert.embeddings.word_embeddings"),
+    ),
     "Bert": ("MaskedLM", SIZES, "cls.predictions.decoder", "bert.embeddings.word_embeddings"),
     "Bloom": (
         *("CausalLM", {"vocab_size": 37, "hidden_size": 16, "n_layer": 1, "n_head": 2}),

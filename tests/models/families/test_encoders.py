@@ -39,6 +39,9 @@ def test_positions_that_end_before_they_begin(tmp_path, family, padding):
         ("roberta", "position_embedding_type", "relative_key"),
         ("roberta", "is_decoder", True),
         ("mpnet", "relative_attention_num_buckets", 16),
+        ("albert", "embedding_size", 0),
+        ("albert", "num_hidden_groups", 13),
+        ("albert", "inner_group_num", 1000),
         ("electra", "embedding_size", 0),
         ("electra", "num_attention_heads", 3),
         ("electra", "position_embedding_type", "relative_key"),
@@ -70,7 +73,13 @@ def test_heads_that_cannot_be_turned(tmp_path):
     ("family", "length"),
     [
         *(("bert", 512), ("distilbert", 512), ("roberta", 510), ("xlm-roberta", 510)),
-        *(("camembert", 510), ("electra", 512), ("mpnet", 510), ("modernbert", 8192)),
+        *(
+            ("camembert", 510),
+            ("albert", 512),
+            ("electra", 512),
+            ("mpnet", 510),
+            ("modernbert", 8192),
+        ),
     ],
 )
 def test_how_long_a_text_may_be(family, length):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.models.families.albert import ALBERT
 from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
@@ -36,6 +37,7 @@ from qkv.models.files.read import ModelError
 from qkv.models.network.design import AnyDesign
 
 _PUBLISHED = (
+    ALBERT,
     BERT,
     BLOOM,
     CAMEMBERT,

@@ -19,16 +19,16 @@ def design(config: Config) -> Design:
     )
 
 
-BASE = {
+BASE: Mapping[str, Any] = {
     **{"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12},
-    **{"num_hidden_layers": 12, "intermediate_size": 3072},
+    **{"num_hidden_layers": 12, "intermediate_size": 3072, "hidden_act": "gelu"},
 }
 
 
-def encoder(config: Config, base: Mapping[str, int] = BASE, **others: Any) -> Design:
+def encoder(config: Config, base: Mapping[str, Any] = BASE, **others: Any) -> Design:
     """What BERT and the encoders after it share; `others` are what is different in one.
 
-    `base` has the sizes of a config that is silent.
+    `base` has the values of the keys that a config leaves out.
     """
     dim = config.size("hidden_size", base["hidden_size"])
     heads = config.heads(dim, base["num_attention_heads"])
@@ -39,7 +39,7 @@ def encoder(config: Config, base: Mapping[str, int] = BASE, **others: Any) -> De
         vocabulary=config.size("vocab_size", base["vocab_size"]),
         dim=dim,
         hidden=config.size("intermediate_size", base["intermediate_size"]),
-        activation=config.activation("hidden_act", "gelu"),
+        activation=config.activation("hidden_act", base["hidden_act"]),
         eps=config.positive("layer_norm_eps", 1e-12),
         layers=(Attention(heads, heads, dim // heads),) * count,
         max_seq_length=positions,

@@ -10,7 +10,10 @@ from qkv.models.files.names import Family
 from qkv.models.network.design import Design
 from qkv.models.network.head import Head
 
-SMALL = bert.BASE | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+SMALL = {
+    **bert.BASE,
+    **{"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+}
 
 
 def design(config: Config) -> Design:

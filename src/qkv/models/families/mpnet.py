@@ -20,7 +20,7 @@ def design(config: Config) -> Design:
     config.only("relative_attention_num_buckets", BUCKETS.count)  # transformers has no others
     shared = bert.encoder(
         config,
-        bert.BASE | {"vocab_size": 30527},
+        {**bert.BASE, "vocab_size": 30527},
         buckets=BUCKETS,
         head=bert.head(config, "gelu", vocabulary=30527),
     )

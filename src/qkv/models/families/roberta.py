@@ -16,7 +16,7 @@ def design(config: Config, vocabulary: int = 50265) -> Design:
     padding = config.whole("pad_token_id", 1)
     shared = bert.encoder(
         config,
-        bert.BASE | {"vocab_size": vocabulary},
+        {**bert.BASE, "vocab_size": vocabulary},
         token_types=config.size("type_vocab_size", 2),
         head=bert.head(config, "gelu", vocabulary=vocabulary),
     )

@@ -1,0 +1,45 @@
+"""Layers that share their parameters, held against a model in which each has a copy of its own."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from qkv.models import load
+from qkv.models.network.design import Design
+
+from ..small_models import CONFIGS, write_small
+
+
+def unshared(parameters, same_as):
+    """The same parameters with a copy for each layer."""
+    found = {name: array for name, array in parameters.items() if "blocks." not in name}
+    for layer, first in enumerate(same_as):
+        prefix = f"blocks.{first}."
+        for name, array in parameters.items():
+            if name.startswith(prefix):
+                found[f"blocks.{layer}.{name.removeprefix(prefix)}"] = array.copy()
+    return found
+
+
+def test_layers_that_share_parameters_are_those_with_copies_and_their_gradients_add_up(tmp_path):
+    model = load(write_small(tmp_path, CONFIGS["albert"]), dtype=np.float64)
+    design = model.design
+    assert isinstance(design, Design)
+    assert design.same_as == (0, 0, 2)
+    parameters = dict(model.parameters)
+    assert {name.split(".")[1] for name in parameters if "blocks." in name} == {"0", "2"}
+    ids, places, cu = np.array([3, 7, 5, 9, 4]), np.array([0, 1, 2, 0, 1]), np.array([0, 3, 5])
+    shared = design.build(parameters)
+    alone = replace(design, same_as=()).build(unshared(parameters, design.same_as))
+    (rows, saved), (expected, kept) = (
+        one.training_forward(ids, places, cu) for one in (shared, alone)
+    )
+    np.testing.assert_array_equal(rows, expected)
+    grad = np.random.default_rng(0).standard_normal(rows.shape)
+    found, each = shared.backward(grad, saved), alone.backward(grad, kept)
+    assert np.abs(each["blocks.1.mlp.up_proj.weight"]).max() > 1e-3
+    assert found.keys() == parameters.keys() - {name for name in parameters if "head" in name}
+    for name, array in found.items():
+        names = {name, name.replace("blocks.0.", "blocks.1.")}
+        total = sum(each[one] for one in names)
+        np.testing.assert_allclose(array, total, rtol=1e-12, atol=1e-12, err_msg=name)
