@@ -133,6 +133,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mpnet": (ENCODER, ("MPNetForMaskedLM", "MPNetForSequenceClassification")),
     "mt5": (T5, ("MT5ForConditionalGeneration",)),
     "olmo2": (DECODER, ("Olmo2ForCausalLM", "Olmo2ForSequenceClassification")),
+    "nomic_bert": (
+        {**ENCODER, "layer_norm_eps": 1e-12},
+        ("NomicBertForMaskedLM", "NomicBertForSequenceClassification"),
+    ),
     "phi3": (DECODER, ("Phi3ForCausalLM", "Phi3ForSequenceClassification")),
     "qwen2": (
         {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},

@@ -61,6 +61,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {**SIZES, "cls_token_id": 1, "sep_token_id": 2},
         *("decoder", "model.embeddings.tok_embeddings"),
     ),
+    "NomicBert": (
+        *("MaskedLM", SIZES),
+        *("cls.predictions.decoder", "nomic_bert.embeddings.word_embeddings"),
+    ),
     "Roberta": ("MaskedLM", SIZES, "lm_head.decoder", "roberta.embeddings.word_embeddings"),
 }
 

@@ -23,6 +23,7 @@ from qkv.models.families.mistral import MISTRAL
 from qkv.models.families.mixtral import MIXTRAL
 from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
+from qkv.models.families.nomic_bert import NOMIC_BERT
 from qkv.models.families.olmo2 import OLMO2
 from qkv.models.families.phi3 import PHI3
 from qkv.models.families.qwen2 import QWEN2
@@ -57,6 +58,7 @@ _PUBLISHED = (
     MODERNBERT,
     MPNET,
     MT5,
+    NOMIC_BERT,
     OLMO2,
     PHI3,
     QWEN2,

@@ -1,4 +1,4 @@
-"""ALBERT: a BERT whose layers share one set of parameters, or a few; its token table is narrower."""
+"""ALBERT: a BERT whose layers share their parameters, all or in groups, with a narrower table."""
 
 from __future__ import annotations
 
