@@ -61,7 +61,7 @@ STEPS = {
         {"options", "packed", "parameters"},
         {"gradient"},
         {"layer"},
-        {"norm", "mlp", "routed"},
+        {"norm", "mlp", "routed", "scale"},
         {"experts", "gated_experts"},
         {"attention"},
         {"block"},

@@ -6,6 +6,7 @@ from qkv.layers.experts import Experts
 from qkv.layers.gated_experts import GatedExperts
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
+from qkv.layers.scale import LayerScale
 
 __all__ = [
     "MLP",
@@ -13,6 +14,7 @@ __all__ = [
     "Experts",
     "GatedExperts",
     "LayerNorm",
+    "LayerScale",
     "MultiHeadAttention",
     "RMSNorm",
     "Rotary",

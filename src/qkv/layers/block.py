@@ -19,6 +19,7 @@ from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import inside, keep
 from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
+from qkv.layers.scale import LayerScale
 from qkv.trace import Recorder, Trace
 
 
@@ -32,11 +33,11 @@ class BlockSaved(NamedTuple):
 
 _AFTER = "hook_normalized_resid_post"
 # The parts that add to the residual connection, in their order: of each the norm that belongs to
-# it, the norm of what it gives, and what the sum behind it is called in a trace.
+# it, what follows what it gives, and what the sum behind it is called in a trace.
 _ADDED = {
-    "attn": ("norm1", "out_norm1", "hook_resid_mid"),
-    "cross_attn": ("norm_cross", None, "hook_resid_mid_cross"),  # of a decoder's block
-    "mlp": ("norm2", "out_norm2", "hook_resid_post"),
+    "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
+    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # of a decoder's block
+    "mlp": ("norm2", ("out_norm2", "scale2"), "hook_resid_post"),
 }
 
 
@@ -64,6 +65,8 @@ class Block:
         post_norm: where the norms stand.
         out_norm1: the norm of what the attention gives, where the norms stand before.
         out_norm2: the same of what the MLP gives.
+        scale1: what the attention gives is multiplied by before it is added, behind that norm.
+        scale2: the same of what the MLP gives.
         parallel: whether the MLP reads what came in, as the attention does, in place of the sum
             behind the attention. There is then no `resid_mid` in a trace.
 
@@ -100,6 +103,8 @@ class Block:
         post_norm: bool,
         out_norm1: Norm | None = None,
         out_norm2: Norm | None = None,
+        scale1: LayerScale | None = None,
+        scale2: LayerScale | None = None,
         parallel: bool = False,
     ) -> None:
         call = type(self).__name__
@@ -119,13 +124,17 @@ class Block:
                 f"{call}: mlp and norm2 belong together: give both or None for both, or out_norm2 "
                 "in the place of norm2"
             )
-        if post_norm and (None in (norm1, norm2) or out_norm1 is not None or out_norm2 is not None):
+        behind: dict[str, Any] = {"out_norm1": out_norm1, "out_norm2": out_norm2}
+        behind |= {"scale1": scale1, "scale2": scale2}
+        if post_norm and (
+            None in (norm1, norm2) or any(one is not None for one in behind.values())
+        ):
             raise ValueError(
-                f"{call}: with post_norm there are norm1 and norm2, and no other norm: "
-                "give both and leave out_norm1 and out_norm2 out"
+                f"{call}: with post_norm there are norm1 and norm2, and no other norm or scale: "
+                f"give both and leave {', '.join(behind)} out"
             )
         self._parts: dict[str, Any] = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2}
-        self._parts |= {"out_norm1": out_norm1, "out_norm2": out_norm2}
+        self._parts |= behind
         self._parts = {name: part for name, part in self._parts.items() if part is not None}
         for name, part in self._parts.items():
             if name != "attn" and part.dim != attn.embed_dim:
@@ -135,6 +144,7 @@ class Block:
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
         self.out_norm1, self.out_norm2 = out_norm1, out_norm2
+        self.scale1, self.scale2 = scale1, scale2
         self.post_norm, self.parallel = post_norm, parallel
 
     @property
@@ -249,19 +259,22 @@ class Block:
             """What the norm of this name gives, if there is one."""
             if name not in self._parts:
                 return array
-            called = inside(record, self._norm_names[name], cu)
+            called = inside(record, self._norm_names.get(name, name), cu)
             array, saved = self._parts[name].run(array, record=called)
             parts.update({name: saved} if save else {})
             return array
 
-        def added(name: str, last: str | None, array: Array, residual: Array) -> Array:
-            """What a part gives, with the norm behind it, added to the residual."""
+        def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
+            """What a part gives, with what follows it, added to the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", given.get(name, {})
             array = narrowed_to(array, part.parameters)
             out: Array
-            if last in self._parts or (record is not None and record.wants(hook)):
+            follows = [one for one in last if one in self._parts]
+            if follows or (record is not None and record.wants(hook)):
                 out, saved = part.run(array, save=save, **more)
-                out = residual + keep(record, hook, normed(last, out), cu)
+                for one in follows:
+                    out = normed(one, out)
+                out = residual + keep(record, hook, out, cu)
             else:
                 out, saved = part.run(array, residual=residual, save=save, **more)
             parts.update({name: saved} if save else {})
@@ -288,7 +301,7 @@ class Block:
         return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
 
     @property
-    def _added(self) -> list[tuple[str, tuple[str, str | None, str]]]:
+    def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
         """Those parts of `_ADDED` that it has; in parallel no sum but the last one has a name."""
         found = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
@@ -348,7 +361,10 @@ class Block:
             if self.post_norm:
                 total = total + through(name, total)
                 continue
-            read = through(name, through(last, given))
+            read = given
+            for one in reversed(last):
+                read = through(one, read)
+            read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
                 shared = read  # of what the attention reads too
                 continue

@@ -80,6 +80,8 @@ def steps_for(
             or type(block.attn) not in (MultiHeadAttention, SelfAttention)
             or "out_proj.weight" not in block.attn.parameters
             or block.mlp is None
+            or block.scale1 is not None
+            or block.scale2 is not None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
             or not takes(dtype, block.attn.d_query)
             or not given.keys() <= _OPTIONS

@@ -1,0 +1,81 @@
+"""LayerScale, by hand: what it gives, in each type, and what it refuses."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qkv.layers import MLP, Block, LayerNorm, LayerScale, MultiHeadAttention
+
+from .support import numbers
+
+
+def test_by_hand() -> None:
+    scale = LayerScale.from_parameters({"weight": np.array([1.0, -2.0, 0.0])})
+    x = np.array([[[3.0, 4.0, 5.0]]])
+    np.testing.assert_array_equal(scale(x), [[[3.0, -8.0, 0.0]]])
+    np.testing.assert_array_equal(x, [[[3.0, 4.0, 5.0]]])
+    np.testing.assert_array_equal(LayerScale(2, first=0.5)([2, 4]), [1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_each_type(dtype: type) -> None:
+    scale = LayerScale(3, first=0.5, dtype=dtype)
+    assert scale.parameters["weight"].dtype == dtype
+    found = scale(np.ones((2, 3), dtype))
+    assert found.dtype == dtype
+    assert (found == 0.5).all()
+    assert scale(np.ones((2, 3), np.int64)).dtype == dtype
+    assert scale(np.ones((2, 3), np.float64)).dtype == np.float64
+
+
+def test_in_a_block_it_is_as_good_as_a_scaled_last_projection() -> None:
+    attn = MultiHeadAttention(8, 2, seed=0, dtype=np.float64)
+    mlp = MLP(8, 12, seed=1, dtype=np.float64)
+    norms = LayerNorm(8, dtype=np.float64), LayerNorm(8, dtype=np.float64)
+    first, second, x = numbers(8, seed=2), numbers(8, seed=3), numbers(2, 5, 8)
+    scales = {
+        "scale1": LayerScale.from_parameters({"weight": first}),
+        "scale2": LayerScale.from_parameters({"weight": second}),
+    }
+    block = Block(attn, norms[0], mlp, norms[1], post_norm=False, **scales)
+    assert {"scale1.weight", "scale2.weight"} < block.parameters.keys()
+    own = {
+        name: array * first if "out_proj" in name else array
+        for name, array in attn.parameters.items()
+    }
+    wide = {
+        name: array * second if "down_proj" in name else array
+        for name, array in mlp.parameters.items()
+    }
+    plain = Block(
+        MultiHeadAttention.from_parameters(own, num_heads=2),
+        norms[0],
+        MLP.from_parameters(wide),
+        norms[1],
+        post_norm=False,
+    )
+    for found, expected in (
+        (block(x), plain(x)),
+        (block.trace(x)["attn_out", 0], plain.trace(x)["attn_out", 0]),
+        (block.trace(x)["mlp_out", 0], plain.trace(x)["mlp_out", 0]),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="LayerScale: dim is 0"):
+        LayerScale(0)
+    with pytest.raises(ValueError, match="LayerScale: weight is missing: there is bias"):
+        LayerScale.from_parameters({"bias": np.ones(3)})
+    with pytest.raises(ValueError, match="LayerScale: there is no parameter bias"):
+        LayerScale.from_parameters({"weight": np.ones(3), "bias": np.ones(3)})
+    with pytest.raises(ValueError, match=r"weight has shape \(3, 1\): it must be \(D\)"):
+        LayerScale.from_parameters({"weight": np.ones((3, 1))})
+    with pytest.raises(ValueError, match=r"x has shape \(4,\) and the layer takes \(..., 3\)"):
+        LayerScale(3)(np.ones(4))
+    norms = LayerNorm(8), LayerNorm(8)
+    parts = MultiHeadAttention(8, 2, seed=0), norms[0], MLP(8, 12, seed=0), norms[1]
+    with pytest.raises(ValueError, match="leave out_norm1, out_norm2, scale1, scale2 out"):
+        Block(*parts, post_norm=True, scale1=LayerScale(8))
+    with pytest.raises(ValueError, match="scale2 takes vectors of 4 and attn of 8"):
+        Block(*parts, post_norm=False, scale2=LayerScale(4))
