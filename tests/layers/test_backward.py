@@ -14,6 +14,7 @@ from qkv.layers import (
     Experts,
     GatedExperts,
     LayerNorm,
+    LayerScale,
     MultiHeadAttention,
     RMSNorm,
     SelfAttention,
@@ -219,13 +220,18 @@ def test_one_head_of_plain_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "norms", ["after", "before", "both", "behind", "no first", "parallel", "one norm for both"]
+    "norms",
+    ["after", "before", "both", "behind", "no first", "parallel", "one norm for both", "scaled"],
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_block(norms: str, packed: bool) -> None:
     parts = [scattered(LayerNorm(8, dtype=np.float64)) for _ in range(4)]
     behind = norms in ("both", "behind")
     out_norms = {"out_norm1": parts[2], "out_norm2": parts[3]} if behind else {}
+    if norms == "scaled":
+        weights = (numbers(8, seed=seed) for seed in (8, 9))
+        scales = (LayerScale.from_parameters({"weight": weight}) for weight in weights)
+        out_norms = dict(zip(("scale1", "scale2"), scales, strict=True))
     block = Block(
         MultiHeadAttention(8, 2, seed=0, dtype=np.float64),
         None if norms in ("no first", "behind") else parts[0],
@@ -283,7 +289,7 @@ def test_embedding(segments: np.ndarray | None, narrow: bool) -> None:
     assert not found["embed.weight"][2:4].any()  # of tokens that are not there
 
 
-@pytest.mark.parametrize("pool", [None, "cls", "lasttoken", "mean"])
+@pytest.mark.parametrize("pool", [None, "cls", "lasttoken", "mean", "cls and mean"])
 @pytest.mark.parametrize("activation", ["tanh", "gelu", None])
 @pytest.mark.parametrize("width", [None, 4])
 def test_head(pool: Any, activation: str | None, width: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ class VisionModel(Model):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many patches there are below each other, and side by side."""
+        """How many patches there are below each other, and side by side.
+
+        It is that of images of the size in the model's config, where others are taken too.
+        """
         return self.design.grid
 
     def pixels(self, images: Any) -> Array:
@@ -150,7 +154,7 @@ class VisionModel(Model):
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
         edited = self._edits_of(edit, ablate, hide, self._patches(images), "model")
-        shown = np.ones((len(images), self.grid[0] * self.grid[1] + 1), bool)
+        shown = np.ones((len(images), math.prod(self._grid_of(images)) + 1), bool)
         options = edited.packed(range(len(images)), shown.shape[1])
         return output_of(self._body, self._through(images, **options)[0], shown)
 
@@ -158,16 +162,28 @@ class VisionModel(Model):
     def _wants(self) -> str:
         """The shape of pixel values, as errors say it."""
         design = self.design
+        if design.any_size:
+            return f"(B, {design.channels}, H, W), one size for all"
         return f"(B, {design.channels}, {design.image[0]}, {design.image[1]})"
 
-    def _check(self, images: Iterable[Array], call: str) -> None:
+    def _grid_of(self, images: Array) -> tuple[int, int]:
+        """How many patches there are below each other, and side by side, in images (..., H, W)."""
+        high, wide = self.design.patch
+        return images.shape[-2] // high, images.shape[-1] // wide
+
+    def _check(self, images: Sequence[Array] | Array, call: str) -> None:
         """An error unless each image has the shape that the model takes."""
-        shape = (self.design.channels, *self.design.image)
+        design = self.design
+        shape = (design.channels, *design.image)
+        if design.any_size and len(images):
+            least = np.maximum(images[0].shape[-2:], design.patch).tolist()
+            shape = (design.channels, least[0], least[1])
         for image in images:
             if image.shape != shape:
-                raise ValueError(
-                    f"{call}: an image has shape {image.shape} and the model takes {shape}"
-                )
+                takes = f"the model takes {shape}"
+                if design.any_size:
+                    takes = f"those of one call are of one size, of at least a patch: {shape}"
+                raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def _texts(
         self, texts: Any, call: str = "trace", first: int = 0
@@ -181,12 +197,13 @@ class VisionModel(Model):
 
     def _patches(self, images: Iterable[Array]) -> list[Tokenized]:
         """Each image as tokens."""
-        names = patch_names(*self.grid)
-        count = len(names)
-        special = [True] + [False] * (count - 1)
-        return [
-            Picture(np.arange(count), names, [(0, 0)] * count, special, image) for image in images
-        ]
+        found: list[Tokenized] = []
+        for image in images:
+            names = patch_names(*self._grid_of(image))
+            count = len(names)
+            special = [True] + [False] * (count - 1)
+            found.append(Picture(np.arange(count), names, [(0, 0)] * count, special, image))
+        return found
 
     @property
     def _knows_words(self) -> bool:
@@ -198,13 +215,17 @@ class VisionModel(Model):
 
     def _through(self, images: Array, **options: Any) -> tuple[Array, Array]:
         """Vectors (B * (N + 1), D) of images, and where each image begins, (B + 1,)."""
-        size = self.grid[0] * self.grid[1] + 1
+        size = math.prod(self._grid_of(images)) + 1
         cu_lengths = np.arange(len(images) + 1) * size
         places = np.tile(np.arange(size), len(images))
         return self._body(images, places, cu_lengths, **options), cu_lengths
 
     def pieces(self, word: str) -> list[list[str]]:
         """A patch by its name."""
+        if self.design.any_size:
+            row, _, column = word.partition(",")
+            is_patch = row.isdecimal() and column.isdecimal()
+            return [[word]] if is_patch or word == FIRST else []
         return [[word]] if word in patch_names(*self.grid) else []
 
     def _need_tokenizer(self, call: str) -> Any:

@@ -170,7 +170,7 @@ class Names:
         ways = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
         # each as a tensor of its own, or as the weight or the bias of a part
         known = [(way, part) for way in ways for part in (way, way.rpartition(".")[0])]
-        way, part = next(one for one in known if one[1] in self.parts)
+        way, part = next((one for one in known if one[1] in self.parts), (name, name))
         found = self.parts[part]
         piece = found if isinstance(found, Fused) else Fused(found, 0, 1)
         full = piece.name + way.removeprefix(part)

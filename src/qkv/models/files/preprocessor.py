@@ -16,8 +16,12 @@ from qkv.models.files.read import PREPROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
 _MOST = 1e30  # of a mean or a deviation, which are float32
-_VIT = "ViTImageProcessor"
-_PROCESSORS = (_VIT, f"{_VIT}Fast", f"{_VIT}Pil", "ViTFeatureExtractor")
+_KINDS = ("ViT", "Bit", "CLIP")
+_ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
+_PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
+# What those of CLIP take from each channel and divide it by, unless their files say otherwise.
+_CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
+_CLIP["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,9 @@ class Pixels:
     """How an image becomes numbers, as preprocessor_config.json says.
 
     Attributes:
-        size: the height and width that it is brought to; None leaves it as it is.
+        size: the height and width that it is brought to, or a number that the shorter of both is
+            brought to; None leaves it as it is.
+        crop: the height and width of its middle, which is what then remains; None for all of it.
         resample: how, as Pillow numbers it: 2 is bilinear, 3 bicubic.
         factor: what pixels of 0 to 255 are multiplied by.
         mean: what is then taken from each channel.
@@ -33,7 +39,8 @@ class Pixels:
         values: the file.
     """
 
-    size: tuple[int, int] | None = (224, 224)
+    size: tuple[int, int] | int | None = (224, 224)
+    crop: tuple[int, int] | None = None
     resample: int = 2
     factor: float = 1.0
     mean: tuple[float, ...] = ()
@@ -53,26 +60,32 @@ class Pixels:
         config, channels = Config.read(path), design.channels
         for key in ("image_processor_type", "feature_extractor_type"):
             config.only(key, *_PROCESSORS, None)
-        for key in ("do_center_crop", "do_pad"):
-            config.only(key, None, False)
-        size = None
+        kind = config.spelling("image_processor_type", "feature_extractor_type")
+        crops = str(config.values.get(kind)).startswith(_KINDS[1:])
+        config.only("do_pad", None, False)
+        size: tuple[int, int] | int | None = None
+        crop = None
         if config.flag("do_resize", True):
-            size = _size(config)
-            if size != design.image:
-                raise ModelError(
-                    f"{path}: size is {size[0]} x {size[1]} and the model takes images of "
-                    f"{design.image[0]} x {design.image[1]}: both must be the same"
-                )
+            size = _size(config, "size", shortest=crops)
+        if not crops:
+            config.only("do_center_crop", None, False)
+        elif config.flag("do_center_crop", True):
+            crop = _pair(config, "crop_size")
+        _check_size(size, crop, design, path)
         factor = 1.0
         if config.flag("do_rescale", True):
             factor = config.positive("rescale_factor", 1 / 255)
         mean, std = (0.0,) * channels, (1.0,) * channels
         if config.flag("do_normalize", True):
-            mean, std = (_numbers(config, f"image_{name}", channels) for name in ("mean", "std"))
+            half = [0.5] * channels
+            mean, std = (
+                _numbers(config, key, _CLIP[key] if crops else half, channels) for key in _CLIP
+            )
             if not np.array(std, np.float32).all():
                 given = config.values["image_std"]
                 raise ModelError(f"{path}: image_std is {given}: none may be 0")
-        found = cls(size, config.whole("resample", 2), factor, mean, std, config.values)
+        resample = config.whole("resample", 3 if crops else 2)
+        found = cls(size, crop, resample, factor, mean, std, config.values)
         if found.resample > 5:
             raise ModelError(f"{path}: resample is {found.resample}: Pillow knows 0 to 5")
         return found
@@ -89,30 +102,94 @@ class Pixels:
             raise ValueError(
                 f"pixels: the image is {pixels.dtype} {pixels.shape}: give uint8 (H, W, {channels})"
             )
-        if self.size is not None and pixels.shape[:2] != self.size:
-            pixels = _resized(pixels, self.size, self.resample)
+        size = self.size
+        if isinstance(size, int):
+            size = _with_shortest(pixels.shape[:2], size)
+        if size is not None and pixels.shape[:2] != size:
+            pixels = _resized(pixels, size, self.resample)
+        if self.crop is not None:
+            pixels = _middle(pixels, self.crop)
         # in float64, then rounded, as transformers does it
         scaled = (pixels.astype(np.float64) * self.factor).astype(np.float32)
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.moveaxis((scaled - mean) / std, -1, 0)
 
 
-def _size(config: Config) -> tuple[int, int]:
-    """Height and width that images are brought to: given as two, or as one number for both."""
-    given = config.values.get("size", 224)
+def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
+    """Height and width that images are brought to, or the shorter of both, where that may be."""
+    given = config.values.get(key, 224)
+    if shortest and not isinstance(given, dict):
+        given = {"shortest_edge": given}
+    if shortest and set(given) == {"shortest_edge"}:
+        return Config(given, f"{config.source}: {key}").size("shortest_edge", 224)
+    return _pair(config, key)
+
+
+def _pair(config: Config, key: str) -> tuple[int, int]:
+    """Height and width: given as two, or as one number for both."""
+    given = config.values.get(key, 224)
     sides = given if isinstance(given, dict) else {"height": given, "width": given}
     if set(sides) != {"height", "width"}:
         raise ModelError(
-            f"{config.source}: size has {', '.join(map(str, sides))}, which qkv does not support: "
+            f"{config.source}: {key} has {', '.join(map(str, sides))}, which qkv does not support: "
             "it knows height and width"
         )
-    part = Config(sides, f"{config.source}: size")
+    part = Config(sides, f"{config.source}: {key}")
     return part.size("height", 224), part.size("width", 224)
 
 
-def _numbers(config: Config, key: str, channels: int) -> tuple[float, ...]:
+def _check_size(
+    size: tuple[int, int] | int | None,
+    crop: tuple[int, int] | None,
+    design: VisionDesign,
+    path: Path,
+) -> None:
+    """An error unless what images are brought to is what the model takes."""
+    last, named = (size, "size") if crop is None else (crop, "crop_size")
+    least = (size, size) if isinstance(size, int) else size
+    if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
+        raise ModelError(
+            f"{path}: crop_size is {crop[0]} x {crop[1]}, which an image of size {size} does not "
+            "hold: it must be at most that"
+        )
+    if last is None or design.any_size:
+        return
+    if isinstance(last, int):
+        raise ModelError(
+            f"{path}: size has a shortest_edge and nothing is cropped, and the model takes images "
+            f"of {design.image[0]} x {design.image[1]}: give height and width, or do_center_crop"
+        )
+    if last != design.image:
+        raise ModelError(
+            f"{path}: {named} is {last[0]} x {last[1]} and the model takes images of "
+            f"{design.image[0]} x {design.image[1]}: both must be the same"
+        )
+
+
+def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
+    """Height and width of which the shorter is `side`, in the proportion of these.
+
+    >>> _with_shortest((30, 20), 15), _with_shortest((20, 31), 10)
+    ((22, 15), (10, 15))
+    """
+    high, wide = size
+    return (side, side * wide // high) if high < wide else (side * high // wide, side)
+
+
+def _middle(pixels: Array, size: tuple[int, int]) -> Array:
+    """The middle (h, w, C) of an image (H, W, C)."""
+    above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
+    if above < 0 or before < 0:
+        raise ValueError(
+            f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]}, of which its middle of "
+            f"{size[0]} x {size[1]} is wanted: give one of at least that size"
+        )
+    return pixels[above : above + size[0], before : before + size[1]]
+
+
+def _numbers(config: Config, key: str, default: list[float], channels: int) -> tuple[float, ...]:
     """A number for each channel, or one for all."""
-    given = config.values.get(key, [0.5] * channels)
+    given = config.values.get(key, default)
     numbers = given if isinstance(given, list) else [given] * channels
     fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)
     config.need(fine, key, given, f"{channels} numbers", 60)

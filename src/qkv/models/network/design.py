@@ -14,6 +14,7 @@ from qkv.layers import (
     Experts,
     GatedExperts,
     LayerNorm,
+    LayerScale,
     MultiHeadAttention,
     RMSNorm,
     Rotary,
@@ -155,6 +156,8 @@ class Design:
         mlp_norm: whether the MLP has a norm of its own; without one, in parallel, that of the
             attention is for both.
         first_norm: whether the first layer's attention has its norm, where they stand before.
+        layer_scale: whether what each part gives is multiplied by a learned vector before it is
+            added.
         final_norm: whether there is one after the last block.
         rms: whether the norms leave the mean where it is.
         norm_bias: whether they have biases.
@@ -189,6 +192,7 @@ class Design:
     parallel: bool = False
     mlp_norm: bool = True
     first_norm: bool = True
+    layer_scale: bool = False
     final_norm: bool = True
     rms: bool = False
     norm_bias: bool = True
@@ -282,6 +286,10 @@ class Design:
         if self.norms in ("both", "behind"):
             yield from self._norm_shapes("out_norm1", dim)
             yield from self._norm_shapes("out_norm2", dim)
+        if self.layer_scale:
+            yield "scale1.weight", (dim,)
+            if self.hidden:
+                yield "scale2.weight", (dim,)
 
     def _mlp_shapes(self, number: int) -> Iterator[tuple[str, Shape]]:
         """Those of the MLP, or of the experts in its place."""
@@ -308,12 +316,14 @@ class Design:
             k_norm=self.norm(own, "attn.k_norm"),
         )
         norms = ("norm1", "norm2", "out_norm1", "out_norm2")
+        beside: dict[str, Any] = {name: self.norm(own, name) for name in norms}
+        beside |= {name: self._scale(own, name) for name in ("scale1", "scale2")}
         block = Block(
             attn,
             mlp=self._mlp(under(own, "mlp.")) if self.hidden else None,
             post_norm=self.norms == "after",
             parallel=self.parallel,
-            **{name: self.norm(own, name) for name in norms},
+            **beside,
         )
         norm_cross = self.norm(own, "norm_cross")
         if norm_cross is None:
@@ -338,6 +348,11 @@ class Design:
         if self.rms:
             return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
         return LayerNorm.from_parameters(own, eps=self.eps)
+
+    def _scale(self, parameters: Mapping[str, Array], name: str) -> LayerScale | None:
+        """The scale of this name, if there are parameters of one."""
+        own = under(parameters, f"{name}.")
+        return LayerScale.from_parameters(own) if own else None
 
     def _options(
         self, number: int, layer: Attention, parameters: Mapping[str, Array]
@@ -412,11 +427,13 @@ class VisionDesign(Design):
         channels: C.
         image: the height and width of an image.
         patch: those of a patch; what is left of the image at the lower and right edge is not seen.
+        any_size: whether images of other sizes are taken too, with positions that are interpolated.
     """
 
     channels: int
     image: tuple[int, int]
     patch: tuple[int, int]
+    any_size: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -441,6 +458,7 @@ class VisionDesign(Design):
             parameters["patch_embed.weight"],
             parameters["patch_embed.bias"],
             positions=parameters["pos_embed.weight"][0],
+            grid=self.grid if self.any_size else None,
         )
         return body
 

@@ -13,6 +13,7 @@ from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.gradient import part_back, project_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import keep
+from qkv.models.network.interpolation import for_grid, for_grid_back
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
@@ -20,10 +21,17 @@ from qkv.trace import Recorder
 _PROJECTION = "embed_proj"
 
 
+class Patches(NamedTuple):
+    """Images, cut up."""
+
+    pixels: Array  # (B, N, C * h * w)
+    grid: tuple[int, int]  # how many there are below each other, and side by side
+
+
 class EmbeddingSaved(NamedTuple):
     """What the backward pass of an embedding needs."""
 
-    rows: Array  # what its vectors were made of: ids (...), or patches of images
+    rows: Any  # what its vectors were made of: ids (...), or `Patches`
     places: Array
     norm: NormSaved | None = None
     segments: Array | None = None
@@ -99,7 +107,7 @@ class Embedding:
             kinds = np.broadcast_to(chosen, x.shape)
             x = x + keep(record, "hook_token_type_embed", kinds, cu_lengths)
         if self.positions is not None:
-            where = self.positions[places + self.first_position]
+            where = self._positions_of(rows)[places + self.first_position]
             x = x + keep(record, "hook_pos_embed", where, cu_lengths)
         norm = None
         if self.norm is not None:
@@ -135,7 +143,8 @@ class Embedding:
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
-            found["pos_embed.weight"] = rows_back(rows, where.ravel(), self.positions.shape)
+            shape = self._positions_of(saved.rows).shape
+            found["pos_embed.weight"] = rows_back(rows, where.ravel(), shape)
         if self.token_types is not None:
             kinds = np.zeros_like(self.token_types)
             if saved.segments is None:
@@ -145,11 +154,16 @@ class Embedding:
             found["token_type_embed.weight"] = kinds
         return found | self._rows_back(rows, saved.rows)
 
-    def _rows(self, ids: Array) -> tuple[Array, Array]:
+    def _rows(self, ids: Array) -> tuple[Array, Any]:
         """The row (..., D) of each token or patch, and what `_rows_back` needs."""
         return self.table[ids], ids
 
-    def _rows_back(self, grad: Array, ids: Array) -> dict[str, Array]:
+    def _positions_of(self, ids: Any) -> Array:
+        """The table of positions that counts for these tokens or patches."""
+        assert self.positions is not None
+        return self.positions
+
+    def _rows_back(self, grad: Array, ids: Any) -> dict[str, Array]:
         """From the gradient (n, D) of those rows to that of what they were made of."""
         table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
@@ -180,28 +194,50 @@ class PatchEmbedding(Embedding):
         weight: (D, C, h, w), from a patch to its vector.
         bias: (D,)
         positions: (N + 1, D), for the first token and each patch, row by row.
+        grid: where images may be of any size, the grid of patches that `positions` are for:
+            for another grid they are interpolated.
     """
 
-    def __init__(self, first: Array, weight: Array, bias: Array, *, positions: Array) -> None:
+    def __init__(
+        self,
+        first: Array,
+        weight: Array,
+        bias: Array,
+        *,
+        positions: Array,
+        grid: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(first, positions=positions)
+        self.grid = grid
         self.patch = weight.shape[-2:]
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
 
     def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
         """The backward pass, to the first token, the weight of the patches and the places."""
         found = super().backward(grad, saved, **recorded)
-        return found | {"pos_embed.weight": found["pos_embed.weight"][None]}
+        positions, grid = found["pos_embed.weight"], saved.rows.grid
+        if self.grid is not None and grid != self.grid:
+            positions = for_grid_back(positions, self.grid, grid)
+        return found | {"pos_embed.weight": positions[None]}
 
-    def _rows(self, images: Array) -> tuple[Array, Array]:
+    def _positions_of(self, ids: Any) -> Array:
+        positions = super()._positions_of(ids)
+        if self.grid is None or ids.grid == self.grid:
+            return positions
+        return for_grid(positions, self.grid, ids.grid)
+
+    def _rows(self, images: Array) -> tuple[Array, Patches]:
         """The rows (B * (N + 1), D) of images (B, C, H, W), and their patches."""
         patches = unfolded(images, self.patch)  # (B, N, C * h * w)
         patches = patches.astype(compute_type(self.table.dtype))
         rows = linear(patches, self.weight, self.bias)
         first = np.broadcast_to(self.table, (len(rows), *self.table.shape))
         x = np.concatenate([first.astype(rows.dtype), rows], axis=1)  # (B, N + 1, D)
-        return x.reshape(-1, x.shape[-1]), patches
+        grid = images.shape[-2] // self.patch[0], images.shape[-1] // self.patch[1]
+        return x.reshape(-1, x.shape[-1]), Patches(patches, grid)
 
-    def _rows_back(self, grad: Array, patches: Array) -> dict[str, Array]:
+    def _rows_back(self, grad: Array, ids: Patches) -> dict[str, Array]:
+        patches = ids.pixels
         rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
         _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
         assert bias is not None

@@ -17,6 +17,8 @@ from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear
 
+_BOTH = "cls and mean"
+
 
 @dataclass(frozen=True)
 class Head:
@@ -26,8 +28,8 @@ class Head:
         outputs: V words, or as many classes as there are.
         tied: whether the last projection is the token table, unless the files have another.
         bias: whether it has a bias.
-        pool: the one of `POOLING` that makes one vector of a text; None gives logits for each
-            token.
+        pool: the one of `POOLING` that makes one vector of a text; or "cls and mean", (2 D,), the
+            first token's and the mean of the others side by side; None gives logits for each token.
         classes: whether the logits of each token are over classes, not words.
         dense: whether there is a linear layer before it, (D, D) unless `width` is given.
         width: what size that layer gives, and the last projection takes.
@@ -42,7 +44,7 @@ class Head:
     outputs: int
     tied: bool = False
     bias: bool = False
-    pool: Literal["cls", "lasttoken", "mean"] | None = None
+    pool: Literal["cls", "lasttoken", "mean", "cls and mean"] | None = None
     classes: bool = False
     dense: bool = False
     width: int | None = None
@@ -55,6 +57,7 @@ class Head:
 
     def shapes(self, dim: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each parameter and its shape."""
+        dim = 2 * dim if self.pool == _BOTH else dim
         if self.dense:
             wide = dim if self.width is None else self.width
             yield from shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
@@ -161,15 +164,29 @@ class BuiltHead:
 
 def _pooled(rows: Array, cu: Array, how: str) -> Array:
     """One row for each text, (B, D), zeros for one without a token."""
+    if how == _BOTH:
+        others = np.delete(rows, cu[:-1][np.diff(cu) > 0], axis=0), _others(cu)
+        return np.concatenate([_pooled(rows, cu, "cls"), _pooled(*others, "mean")], axis=-1)
     found = np.zeros((len(cu) - 1, rows.shape[-1]), rows.dtype)
     for text in np.flatnonzero(np.diff(cu)):
         found[text] = POOLING[how](rows[cu[text] : cu[text + 1]], 0)
     return found
 
 
+def _others(cu: Array) -> Array:
+    """Where each text begins and the last one ends, once all have lost their first token."""
+    return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
+
+
 def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
     """The backward pass of `_pooled`, to rows (total, D)."""
     lengths = np.diff(cu)
+    if how == _BOTH:
+        first, mean = np.split(grad, 2, axis=-1)
+        found = _unpooled(first, cu, "cls", shape)
+        others = np.delete(np.arange(len(found)), cu[:-1][lengths > 0])
+        found[others] = _unpooled(mean, _others(cu), "mean", (len(others), shape[-1]))
+        return found
     found = np.zeros(shape, grad.dtype)
     texts = lengths > 0
     if how == "mean":

@@ -12,6 +12,7 @@ from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.options import settings as settings_of
 from qkv.models.families.lessons import AttentionOnly
+from qkv.models.network.embedding import Embedding
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
@@ -59,6 +60,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
+    if block is not None and block.scale1 is not None:
+        block = None  # a walk has no step for it, and takes what is there from the trace
     parameters = {} if model is None else model.parameters
     attn = {} if block is None else block.attn.parameters
     own = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
@@ -182,7 +185,8 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
 def _is_plain(model: Model) -> bool:
     """Whether the steps of the embedding are those that a walk shows."""
     found = model.embedding
-    return found.scale == 1 and found.first_position == 0 and not found.projection
+    plain = type(found) is Embedding and found.scale == 1 and found.first_position == 0
+    return plain and not found.projection
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:

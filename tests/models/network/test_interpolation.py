@@ -1,0 +1,42 @@
+"""Positions for another grid: the cubic by hand, its gradient, and what it must not change."""
+
+import numpy as np
+import pytest
+
+from qkv.models.network.interpolation import for_grid, for_grid_back, resampling
+
+
+def test_a_row_by_hand() -> None:
+    # from 4 values to 2: value 0 lies at 0.5, halfway between the second and the third of those
+    # around it: -1, 0, 1, 2, of which -1 is 0 again; the cubic at 1/2 is 19/32, at 3/2 -3/32
+    near, far = 19 / 32, -3 / 32
+    expected = [[near + far, near, far, 0], [0, far, near, near + far]]
+    np.testing.assert_allclose(resampling(4, 2), expected, atol=1e-15)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1, 3), (2, 5), (7, 3), (5, 5), (16, 37)])
+def test_what_holds_of_every_size(given: int, wanted: int) -> None:
+    matrix = resampling(given, wanted)
+    assert matrix.shape == (wanted, given)
+    np.testing.assert_allclose(matrix.sum(1), 1, atol=1e-12)  # a constant stays
+    np.testing.assert_allclose(matrix, matrix[::-1, ::-1], atol=1e-12)
+    if given == wanted:
+        np.testing.assert_array_equal(matrix, np.eye(given))
+
+
+def test_a_grid_and_its_gradient() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((1 + 3 * 4, 5))
+    found = for_grid(table, (3, 4), (5, 2))
+    np.testing.assert_array_equal(found[0], table[0])
+    down, across, cells = resampling(3, 5), resampling(4, 2), table[1:].reshape(3, 4, 5)
+    for row in range(5):
+        for column in range(2):
+            weights = down[row][:, None] * across[column]
+            expected = (weights[..., None] * cells).sum((0, 1))
+            np.testing.assert_allclose(found[1 + row * 2 + column], expected, atol=1e-12)
+    grad, way = rng.standard_normal(found.shape), rng.standard_normal(table.shape)
+    back = for_grid_back(grad, (3, 4), (5, 2))
+    assert (back * way).sum() == pytest.approx((grad * for_grid(way, (3, 4), (5, 2))).sum())
+    half = for_grid(table.astype(np.float32), (3, 4), (5, 2))
+    assert half.dtype == np.float32
