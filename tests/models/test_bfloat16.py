@@ -131,7 +131,7 @@ OTHERS = {
 def numbers_of(model):
     """What a model makes of some ids, or of an image."""
     kind = model.config["model_type"]
-    if kind == "vit":
+    if kind in ("vit", "dinov2"):
         rng = np.random.default_rng(0)
         return model(rng.standard_normal((2, 2, 8, 8)).astype(np.float32)).logits
     ids = np.array([[2, 4, 5, 6, 3, 0], [5, 7, 8, 9, 1, 4]])
@@ -155,7 +155,7 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     )
     found = numbers_of(short)
     if os.environ.get("QKV_BACKEND") != "numpy" and BODIES:
-        exact = {"vit", "gpt_oss"}  # a patch, and the choice of experts
+        exact = {"vit", "dinov2", "gpt_oss"}  # a patch, and the choice of experts
         assert kinds == {BFLOAT16, *([np.dtype(np.float32)] if name in exact else [])}
     expected = numbers_of(wide)
     assert found.dtype == np.float32

@@ -339,7 +339,7 @@ def test_it_knows_no_words(model, call):
         ({"size": 10**9}, "size is 1000000000 x"),
         ({"size": {"height": 0, "width": 13}}, "height is 0"),
         ({"do_center_crop": True}, "do_center_crop is True"),
-        ({"image_processor_type": "CLIPImageProcessor"}, "CLIPImageProcessor"),
+        ({"image_processor_type": "DetrImageProcessor"}, "CLIPImageProcessor"),
         ({"image_mean": [0.5]}, "image_mean is"),
         ({"image_mean": ["a", "b", "c"]}, "image_mean is"),
         ({"image_mean": [10**31, 0, 0]}, "image_mean is"),

@@ -64,6 +64,13 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("BloomForCausalLM", "BloomForSequenceClassification"),
     ),
     "camembert": (ENCODER, ("CamembertForMaskedLM", "CamembertForSequenceClassification")),
+    "dinov2": (
+        {
+            **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"mlp_ratio": 2, "image_size": 12, "patch_size": 4, "num_channels": 2},
+        },
+        ("Dinov2ForImageClassification",),
+    ),
     "distilbert": (
         {
             **{"vocab_size": 40, "dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 20},
@@ -162,6 +169,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "xlm-roberta": (ENCODER, ("XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification")),
 }
 
+IMAGES = ("vit", "dinov2")  # families that look at them
 ACTIVATIONS = [
     *("gelu", "gelu_new", "gelu_python", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh"),
     *("gelu_python_tanh", "gelu_10", "relu", "relu2", "relu6", "silu", "swish", "tanh", "mish"),
@@ -193,6 +201,8 @@ VALUES: dict[str, list[Any]] = {
     "local_attention": [2, 5, 6, 100, -1],
     "max_position_embeddings": [12, 16, 64, 0],
     "n_positions": [12, 16, 64, 0],
+    **{"_out_features": [["stage1"]], "out_features": [["stage1"]]},
+    **{"_out_indices": [[1]], "out_indices": [[1]]},
     "pad_token_id": [0, 2, 7, None],
     "per_layer_config": [{"1": {"intermediate_size": 10}}, {"1": {"num_attention_heads": 2}}],
     "position_embedding_type": ["relative_key", "nonsense"],
@@ -303,7 +313,7 @@ class Small:
             if values["model_type"] in ("gpt_oss", "mixtral", "qwen3_moe"):
                 model.set_experts_implementation("eager")
             scatter(model)
-            if values["model_type"] == "vit":
+            if values["model_type"] in IMAGES:
                 shape = [config.num_channels, *([config.image_size] * 2)]
                 images = np.random.default_rng(0).standard_normal([2, *shape])
                 self.given = {"pixel_values": images}
@@ -330,8 +340,8 @@ class Small:
         return self.shown(found.last_hidden_state, found.logits)
 
     def shown(self, last: Any, logits: Any) -> list[Any]:
-        """What is compared: ViT's last vectors are not the same thing in both libraries."""
-        arrays = [logits] if self.values["model_type"] == "vit" else [last, logits]
+        """What is compared: last vectors of images are not the same thing in both."""
+        arrays = [logits] if self.values["model_type"] in IMAGES else [last, logits]
         return [np.asarray(array) for array in arrays if array is not None]
 
     def alike(self, key: str, value: Any, without: str = "") -> str:

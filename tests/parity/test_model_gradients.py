@@ -16,7 +16,7 @@ import qkv
 from qkv.layers.packed import places
 
 from .models import double, scatter
-from .test_configs import DECODER, ENCODER, SMALL
+from .test_configs import DECODER, ENCODER, IMAGES, SMALL
 
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest value
 LENGTHS = (12, 5, 1, 9)
@@ -88,7 +88,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         ours = qkv.load(tmp_path / "weights")
         cu = np.cumsum([0, *LENGTHS])
         text, place = places(cu)
-        if config.model_type == "vit":
+        if config.model_type in IMAGES:
             shape = (3, config.num_channels, config.image_size, config.image_size)
             ids: Any = rng.standard_normal(shape).astype(np.float32).astype(np.float64)
             given = {"pixel_values": torch.tensor(ids)}
@@ -104,7 +104,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         logits, kept = body.head.training_forward(rows, cu)
         up = rng.standard_normal(logits.shape)
         whole, real = up, np.ones(len(up), bool)
-        if not body.head.pools and config.model_type != "vit":
+        if not body.head.pools and config.model_type not in IMAGES:
             whole, real = np.zeros((*mask.shape, up.shape[-1])), mask
             whole[text, place] = up
         theirs = autograd(model, given, torch.tensor(real), torch.tensor(whole))

@@ -402,7 +402,8 @@ def measured(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = load(path)
-            inputs = {"vit": (np.ones((1, 2, 8, 8)),), "t5": (IDS, None, IDS)}
+            image = (np.ones((1, 2, 8, 8)),)
+            inputs = {"vit": image, "dinov2": image, "t5": (IDS, None, IDS)}
             found = model(*inputs.get(model.config["model_type"], (IDS,)))
         assert np.isfinite(found.last_hidden_state).all()
         return None, tracemalloc.get_traced_memory()[1]

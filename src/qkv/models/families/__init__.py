@@ -8,6 +8,7 @@ from qkv.models.families.albert import ALBERT
 from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
+from qkv.models.families.dinov2 import DINOV2
 from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.electra import ELECTRA
 from qkv.models.families.gemma import GEMMA
@@ -42,6 +43,7 @@ _PUBLISHED = (
     BERT,
     BLOOM,
     CAMEMBERT,
+    DINOV2,
     DISTILBERT,
     ELECTRA,
     GEMMA,

@@ -15,12 +15,7 @@ def design(config: Config) -> VisionDesign:
     size = config.size_or_none("head_dim")
     heads = config.heads(dim, 12) if size is None else config.size("num_attention_heads", 12)
     size = size or dim // heads
-    image, patch = config.pair("image_size", 224), config.pair("patch_size", 16)
-    if patch[0] > image[0] or patch[1] > image[1]:
-        raise ModelError(
-            f"{config.source}: image_size is {image} and patch_size {patch}: "
-            "a patch must fit into the image"
-        )
+    image, patch = cut(config, patch=16)
     is_classifier = config.head() == "ImageClassification"
     return VisionDesign(
         vocabulary=1,
@@ -35,6 +30,17 @@ def design(config: Config) -> VisionDesign:
         image=image,
         patch=patch,
     )
+
+
+def cut(config: Config, *, patch: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of an image, and of its patches, `patch` where the config is silent."""
+    image, part = config.pair("image_size", 224), config.pair("patch_size", patch)
+    if part[0] > image[0] or part[1] > image[1]:
+        raise ModelError(
+            f"{config.source}: image_size is {image} and patch_size {part}: "
+            "a patch must fit into the image"
+        )
+    return image, part
 
 
 VIT = Family(
