@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import qkv.models
 from qkv.cli import main
@@ -188,7 +189,10 @@ def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch
     "args",
     [("show", CAT), ("walk", CAT), ("compare", CAT, BANK, "--word", "sat")],
 )
-def test_png(args: tuple[str, ...], tmp_path: Path) -> None:
+def test_png(args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.see.draw.figure._DPI", 20)
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda _: None)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     target = tmp_path / "picture.png"
     result = run(*args, *RANDOM, "--png", str(target))
     assert result.exit_code == 0
@@ -533,10 +537,8 @@ def test_a_stream_of_ascii_gets_ascii() -> None:
     )
     assert done.returncode == 0
     assert "\\u4f60" in done.stdout.decode("ascii")
-    data = qkv_process(
-        "show", "naïve 你好", *RANDOM, "--json", environment={"PYTHONIOENCODING": "ascii"}
-    )
-    assert json.loads(data.stdout.decode("ascii"))["tokens"] == ["naïve", "你好"]
+    data = CliRunner(charset="ascii").invoke(main, ("show", "naïve 你好", *RANDOM, "--json"))
+    assert json.loads(data.stdout_bytes.decode("ascii"))["tokens"] == ["naïve", "你好"]
 
 
 @pytest.mark.parametrize("args", [("walk", "cat " * 60, *RANDOM, "--json"), ("walk", CAT, *RANDOM)])
