@@ -20,7 +20,7 @@ def resampling(given: int, wanted: int) -> Array:
         other coefficients: a = -0.75.
 
     >>> resampling(2, 3).round(2).tolist()
-    [[1.11, -0.11], [0.5, 0.5], [-0.11, 1.11]]
+    [[1.09, -0.09], [0.5, 0.5], [-0.09, 1.09]]
     """
     at = (np.arange(wanted) + 0.5) * given / wanted - 0.5
     first = np.floor(at).astype(np.int64)
