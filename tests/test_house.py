@@ -81,6 +81,7 @@ STEPS = {
         {"seq2seq", "vision"},
         {"untrained"},
         {"loading"},
+        {"pool"},
         {""},  # its `__init__.py`
     ],
     "learn": [

@@ -257,10 +257,10 @@ def test_similarity(tmp_path: Path, how: str | None) -> None:
 
 
 def test_what_they_take_is_known_here() -> None:
-    """But for what chooses a device and processes; `sentences` is their older name of `inputs`."""
+    """But for what chooses a device, and options of a model's own code."""
     theirs = inspect.signature(SentenceTransformer.encode).parameters
     ours = inspect.signature(qkv.Model.encode).parameters
-    missing = {"device", "pool", "chunk_size", "kwargs"}
+    missing = {"device", "kwargs"}
     assert set(theirs) - set(ours) == missing
     differing = {
         name for name in set(theirs) & set(ours) if theirs[name].default != ours[name].default

@@ -4,6 +4,7 @@ from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import Model, ModelOutput
+from qkv.models.pool import Pool
 from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 
@@ -13,6 +14,7 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelOutput",
+    "Pool",
     "load",
     "load_for",
     "places",

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from qkv.extras import need
 from qkv.models.base import ModelBase
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, check_edits, is_nothing
-from qkv.models.tasks.encode import OPTIONS, Encoder
+from qkv.models.tasks.encode import OPTIONS, Encoder, checked_texts
 from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
 from qkv.text import Tokenized
 
@@ -32,6 +34,8 @@ class EncoderModel(ModelBase):
         precision: str = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        pool: Any = None,
+        chunk_size: int | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -63,6 +67,9 @@ class EncoderModel(ModelBase):
                 above 0, eight of them in an int8 (less 128) or uint8.
             convert_to_numpy: False for a list of tensors of torch, one for each text.
             convert_to_tensor: True for one tensor of torch, (n, D).
+            pool: processes that share the work, a `qkv.models.Pool` of this model.
+            chunk_size: how many texts each of them gets at a time; a tenth of its share if it is
+                not said.
             ablate: heads to go without, as in `trace`; with any of these three, all texts are cut
                 into tokens before the first is run.
             hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
@@ -108,13 +115,17 @@ class EncoderModel(ModelBase):
         )
         texts = [inputs] if isinstance(inputs, str) else inputs
 
+        is_plain = is_nothing(edit, ablate, hide)
+
         def edits_of(batch: Sequence[Tokenized]) -> Edits:
             return self._edits(edit, ablate, hide, batch, "encode")
 
         def check() -> None:
             check_edits(edit, ablate, hide, body=self._body, call="encode")
 
-        if is_nothing(edit, ablate, hide):
+        if pool is not None:
+            found = self._by_pool(pool, encoder, texts, chunk_size, show_progress_bar, is_plain)
+        elif is_plain:
             found = encoder.all(texts, show_progress_bar)
         else:
             found = encoder.edited(texts, edits_of, check, show_progress_bar)
@@ -123,6 +134,31 @@ class EncoderModel(ModelBase):
         if torch is not None:
             found = as_tensors(found, torch, joined=convert_to_tensor)
         return found[0] if isinstance(inputs, str) else found
+
+    def _by_pool(
+        self,
+        pool: Any,
+        encoder: Encoder,
+        texts: Any,
+        chunk_size: int | None,
+        show: bool | None,
+        is_plain: bool,
+    ) -> Any:
+        """What a pool makes of texts, by the options of an encoder."""
+        if pool.model is not self:
+            raise ValueError(
+                f"encode: the pool is of {pool.model.name}, another model: start one of this model"
+            )
+        if not is_plain:
+            raise ValueError(
+                "encode: pool and ablate, hide or edit do not go together: leave one of them out"
+            )
+        options = {name: getattr(encoder, name) for name in OPTIONS}
+        checked = [*checked_texts(texts, "encode")]
+        parts = pool.encode(checked, chunk_size, show, **options) if checked else []
+        if encoder.output_value == "sentence_embedding":
+            return np.concatenate([encoder.all([]), *parts])
+        return [one for part in parts for one in part]
 
     def encode_query(
         self,

@@ -125,7 +125,7 @@ class Encoder:
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
-            for texts in _windows(_checked(sentences, self.call)):
+            for texts in _windows(checked_texts(sentences, self.call)):
                 first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
@@ -145,7 +145,7 @@ class Encoder:
         Where there are none, `check` has the errors that need none.
         """
         truncator = Truncator(self.tokenizer, self.limit)
-        texts = truncator(self._whole([*_checked(sentences, self.call)]))
+        texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
         batch = [text.ids for text in texts]
         for number, ids in enumerate(batch):
             self.check(ids, number)
@@ -302,7 +302,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
         yield list(islice(places, len(part)))
 
 
-def _checked(sentences: Any, call: str) -> Iterable[str]:
+def checked_texts(sentences: Any, call: str) -> Iterable[str]:
     """Texts that are strings; those of a list are looked at before any work is done."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
