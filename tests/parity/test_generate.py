@@ -59,6 +59,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bloom": ("Bloom", {"hidden_size": 35, "n_head": 5, "n_layer": 3}),
+    "gpt_neo": (
+        "GPTNeo",
+        {
+            **{"hidden_size": 36, "num_heads": 3, "num_layers": 3, "window_size": 7},
+            **{"attention_types": [[["global", "local"], 1], [["local"], 1]]},
+            "max_position_embeddings": 128,
+        },
+    ),
     "gpt_neox": ("GPTNeoX", {**PARALLEL, "intermediate_size": 70}),
     "gptj": (
         "GPTJ",

@@ -16,6 +16,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 2, "head_dim": 6},
     "gemma2": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
     "gemma3_text": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6},
+    "gpt_neo": {"vocab_size": 9, "hidden_size": 16, "max_position_embeddings": 8},
     "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "qwen3_moe": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
     "olmo2": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
@@ -69,6 +70,15 @@ SAME = [
             }
         },
     ),
+    (
+        "gpt_neo",
+        {},
+        {
+            **{"num_layers": 24, "num_heads": 16, "window_size": 256, "intermediate_size": 64},
+            "attention_types": [[["global", "local"], 12]],
+            "attention_layers": ["global", "local"] * 12,
+        },
+    ),
     ("mixtral", {"num_local_experts": 8}, {"num_experts": 8, "rope_theta": 1e6}),
     ("olmo2", {}, {"rms_norm_eps": 1e-5, "rope_theta": 10000, "num_key_value_heads": 32}),
     ("phi3", {}, {"partial_rotary_factor": 1.0, "attention_bias": False, "resid_pdrop": 0.1}),
@@ -106,6 +116,9 @@ def test_older_and_newer_keys_say_the_same(family: str, one: Any, other: Any) ->
 
 def test_which_layers_have_windows() -> None:
     assert windows(design("gemma2", sliding_window=5)) == [(4, 0), None, (4, 0), None]
+    types = [[["local"], 2], [["global", "local"], 1]]
+    found = design("gpt_neo", num_layers=4, attention_types=types, window_size=5)
+    assert windows(found) == [(4, 0), (4, 0), None, (4, 0)]
     assert windows(design("gpt_oss")) == [(127, 0), None, (127, 0), None]
     assert windows(design("gemma3_text", sliding_window=5)) == [(4, 0)] * 5 + [None]
     found = design("gemma3_text", sliding_window=512, use_bidirectional_attention=True)
@@ -146,6 +159,12 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 2}, ["chunked_attention"]),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
+        ("gpt_neo", {"num_layers": 2}, ["attention_types is", "each of the 2 (num_layers)"]),
+        ("gpt_neo", {"attention_types": [[["far"], 24]]}, ["attention_types is [[['far'], 24]]"]),
+        ("gpt_neo", {"attention_types": [[["global"], 1e9]]}, ["attention_types is"]),
+        ("gpt_neo", {"attention_types": [["global", 10**9]]}, ["attention_types is"]),
+        ("gpt_neo", {"attention_layers": ["global"] * 24}, ["attention_layers is", "one thing"]),
+        ("gpt_neo", {"window_size": 0}, ["window_size is 0"]),
         ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),
         ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, ["mlp_only_layers is [0.5]"]),

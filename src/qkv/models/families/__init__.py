@@ -15,6 +15,7 @@ from qkv.models.families.gemma import GEMMA
 from qkv.models.families.gemma2 import GEMMA2
 from qkv.models.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from qkv.models.families.gpt2 import GPT2
+from qkv.models.families.gpt_neo import GPT_NEO
 from qkv.models.families.gpt_neox import GPT_NEOX
 from qkv.models.families.gpt_oss import GPT_OSS
 from qkv.models.families.gptj import GPTJ
@@ -51,6 +52,7 @@ _PUBLISHED = (
     GEMMA3,
     GEMMA3_TEXT,
     GPT2,
+    GPT_NEO,
     GPT_NEOX,
     GPT_OSS,
     GPTJ,

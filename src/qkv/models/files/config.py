@@ -237,6 +237,11 @@ class Config:
             self._support(kind in known, f"layer_types has {kind!r:.80}", known)
         return tuple(value)
 
+    def given(self, key: str, default: Any) -> Any:
+        """A value as it is, for a family that checks it by itself; null is as good as nothing."""
+        value = self._get(key, None)
+        return default if value is None else value
+
     def finish(self, harmless: Collection[str] = ()) -> None:
         """Refuse what no family supports, and name what was neither read nor known to be harmless.
 
