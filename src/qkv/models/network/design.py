@@ -144,6 +144,7 @@ class Design:
         positions: the rows of a table of learned positions, 0 for none.
         first_position: the row of a text's first token.
         padding: the id of the padding token, where positions count the other tokens alone.
+        counted: whether positions count the tokens alone that a mask shows.
         token_types: the rows of a table of segments, 0 for none.
         embed_dim: E, the size of the rows of these tables where it is not D: a projection from the
             one to the other follows the norm over them.
@@ -184,6 +185,7 @@ class Design:
     positions: int = 0
     first_position: int = 0
     padding: int | None = None
+    counted: bool = False
     token_types: int = 0
     embed_dim: int | None = None
     embed_scale: float = 1.0
@@ -243,6 +245,7 @@ class Design:
                 scale=self.embed_scale,
                 first_position=self.first_position,
                 padding=self.padding,
+                counted=self.counted,
             ),
             [blocks[one] for one in firsts],
             options=[

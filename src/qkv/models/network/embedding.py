@@ -51,6 +51,7 @@ class Embedding:
         scale: what the rows of the token table are multiplied by.
         first_position: the row of place 0.
         padding: the id of the padding token, where positions count the other tokens alone.
+        counted: whether positions count the tokens alone that a mask shows.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Embedding:
         scale: float = 1.0,
         first_position: int = 0,
         padding: int | None = None,
+        counted: bool = False,
     ) -> None:
         self.table, self.positions, self.token_types = table, positions, token_types
         self.norm, self.scale, self.first_position = norm, scale, first_position
-        self.padding = padding
+        self.padding, self.counted = padding, counted
         given = (projection or {}).items()
         self.projection = {f"{_PROJECTION}.{name}": array for name, array in given}
 
@@ -170,11 +172,15 @@ class Embedding:
             table *= table.dtype.type(self.scale)
         return {"embed.weight": table}
 
-    def places(self, ids: Array, mask: Array) -> Array:
-        """Where each visible token of ids (B, T) stands, (total,).
+    def places(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
+        """Where each token of ids (B, T) that is computed, by a mask (B, T), stands, (total,).
 
-        That is its column, or for some families how many tokens before it are not padding.
+        That is its column, or for some families how many tokens before it are not padding, or are
+        among those that are `shown`, (B, T); without it all that are computed.
         """
+        if self.counted:
+            real = mask if shown is None else shown
+            return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
         if self.padding is None:
             return np.nonzero(mask)[1]
         real = ids != self.padding

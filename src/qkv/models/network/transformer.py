@@ -159,7 +159,7 @@ class Transformer:
             found = {number: keys & found.get(number, True) for number in range(len(self.layers))}
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
-            self.embedding.places(ids, text),
+            self.embedding.places(ids, text, mask),
             starts,
             masks=found,
             record=record,
