@@ -153,6 +153,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**ENCODER, "layer_norm_eps": 1e-12},
         ("NomicBertForMaskedLM", "NomicBertForSequenceClassification"),
     ),
+    "opt": (
+        {**{k: v for k, v in ENCODER.items() if k != "intermediate_size"}, "ffn_dim": 20},
+        ("OPTForCausalLM", "OPTForSequenceClassification"),
+    ),
     "phi3": (DECODER, ("Phi3ForCausalLM", "Phi3ForSequenceClassification")),
     "qwen2": (
         {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},

@@ -51,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3", {**GROUPED, "sliding_window": 8, "query_pre_attn_scalar": 10}),
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "sliding_window": 11}),
     "olmo2": ("Olmo2", GROUPED),
+    "opt": ("OPT", {**PARALLEL, "ffn_dim": 70, "max_position_embeddings": 128}),
     "phi3": (
         "Phi3",
         {

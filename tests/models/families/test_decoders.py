@@ -20,6 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "mixtral": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
     "qwen3_moe": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 4},
     "olmo2": {"vocab_size": 9, "hidden_size": 64, "num_hidden_layers": 2},
+    "opt": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 8},
     "phi3": {"vocab_size": 9, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     "gpt_oss": {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 4, "head_dim": 6},
 }
@@ -169,6 +170,8 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),
         ("qwen3_moe", {"mlp_only_layers": [0.5]}, ["mlp_only_layers is [0.5]"]),
         ("olmo2", {"num_key_value_heads": 3}, ["num_attention_heads is 32", "heads is 3"]),
+        ("opt", {"word_embed_proj_dim": 12}, ["proj_dim is 12 and hidden_size is 24", "the same"]),
+        ("opt", {"layer_norm_elementwise_affine": False}, ["layer_norm_elementwise_affine is"]),
         ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
         ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 numbers"]),
         ("phi3", {"partial_rotary_factor": 0.3}, ["partial_rotary_factor is 0.3", "even"]),

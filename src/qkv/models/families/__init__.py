@@ -27,6 +27,7 @@ from qkv.models.families.modernbert import MODERNBERT
 from qkv.models.families.mpnet import MPNET
 from qkv.models.families.nomic_bert import NOMIC_BERT
 from qkv.models.families.olmo2 import OLMO2
+from qkv.models.families.opt import OPT
 from qkv.models.families.phi3 import PHI3
 from qkv.models.families.qwen2 import QWEN2
 from qkv.models.families.qwen3 import QWEN3
@@ -64,6 +65,7 @@ _PUBLISHED = (
     MT5,
     NOMIC_BERT,
     OLMO2,
+    OPT,
     PHI3,
     QWEN2,
     QWEN3,
