@@ -1,0 +1,95 @@
+"""A process that has loaded what marking needs, and forks one for each file.
+
+The forks run the marker's own `main`, with the limits, outputs and ends of a process; all that
+differs is that Python, NumPy and qkv are not loaded anew.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from qkv.marking.files import child
+
+
+class Fork:
+    """What is used of a `subprocess.Popen`, of a fork of the process behind `end`."""
+
+    def __init__(self, end, given, stderr):
+        self._end, self._code = end, None
+        told, tells = os.pipe()
+        self.stdout = os.fdopen(told, "rb")
+        socket.send_fds(end, [json.dumps(given).encode()], [tells, stderr])
+        os.close(tells)
+        self.pid = int(end.recv(64))
+
+    def wait(self):
+        if self._code is None:
+            self._end.send(b"wait")
+            self._code = int(self._end.recv(64))
+        return self._code
+
+    def kill(self):
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class Forks:
+    """The process that forks; `start` stands for the `subprocess.Popen` that is given."""
+
+    def __init__(self, popen):
+        self._end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = popen(
+                [sys.executable, "-P", "-B", __file__, str(other.fileno())],
+                pass_fds=[other.fileno()],
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            )
+
+    def start(self, command, *, stderr, **others):
+        program = "from qkv.marking.files.child import main; main()"
+        assert command[:5] == [sys.executable, "-P", "-B", "-c", program]
+        assert others["start_new_session"]
+        return Fork(self._end, command[5:], stderr.fileno())
+
+    def end(self):
+        self._end.close()
+        self._process.wait()
+
+
+def serve(end):
+    """Fork for each request that comes, and tell how the fork ended where that is asked."""
+    pid = 0
+    while True:
+        said, files, *_ = socket.recv_fds(end, 1 << 16, 2)
+        if not said:
+            return
+        if said == b"wait":
+            end.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+            continue
+        pid = os.fork()
+        if not pid:
+            run(json.loads(said), files)
+        for file in files:
+            os.close(file)
+        end.send(str(pid).encode())
+
+
+def run(given, files):
+    """Be the process that was to be started."""
+    try:
+        os.setsid()
+        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
+            os.dup2(file, number)
+        os.closerange(3, 64)
+        sys.argv = ["-c", *given]
+        child.main()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
