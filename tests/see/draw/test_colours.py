@@ -257,6 +257,7 @@ def weights_of(view: qkv.see.View) -> list[np.ndarray]:
     return [trace.pattern(layer, head) for trace in traces]
 
 
+@pytest.mark.usefixtures("without_layout")
 @pytest.mark.parametrize("stretch", [False, True])
 @pytest.mark.parametrize(
     "kind", ["show", "top_k", "compare", "runs", "walk", "replay", "head_view"]

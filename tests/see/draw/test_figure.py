@@ -168,6 +168,7 @@ def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
         plot_shift(lesson.trace(CAT, names=["pattern"]))
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_a_trace_has_its_words_in_it(minilm: Model) -> None:
     trace = minilm.trace(CAT)
     _, axes, _ = plot_shift(trace).figure().axes  # cosines, arrows, a scale
@@ -182,6 +183,7 @@ def image(axes: Axes) -> AxesImage:
     return found
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     view = show(lesson.trace(CAT), layer=0, head=1)
     figure = view.figure()
@@ -208,6 +210,7 @@ def hatched(axes: Axes) -> set[tuple[int, int]]:
     }
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_hidden_cells_are_hatched_and_bear_no_number() -> None:
     view = show(random_model(CAT, causal=True).trace(CAT))
     grid = view.figure().axes[0]
@@ -215,6 +218,7 @@ def test_hidden_cells_are_hatched_and_bear_no_number() -> None:
     assert len(grid.texts) == 21
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_a_walk_draws_scores_and_weights() -> None:
     view = walk(CAT, model=random_model(CAT, causal=True))
     figure = view.figure()
@@ -235,6 +239,7 @@ def test_a_walk_draws_scores_and_weights() -> None:
     assert "centred first" in shift.get_xlabel()
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
     view = compare(BANK, MONEY, word="bank", model=lesson)
     figure = view.figure()
@@ -252,6 +257,7 @@ def test_compare_has_both_grids_on_one_scale(lesson: Model) -> None:
     assert "bank" in named
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_a_long_text_is_cut_to_what_can_be_read(lesson: Model) -> None:
     view = show(lesson.trace(" ".join([CAT, BANK, MONEY] * 4)))
     grid = view.figure().axes[0]
@@ -314,6 +320,7 @@ def test_a_notebook_shows_a_figure_without_pyplot() -> None:
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_a_trace_without_vectors_has_a_grid_alone() -> None:
     trace = made_trace(["a", "b"], np.full((1, 1, 2, 2), 0.5))
     assert len(show(trace).figure().axes) == 3  # the grid, its scale and the links

@@ -532,6 +532,7 @@ def test_a_terminal_has_the_steps_and_a_bar_for_each_word(width: int) -> None:
     assert f"The likeliest word at [MASK] is {view.words[0][0]}" in text
 
 
+@pytest.mark.usefixtures("without_layout")
 def test_a_picture_has_a_bar_for_each_word() -> None:
     model = random_of(BERT)
     view = walk(model.trace(IDS), model=model)

@@ -128,8 +128,7 @@ def test_large_images_are_made_smaller(shape):
     assert (max(shape) <= 448) == (found.shape == image.shape)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("heads", [1, 2, 16])
+@pytest.mark.parametrize(("heads", "theme"), [(1, "light"), (2, "dark"), (16, "light")])
 def test_the_figure_shows_every_head_and_frames_the_right_patch(image, heads, theme):
     trace = a_trace(heads=max(heads, 2))
     if heads == 1:
