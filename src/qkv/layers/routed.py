@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class RoutedSaved(NamedTuple):
     shape: tuple[int, ...]  # (..., T, D)
 
 
-class Routed(Feed):
+class Routed(Feed, ABC):
     """A router and experts: `_set` takes their number, `_expert` and `_expert_back` are theirs.
 
     The router is a linear layer with a number for each expert. The largest `top_k` of them choose.
@@ -48,19 +49,19 @@ class Routed(Feed):
                 f"{call}: top_k is {top_k} and there are {self.count} experts: choose no more"
             )
 
+    @abstractmethod
     def _expert(self, number: int, rows: Array) -> Array:
         """What one expert gives for rows (n, D)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array
     ) -> tuple[Array, Array, Mapping[str, Array]]:
         """The gradients of its rows, of what its result counts, and of its own parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
         """Put the gradients of one expert's parameters among all."""
-        raise NotImplementedError
 
     def run(
         self,
