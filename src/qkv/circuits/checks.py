@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.models.model import Model
 from qkv.models.seq2seq import Seq2SeqModel
-from qkv.models.tasks.gradient import word_id
+from qkv.models.tasks.gradient import checked_place, word_id
 from qkv.models.vision import VisionModel
 from qkv.trace import Trace
 
@@ -111,12 +111,7 @@ def check_logit(given: Any, model: Model, length: int, call: str, name: str) -> 
         raise TypeError(
             f"{call}: {name} is {shown(given)}: give (place, token) or (place, token, other token)"
         )
-    place = int(parts[0])
-    if not -length <= place < length:
-        raise ValueError(
-            f"{call}: {name} has place {place} and the text has {length} tokens: give {-length} "
-            f"to {length - 1}"
-        )
+    place = checked_place(parts[0], length, call=call, given=name)
     head = model.design.head
     assert head is not None
     tokens = [
@@ -131,4 +126,4 @@ def check_logit(given: Any, model: Model, length: int, call: str, name: str) -> 
         )
         for token in parts[1:]
     ]
-    return Logit(place % length, tokens)
+    return Logit(place, tokens)

@@ -70,18 +70,15 @@ def weighed(
     """
     starts, longest = starts_of(lengths), max(lengths)
     if isinstance(of, tuple | list) and len(of) in (2, 3) and is_whole_number(of[0]):
-        place = int(of[0])
-        for number, length in enumerate(lengths):
-            if not -length <= place < length:
-                which = "the text" if len(lengths) == 1 else f"text {number}"
-                raise ValueError(
-                    f"{_CALL}: of has place {place} and {which} has {length} tokens: give "
-                    f"{-length} to {length - 1}"
-                )
+        one = len(lengths) == 1
+        places = [
+            checked_place(of[0], length, which="the text" if one else f"text {number}")
+            for number, length in enumerate(lengths)
+        ]
         row = np.zeros(words)
         for token, sign in zip(of[1:], (1.0, -1.0), strict=False):
             row[token_id(token)] += sign
-        at = starts[:-1] + [place % length for length in lengths]
+        at = starts[:-1] + places
         return at, np.tile(row, (len(at), 1))
     shape = (len(lengths), longest, words)
     array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
@@ -97,6 +94,27 @@ def weighed(
         )
     there = np.arange(longest) < np.array(lengths)[:, None]
     return np.arange(starts[-1]), array[there]
+
+
+def checked_place(
+    place: Any, length: int, *, which: str = "the text", call: str = _CALL, given: str = "of"
+) -> int:
+    """A place of a text of so many tokens, which may be negative, counted from 0.
+
+    Errors name the text (`which`), the `call`, and the argument that was `given`.
+
+    Raises:
+        ValueError: there is no such place.
+
+    >>> checked_place(-1, 3)
+    2
+    """
+    if not -length <= place < length:
+        raise ValueError(
+            f"{call}: {given} has place {place} and {which} has {length} tokens: give {-length} "
+            f"to {length - 1}"
+        )
+    return int(place) % length
 
 
 def word_id(
