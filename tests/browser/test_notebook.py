@@ -26,7 +26,8 @@ CELLS = [
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    # what a cell shows may arrive late where much else runs: after 4 s it would be left out
+    NotebookClient(notebook, timeout=120, iopub_timeout=60, kernel_name="python3").execute()
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     nbformat.write(notebook, path)
     return path
