@@ -1,4 +1,6 @@
-"""A tokenizer of sixty words, which both libraries read from the same folder."""
+"""A tokenizer of sixty words, or others, which both libraries read from the same folder."""
+
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -7,9 +9,9 @@ WORDS = [f"w{number}" for number in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def tokenizer(limit: int | None = None) -> PreTrainedTokenizerFast:
+def tokenizer(limit: int | None = None, words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
     """One that knows these words, and puts [CLS] and [SEP] around a text, and between two."""
-    ids = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    ids = {word: number for number, word in enumerate([*SPECIAL, *words])}
     made = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -1,0 +1,244 @@
+"""The rows of docs/coming-from.md, and what each is held against: torch, on random models."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+import qkv
+
+from .hooks import Change, edited
+from .models import made
+from .sentences import SPECIAL, tokenizer
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
+BOUND = 1e-5  # of the largest value
+LAYERS, HEADS, D = 3, 4, 24
+FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.M | re.S)
+ROW = re.compile(r"^\*\*(\d+)\.\*\* (.+?) \*([^*]+):\*$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the page: a task, and how it is done in another library and in ours."""
+
+    task: str
+    library: str
+    theirs: str
+    ours: str
+    reason: str  # why ours needs more statements, where it does
+
+    @property
+    def name(self) -> str:
+        """What the last statement of ours, and of theirs, assigns."""
+        return assigned(self.ours)
+
+
+def page() -> tuple[str, dict[int, Row]]:
+    """Our set-up, and the rows by their numbers."""
+    text = PAGE.read_text(encoding="utf-8")
+    starts = [*ROW.finditer(text)]
+    ends = [*(start.start() for start in starts[1:]), len(text)]
+    rows = {}
+    for start, end in zip(starts, ends, strict=True):
+        number, task, library = start.groups()
+        body = text[start.end() : end]
+        (one, theirs), (other, ours) = FENCE.findall(body)
+        assert (one, other) == ("python", "{code-cell}"), number
+        reason = re.search(r"^(?:One|Two|Three) more, because .*$", body, re.M)
+        assert int(number) not in rows, number
+        rows[int(number)] = Row(task, library, theirs, ours, reason[0] if reason else "")
+    cells = [code for kind, code in FENCE.findall(text[: starts[0].start()]) if kind != "python"]
+    return "\n".join(cells), rows
+
+
+def assigned(code: str) -> str:
+    """The name that the last statement gives a value to."""
+    match ast.parse(code).body[-1]:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+    raise AssertionError(f"the last statement gives no name a value: {code}")
+
+
+def statements(code: str) -> int:
+    """How many there are, those inside functions too; imports and docstrings do not count."""
+
+    def counts(node: ast.AST) -> bool:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        return isinstance(node, ast.stmt) and not (
+            docstring or isinstance(node, ast.Import | ast.ImportFrom)
+        )
+
+    return sum(map(counts, ast.walk(ast.parse(code))))
+
+
+def check_form(row: Row) -> None:
+    """No private name, no loop over layers, no more statements than theirs without a reason."""
+    for node in ast.walk(ast.parse(row.ours)):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        assert name == "_" or not name.startswith("_"), name
+        assert not isinstance(node, ast.While), row.ours
+        if isinstance(node, ast.For | ast.comprehension):
+            over = ast.unparse(node.iter)
+            assert not re.search("layer|range", over), over
+    more = statements(row.ours) - statements(row.theirs)
+    assert more <= 0 or row.reason.startswith(("", "One ", "Two ", "Three ")[more]), row.ours
+    assert bool(row.reason) == (more > 0), "a reason stands where it is wanted, and there alone"
+
+
+Expected = Callable[["Theirs"], Any]
+EXPECTED: dict[int, Expected] = {}
+
+
+def row(number: int) -> Callable[[Expected], Expected]:
+    """Marks what gives a row's result with torch: an array, or arrays by their names."""
+
+    def mark(expected: Expected) -> Expected:
+        assert number not in EXPECTED, number
+        EXPECTED[number] = expected
+        return expected
+
+    return mark
+
+
+class Theirs:
+    """Random models of transformers with tokenizers, and the page run on what they saved.
+
+    `text`, `texts` and whatever else the page's set-up names are attributes.
+    """
+
+    text: str
+    texts: list[str]
+    clean: str
+    corrupted: str
+    answer: int
+    other: int
+
+    def __init__(self, folder: Path) -> None:
+        setup, self.rows = page()
+        words = [*dict.fromkeys(re.findall(r"\w+|[^\w\s]", setup.lower()))]
+        bpe = byte_pairs(words)
+        bpe.save_pretrained(folder / "decoder")
+        tokenizer(words=words).save_pretrained(folder / "encoder")
+        config = GPT2Config(vocab_size=len(bpe), n_embd=D, n_head=HEADS, n_layer=LAYERS, n_inner=40)
+        decoder = made(folder / "decoder", GPT2LMHeadModel, config)
+        config = BertConfig(
+            vocab_size=len(words) + len(SPECIAL),
+            hidden_size=D,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            intermediate_size=40,
+        )
+        encoder = made(folder / "encoder", BertForMaskedLM, config, seed=1)
+        self.decoder, self.encoder = decoder.theirs, encoder.theirs
+        loads = {"wordnet-decoder": decoder.ours, "wordnet": encoder.ours}
+        names: dict[str, Any] = {}
+        with patch.object(qkv, "load", loads.__getitem__):
+            exec(setup, names)
+        self.__dict__.update({name: names[name] for name in Theirs.__annotations__})
+        self.tokenizers = {
+            name: PreTrainedTokenizerFast.from_pretrained(folder / name)
+            for name in ("decoder", "encoder")
+        }
+        self.found: dict[int, Any] = {}
+        for number, one in sorted(self.rows.items()):
+            try:
+                exec(one.ours, names)
+                self.found[number] = names[one.name]
+            except Exception as error:  # of one row, whose own test raises it
+                self.found[number] = error
+
+    def ids(self, text: str) -> torch.Tensor:
+        """The decoder's ids (1, T) of a text."""
+        return torch.tensor(self.tokenizers["decoder"](text).input_ids)[None]
+
+    def encoder_ids(self, text: str) -> torch.Tensor:
+        """The encoder's ids (1, T) of a text, with [CLS] and [SEP]."""
+        return torch.tensor(self.tokenizers["encoder"](text).input_ids)[None]
+
+    def seen(
+        self,
+        ids: torch.Tensor,
+        *names: str,
+        changes: Mapping[tuple[str, int], Change] = MappingProxyType({}),
+    ) -> dict[tuple[str, int], torch.Tensor]:
+        """What the decoder computes of these on its way, of every layer, and ("logits", 0).
+
+        Gradients flow through it, and are kept.
+        """
+        found: dict[tuple[str, int], torch.Tensor] = {}
+
+        def keep(key: tuple[str, int]) -> Change:
+            def kept(x: torch.Tensor) -> torch.Tensor:
+                x = changes[key](x) if key in changes else x
+                if x.requires_grad:
+                    x.retain_grad()
+                found[key] = x
+                return x
+
+            return kept
+
+        keys = [(name, layer) for name in names for layer in range(LAYERS)]
+        hooks = {**changes, **{key: keep(key) for key in keys}}
+        with edited(self.decoder, "gpt2", hooks):
+            found["logits", 0] = self.decoder(ids).logits
+        return found
+
+    def hold(self, number: int) -> None:
+        """The row's form, and its numbers."""
+        row, found = self.rows[number], self.found[number]
+        check_form(row)
+        if isinstance(found, Exception):
+            raise found
+        expected = EXPECTED[number](self)
+        if not isinstance(expected, Mapping):
+            near(found, expected, row.task)
+            return
+        assert expected
+        for name, part in expected.items():
+            near(found[name], part, f"{row.task} {name}")
+
+
+def near(found: Any, expected: Any, what: str) -> None:
+    """Equal shapes and values, but for `BOUND` times the largest value."""
+    if isinstance(expected, str | list | tuple):
+        assert found == expected, what
+        return
+    expected = expected.detach() if isinstance(expected, torch.Tensor) else expected
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape, f"{what}: {found.shape}, not {expected.shape}"
+    assert (np.isnan(found) == np.isnan(expected)).all(), what
+    hidden = np.isneginf(expected)
+    assert (np.isneginf(found) == hidden).all(), what
+    found, expected = (
+        np.where(hidden, 0, np.nan_to_num(x)).astype(float) for x in (found, expected)
+    )
+    off, most = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=0)
+    assert off <= BOUND * most, f"{what}: {off:.1e} of {most:.1e}"
+
+
+def byte_pairs(words: list[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer of GPT-2's kind, to which each of these is one token behind a space."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([" ".join(words)] * 2, trainers.BpeTrainer(initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=made)
