@@ -1,4 +1,4 @@
-"""Rotary positions of configs: speeds by hand, keys of both kinds of config, what is refused."""
+"""Rotary positions of configs: keys of both kinds of config, what is refused."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import pytest
 from qkv import KVCache, apply_rotary
 from qkv.layers import MultiHeadAttention, Rotary
 from qkv.models import ModelError
-from qkv.models.families.rope import (
+from qkv.models.families.rope import read_rotaries, read_rotary
+from qkv.models.files.config import Config
+from qkv.models.network.rope_scaling import (
     Dynamic,
     Linear,
     Llama3,
     LongRope,
     Proportional,
     Yarn,
-    read_rotaries,
-    read_rotary,
 )
-from qkv.models.files.config import Config
 
 RNG = np.random.default_rng(5)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -36,64 +35,6 @@ def read(size: int = 8, positions: int = 64, **values: Any) -> Rotary:
     rotary = read_rotary(config, size, positions)
     assert set(values) <= config.used
     return rotary
-
-
-def speeds(scaling: Any, base: float, dims: int, length: int = 1) -> list[float]:
-    return list(scaling.speeds(base, dims, length)[0])
-
-
-# base 16 and 8 numbers: the plain speeds are 1, 1/2, 1/4 and 1/8
-
-
-def test_linear_by_hand() -> None:
-    assert speeds(Linear(4.0), 16.0, 8) == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
-    assert Linear(4.0).speeds(16.0, 8, 1)[1] == 1
-
-
-def test_dynamic_by_hand() -> None:
-    scaling = Dynamic(3.0, 10)
-    for length in (1, 9, 10):
-        np.testing.assert_allclose(speeds(scaling, 16.0, 8, length), [1, 1 / 2, 1 / 4, 1 / 8])
-    # twice as long as the limit: the last speed is divided by 3 * 2 - 2, the first is kept
-    found = speeds(scaling, 16.0, 8, 20)
-    np.testing.assert_allclose(found, [1, 4 ** (-1 / 3) / 2, 4 ** (-2 / 3) / 4, 1 / 32])
-
-
-def test_longrope_by_hand() -> None:
-    scaling = LongRope((1.0, 2.0, 2.0, 4.0), (1.0, 4.0, 8.0, 8.0), 10, 1.5)
-    assert speeds(scaling, 16.0, 8, 10) == [1, 1 / 4, 1 / 8, 1 / 32]
-    assert speeds(scaling, 16.0, 8, 11) == [1, 1 / 8, 1 / 32, 1 / 64]
-    assert scaling.speeds(16.0, 8, 1)[1] == 1.5
-
-
-def test_llama3_by_hand() -> None:
-    # 16 pi positions: the pairs make 8, 4, 2 and 1 whole turns in them
-    limit = 16 * math.pi
-    found = speeds(Llama3(10.0, 1.0, 4.0, limit), 16.0, 8)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found, [1, 1 / 2, (1 / 3 + 2 / 3 / 10) / 4, 1 / 80], rtol=1e-15)
-
-
-def test_yarn_by_hand() -> None:
-    # 2 pi * 16 positions: pair i makes 16 / 2**i turns in them
-    limit = 32 * math.pi
-    scaling = Yarn(4.0, limit, 1.2, fast=16.0, slow=2.0)  # type: ignore[arg-type]
-    assert scaling.speeds(16.0, 8, 1)[1] == 1.2  # a ramp from pair 0 to pair 3
-    shares = np.array([0, 1 / 3, 2 / 3, 1])
-    plain = np.array([1, 1 / 2, 1 / 4, 1 / 8])
-    np.testing.assert_allclose(
-        speeds(scaling, 16.0, 8), plain * (1 - shares) + plain / 4 * shares, rtol=1e-15
-    )
-    # from 0.5 to 1.75, which rounding widens to 0 to 2
-    numbers = {"fast": 2**3.5, "slow": 2**2.25}
-    rounded = Yarn(4.0, limit, 1.0, **numbers)  # type: ignore[arg-type]
-    np.testing.assert_allclose(speeds(rounded, 16.0, 8), [1, 0.3125, 1 / 16, 1 / 32])
-    exact = Yarn(4.0, limit, 1.0, **numbers, truncate=False)  # type: ignore[arg-type]
-    np.testing.assert_allclose(speeds(exact, 16.0, 8), [1, 0.35, 1 / 16, 1 / 32])
-
-
-def test_proportional_by_hand() -> None:
-    assert speeds(Proportional(0.5, 2.0), 16.0, 8) == [1 / 2, 1 / 4, 0, 0]
-    assert speeds(Proportional(0.0, 1.0), 16.0, 8) == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])

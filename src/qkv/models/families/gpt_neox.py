@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from qkv.models.families import llama
-from qkv.models.families.rope import Dynamic, read_rotary
+from qkv.models.families.rope import read_rotary
 from qkv.models.files.config import Config
 from qkv.models.files.names import QKV, Family, Fused, fused
 from qkv.models.network.design import Attention, Design
+from qkv.models.network.rope_scaling import Dynamic
 
 
 def design(config: Config) -> Design:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qkv.models.families.rope import Dynamic, read_rotary
+from qkv.models.families.rope import read_rotary
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import Family, Fused, projections
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
+from qkv.models.network.rope_scaling import Dynamic
 
 SIZES: Mapping[str, int] = {  # of Llama 2 7B
     "vocab_size": 32000,
