@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Shape = tuple[int, ...]
 
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 

@@ -32,7 +32,9 @@ from qkv.models.files.read import (
 from qkv.models.files.sentence import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
-from qkv.models.network.design import Design, Seq2SeqDesign, VisionDesign
+from qkv.models.network.design import Design
+from qkv.models.network.seq2seq_design import Seq2SeqDesign
+from qkv.models.network.vision_design import VisionDesign
 from qkv.models.seq2seq import Seq2SeqModel
 from qkv.models.untrained import random_model
 from qkv.models.vision import VisionModel

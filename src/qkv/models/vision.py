@@ -15,7 +15,7 @@ from qkv.arrays import Array, as_array, is_float
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
-from qkv.models.network.design import VisionDesign
+from qkv.models.network.vision_design import VisionDesign
 from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide
 from qkv.text import Tokenized
 

@@ -6,8 +6,9 @@ from qkv.models.families import vit
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Fused, fused, projections
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, VisionDesign
+from qkv.models.network.design import Attention
 from qkv.models.network.head import Head
+from qkv.models.network.vision_design import VisionDesign
 
 
 def design(config: Config) -> VisionDesign:

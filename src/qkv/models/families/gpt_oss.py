@@ -5,7 +5,8 @@ from __future__ import annotations
 from qkv.models.families import llama
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Design, Mixture
+from qkv.models.network.design import Design
+from qkv.models.network.mixture import Mixture
 
 YARN = {
     "rope_type": "yarn",

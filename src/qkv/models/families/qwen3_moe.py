@@ -5,7 +5,8 @@ from __future__ import annotations
 from qkv.models.families import llama
 from qkv.models.families.mixtral import counts
 from qkv.models.files.config import Config
-from qkv.models.network.design import Design, GatedMixture
+from qkv.models.network.design import Design
+from qkv.models.network.mixture import GatedMixture
 
 SIZES = {  # of `Qwen3MoeConfig` in transformers
     "vocab_size": 151936,

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from qkv.models.files.config import ACTIVATIONS, Config
 from qkv.models.files.names import Family, projections
-from qkv.models.network.design import Attention, Design, Seq2SeqDesign
+from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
+from qkv.models.network.seq2seq_design import Seq2SeqDesign
 
 T5_SMALL = {"vocab_size": 32128, "num_layers": 6, "num_heads": 8, "d_ff": 2048}
 MT5_SMALL = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024}

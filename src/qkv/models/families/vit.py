@@ -5,8 +5,9 @@ from __future__ import annotations
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, projections
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, VisionDesign
+from qkv.models.network.design import Attention
 from qkv.models.network.head import Head
+from qkv.models.network.vision_design import VisionDesign
 
 
 def design(config: Config) -> VisionDesign:

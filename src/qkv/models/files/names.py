@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Shape
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.files.tensors import FLOATS, TYPES, Tensors
-from qkv.models.network.design import AnyDesign, Shape
+from qkv.models.network.seq2seq_design import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])

@@ -6,32 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Shape
 from qkv.embed import alibi_slopes
 from qkv.layers import (
     MLP,
     Block,
-    Experts,
-    GatedExperts,
     LayerNorm,
     LayerScale,
     MultiHeadAttention,
     RMSNorm,
     Rotary,
 )
-from qkv.layers.experts import expert_shapes
-from qkv.layers.gated_experts import gated_expert_shapes
 from qkv.layers.layer import Feed
 from qkv.layers.mlp import mlp_sizes
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.decoder import CrossAttention, DecoderBlock, EncoderDecoder
-from qkv.models.network.embedding import Embedding, PatchEmbedding
+from qkv.models.network.decoder import CrossAttention, DecoderBlock
+from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head
+from qkv.models.network.mixture import GatedMixture, Mixture
 from qkv.models.network.relative_bias import Buckets
 from qkv.models.network.transformer import Transformer
-from qkv.trace.seq2seq import SIDES
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -69,62 +63,6 @@ class Attention:
             return self
         window = (width - 1, 0) if self.options.get("is_causal") else (width // 2, width // 2)
         return replace(self, options={**self.options, "window": window})
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What stands in the place of each MLP: a router and the MLPs it chooses among.
-
-    Attributes:
-        count: E, how many experts there are.
-        top_k: how many of them a token goes through.
-        alpha: as for `Experts`.
-        limit: the same.
-    """
-
-    count: int
-    top_k: int
-    alpha: float
-    limit: float
-
-    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
-        """The parameters of a layer, or None where it has one MLP."""
-        return expert_shapes(dim, hidden, self.count)
-
-    def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
-        """The experts with these parameters."""
-        return Experts(parameters, top_k=self.top_k, alpha=self.alpha, limit=self.limit)
-
-
-@dataclass(frozen=True)
-class GatedMixture:
-    """A router and the gated MLPs that it chooses among.
-
-    Attributes:
-        count: E, how many experts there are.
-        top_k: how many of them a token goes through.
-        hidden: F, the size between the two layers of an expert.
-        normalized: whether what the chosen ones count adds up to 1.
-        without: the layers that have one MLP after all.
-    """
-
-    count: int
-    top_k: int
-    hidden: int
-    normalized: bool = True
-    without: frozenset[int] = frozenset()
-
-    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
-        """The parameters of a layer, or None where it has one MLP."""
-        if number in self.without:
-            return None
-        return gated_expert_shapes(dim, self.hidden, self.count)
-
-    def build(self, parameters: Mapping[str, Array], activation: str) -> GatedExperts:
-        """The experts with these parameters."""
-        return GatedExperts(
-            parameters, top_k=self.top_k, activation=activation, normalized=self.normalized
-        )
 
 
 @dataclass(frozen=True)
@@ -376,94 +314,3 @@ def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
         for name, array in parameters.items()
         if name.startswith(prefix)
     }
-
-
-@dataclass(frozen=True)
-class Seq2SeqDesign:
-    """An encoder, a decoder that looks at it in each layer, and one token table for both.
-
-    Attributes:
-        encoder: the sizes and options of the one; its head is not used.
-        decoder: those of the other, which has `cross`.
-        start: the id of the token that the decoder begins with.
-        head: from the decoder's last vectors to logits.
-    """
-
-    encoder: Design
-    decoder: Design
-    start: int
-    head: Head | None = None
-
-    @property
-    def max_seq_length(self) -> int | None:
-        """The most tokens of a text that is read."""
-        return self.encoder.max_seq_length
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name and its shape; lazily, since a config can name any size."""
-        for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
-            for name, shape in design.shapes():
-                if name != "embed.weight":
-                    yield f"{side}.{name}", shape
-                elif side == "encoder":
-                    yield name, shape
-        if self.head is not None:
-            yield from self.head.shapes(self.decoder.dim)
-
-    def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
-        """Both with these parameters, used where they stand."""
-        table = {"embed.weight": parameters["embed.weight"]}
-        encoder, decoder = (
-            design.build(under(parameters, f"{side}.") | table)
-            for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True)
-        )
-        if self.head is not None:
-            decoder.head = self.head.build(parameters, norm=self.decoder.norm)
-        return EncoderDecoder(encoder, decoder, self.start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionDesign(Design):
-    """Images, cut into patches, through blocks to vectors; the one token stands before the patches.
-
-    Attributes:
-        channels: C.
-        image: the height and width of an image.
-        patch: those of a patch; what is left of the image at the lower and right edge is not seen.
-        any_size: whether images of other sizes are taken too, with positions that are interpolated.
-    """
-
-    channels: int
-    image: tuple[int, int]
-    patch: tuple[int, int]
-    any_size: bool = False
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """How many patches there are below each other, and side by side."""
-        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
-
-    def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name and its shape; lazily, since a config can name any size."""
-        rows, columns = self.grid
-        yield "embed.weight", (1, 1, self.dim)
-        yield "patch_embed.weight", (self.dim, self.channels, *self.patch)
-        yield "patch_embed.bias", (self.dim,)
-        yield "pos_embed.weight", (1, rows * columns + 1, self.dim)
-        yield from (part for part in super().shapes() if part[0] != "embed.weight")
-
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
-        """The model with these parameters, used where they stand."""
-        first = parameters["embed.weight"][0]
-        body = super().build({**parameters, "embed.weight": first})
-        body.embedding = PatchEmbedding(
-            first,
-            parameters["patch_embed.weight"],
-            parameters["patch_embed.bias"],
-            positions=parameters["pos_embed.weight"][0],
-            grid=self.grid if self.any_size else None,
-        )
-        return body
-
-
-AnyDesign = Design | Seq2SeqDesign
