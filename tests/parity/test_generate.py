@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.tasks.generate import Sampling
+from qkv.models.tasks.sampling import Sampling
 
 from .models import Pair, double, made
 

@@ -22,22 +22,15 @@ from qkv.models.tasks.edit_arguments import (
     check_edits,
     held,
 )
-from qkv.models.tasks.generate import (
-    DEFAULT_NEW,
-    Row,
-    Sampling,
-    TextStream,
-    check_stop,
-    spelled,
-    steps,
-    tokens_to_add,
-)
+from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.resume import run_layers
+from qkv.models.tasks.sampling import Sampling
+from qkv.models.tasks.spelling import TextStream, check_stop, spelled
 from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import Names, names_to_keep
 from qkv.models.tasks.truncation import Cut, counting

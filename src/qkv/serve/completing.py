@@ -11,7 +11,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from qkv.models import Model
-from qkv.models.tasks.generate import Measured, Row, Sampling, Spelling, spelled
+from qkv.models.tasks.generate import Row
+from qkv.models.tasks.sampling import Measured, Sampling
+from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, shown
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings

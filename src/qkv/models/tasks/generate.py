@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, real_number, shown, whole_number
+from qkv.arrays import Array, is_whole_number, shown
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import CANNOT, Edits
+from qkv.models.tasks.sampling import Measured, Sampling, measured
+from qkv.models.tasks.spelling import TextStream
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
-CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
 AT_ONCE = 32  # tokens of a prompt whose logits are in memory at once
 DEFAULT_NEW = 64  # tokens that are added where nobody says how many
-_BROKEN = "\ufffd"  # what bytes that are no character, or not yet one, are shown as
-
-# What is read without blanks between words: Thai to Khmer, and Chinese, Japanese and their like.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
 class Generated(str):
@@ -111,209 +104,6 @@ def tokens_to_add(
             f"{name} takes texts of at most {limit}: give at most {left}"
         )
     return wanted or min(usual, left)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen from logits, as `transformers` does it, in this order.
-
-    Attributes:
-        temperature: what logits are divided by; 0 takes the largest.
-        top_k: how many of the largest may be chosen, and what is as large as the last of them.
-        top_p: the likeliest tokens may be chosen until their probabilities sum to this.
-
-    Raises:
-        TypeError: one is not a number.
-        ValueError: one makes no sense.
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        temperature = real_number(self.temperature, call="generate", name="temperature")
-        if not 0 <= temperature < math.inf:
-            raise ValueError(
-                f"generate: temperature is {temperature}: it must be finite, and 0 or above"
-            )
-        if self.top_k is not None:
-            whole_number(self.top_k, call="generate", name="top_k", least=1)
-        if self.top_p is not None:
-            top_p = real_number(self.top_p, call="generate", name="top_p")
-            if not 0 < top_p <= 1:
-                raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
-
-    def allowed(self, logits: Array) -> tuple[Array, Array]:
-        """Which of the tokens (V,) may be chosen, and their probabilities.
-
-        >>> ids, probabilities = Sampling(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
-        >>> ids, probabilities.round(2)
-        (array([1, 2]), array([0.67, 0.33]))
-        """
-        with np.errstate(over="ignore"):
-            wide = logits.astype(np.float64)
-            scores = (wide - wide.max()) / (self.temperature or 1.0)
-        ids = np.arange(len(scores))
-        if self.top_k is not None and self.top_k < len(scores):
-            least = np.partition(scores, -self.top_k)[-self.top_k]
-            ids = np.flatnonzero(scores >= least)
-        probabilities = np.exp(scores[ids])
-        probabilities /= probabilities.sum()
-        if self.top_p is not None and self.top_p < 1:
-            order = np.argsort(-probabilities, kind="stable")
-            likelier = np.cumsum(probabilities[order]) - probabilities[order]
-            kept = np.sort(order[likelier < self.top_p])
-            ids, probabilities = ids[kept], probabilities[kept] / probabilities[kept].sum()
-        return ids, probabilities
-
-    def __call__(self, logits: Array, rng: np.random.Generator) -> int:
-        """One token, drawn from logits (V,)."""
-        if self.temperature == 0:
-            return int(logits.argmax())
-        ids, probabilities = self.allowed(logits)
-        sums = np.cumsum(probabilities)
-        return int(ids[np.searchsorted(sums, rng.random() * sums[-1], side="right")])
-
-
-class Spelling:
-    """Tokens as text, as soon as a character of it is whole.
-
-    Args:
-        decode: from ids to their text.
-        before: the tokens that the text continues.
-
-    Attributes:
-        spans: for each token that is spelled, from which character of the text to which it stands;
-            those that make one character together have the same.
-
-    >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
-    >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans
-    (['n', '', 'é'], [(0, 1), (1, 2), (1, 2)])
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
-        self._decode = decode
-        self._ids = [int(token) for token in before[-CONTEXT:]]
-        # Ids from `_done` on are not yet text; those from `_first` on say how they are spelled.
-        self._first, self._done = 0, len(self._ids)
-        self.spans: list[tuple[int, int]] = []
-
-    def add(self, token: int) -> str:
-        """What is whole with this token, and was not before."""
-        self._ids.append(token)
-        return self._spelled(final=False)
-
-    def finish(self) -> str:
-        """The rest: there is no further token."""
-        return self._spelled(final=True)
-
-    def _spelled(self, *, final: bool) -> str:
-        """The text of the ids that had none; nothing if it ends on half a character."""
-        before = self._decode(self._ids[self._first : self._done])
-        whole = self._decode(self._ids[self._first :])
-        new = whole[len(before) :]
-        if not final and (not new or new.endswith(_BROKEN)):
-            return ""
-        begin = self.spans[-1][1] if self.spans else 0
-        self.spans += [(begin, begin + len(new))] * (len(self._ids) - self._done)
-        self._first, self._done = self._done, len(self._ids)
-        return new
-
-    def named(self, token: int) -> str:
-        """How a token would be spelled next; nothing if it is no whole character, or special."""
-        before = self._ids[-CONTEXT:]
-        known, whole = self._decode(before), self._decode([*before, token])
-        new = whole[len(known) :]
-        return "" if new.endswith(_BROKEN) or not whole.startswith(known) else new
-
-
-class TextStream:
-    """Tokens as text, as soon as a word of it is whole.
-
-    Args:
-        decode: from ids to their text.
-        before: the tokens that the text continues.
-        stop: the text ends before any of these.
-
-    >>> words = {0: "one", 1: " tw", 2: "o", 3: " three"}
-    >>> stream = TextStream(lambda ids: "".join(words[i] for i in ids), [0])
-    >>> [stream.add(i) for i in (1, 2, 3)], stream.finish(), stream.text
-    (['', '', ' two'], ' three', ' two three')
-    """
-
-    def __init__(
-        self, decode: Callable[[list[int]], str], before: Sequence[int], stop: Sequence[str] = ()
-    ) -> None:
-        self.spelling, self._stop = Spelling(decode, before), stop
-        self._held = ""
-        self.text = ""
-        self.stopped = False
-
-    def add(self, token: int) -> str:
-        """What is whole with this token, and was not before."""
-        return self._release(self.spelling.add(token), final=False)
-
-    def finish(self) -> str:
-        """The rest: there is no further token."""
-        return self._release(self.spelling.finish(), final=True)
-
-    def _release(self, new: str, *, final: bool) -> str:
-        """What of the held text and this can be let go."""
-        held = self._held + new
-        found = [at for at in map(held.find, self._stop) if at >= 0]
-        if found:
-            held, self.stopped = held[: min(found)], True
-        size = len(held)
-        if not final and not found:
-            last = _LAST_WORD.search(held)
-            assert last is not None
-            size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
-            size = len(held[:size].rstrip())  # a blank comes with the word behind it
-        self._held = held[size:]
-        self.text += held[:size]
-        return held[:size]
-
-
-def _begun(text: str, stop: str) -> int:
-    """Where `stop` may have begun at the end of `text`; the length of `text` if it has not."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return len(text) - size
-    return len(text)
-
-
-class Measured(NamedTuple):
-    """What the model made of one token, before any temperature.
-
-    Attributes:
-        logit: of the token.
-        log_probability: the same after the softmax, in nats.
-        top: the likeliest tokens in its place and their log probabilities, the likeliest first.
-    """
-
-    logit: float
-    log_probability: float
-    top: list[tuple[int, float]]
-
-
-def measured(logits: Array, token: int, top: int = 0) -> Measured:
-    """What logits (V,) say of a token, and of so many of the likeliest.
-
-    >>> found = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
-    >>> round(found.log_probability, 4), [(token, round(log, 4)) for token, log in found.top]
-    (-1.204, [(1, -0.5108), (2, -1.204)])
-    """
-    wide = logits.astype(np.float64)
-    wide -= wide.max()
-    logs = wide - np.log(np.exp(wide).sum())
-    top = min(top, len(logs))
-    if not top:
-        return Measured(float(logits[token]), float(logs[token]), [])
-    ids = np.flatnonzero(logs >= np.partition(logs, -top)[-top])
-    ids = ids[np.argsort(-logs[ids], kind="stable")][:top]
-    likeliest = list(zip(ids.tolist(), logs[ids].tolist(), strict=True))
-    return Measured(float(logits[token]), float(logs[token]), likeliest)
 
 
 @dataclass
@@ -464,14 +254,6 @@ def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
         )
 
 
-def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """From ids to their text; numbers where there is no tokenizer."""
-    if tokenizer is None:
-        return lambda ids: " ".join(map(str, ids))
-    # a token table may have more rows than there are tokens
-    return lambda ids: tokenizer.decode([i for i in ids if tokenizer.token(i) is not None])
-
-
 def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
     """The ids that end a text, as generation_config.json says, or else config.json."""
     found = generation.get("eos_token_id")
@@ -485,16 +267,3 @@ def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str)
                 "or a list of such"
             )
     return frozenset(ids)
-
-
-def check_stop(stop: Any) -> tuple[str, ...]:
-    """Stop strings, as one or several were given."""
-    given = (stop,) if isinstance(stop, str) else stop
-    try:
-        strings = tuple(given)
-    except TypeError:
-        raise TypeError(f"generate: stop is {given!r:.40}: give strings") from None
-    for text in strings:
-        if not check_text(text, call="generate", name="a stop string"):
-            raise ValueError("generate: stop has an empty string: leave it out")
-    return strings
