@@ -24,8 +24,9 @@ from qkv.models.network.seq2seq_design import AnyDesign
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, edits
+from qkv.models.tasks.edit_arguments import Ablate, Edit, edits
 from qkv.models.tasks.generate import eos_ids
+from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
 from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.streams import parts

@@ -11,8 +11,9 @@ import numpy as np
 from qkv.extras import need
 from qkv.models.base import ModelBase
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide, check_edits, is_nothing
+from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, is_nothing
 from qkv.models.tasks.encode import OPTIONS, Encoder, checked_texts
+from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
 from qkv.text import Tokenized
 

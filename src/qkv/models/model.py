@@ -15,16 +15,11 @@ from qkv.layers.packed import padded, starts_of
 from qkv.models.comparing import ComparingModel
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import (
-    Ablate,
-    Edit,
-    Hide,
-    check_edits,
-    held,
-)
+from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, held
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
+from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text

@@ -16,8 +16,9 @@ from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import unpacked, without_holes
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide
+from qkv.models.tasks.edit_arguments import Ablate, Edit
 from qkv.models.tasks.generate import Row
+from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import Texts, checked_ids, named
 from qkv.models.tasks.layout import Layout, columns
 from qkv.models.tasks.trace import names_to_keep

@@ -16,7 +16,8 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.vision_design import VisionDesign
-from qkv.models.tasks.edit_arguments import Ablate, Edit, Hide
+from qkv.models.tasks.edit_arguments import Ablate, Edit
+from qkv.models.tasks.hide_arguments import Hide
 from qkv.text import Tokenized
 
 FIRST = "[CLS]"  # the token before the patches

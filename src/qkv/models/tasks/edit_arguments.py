@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,19 @@ from qkv.arrays import Array, as_array, is_whole_number, shown
 from qkv.layers.attention.forward import SUMMARY
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import Edits, Hidden, is_number
+from qkv.models.tasks.edit import Edits, is_number
+from qkv.models.tasks.hide_arguments import (
+    Hide,
+    from_start,
+    hidden_places,
+    hidden_words,
+    hide_asked,
+)
 from qkv.text import Tokenized
-from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 # Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# Words, places, and edges: (query, key), (query, key, layer), (query, key, layer, head).
-Hide = str | int | Iterable[str | int | tuple[int, ...]]
 # From an activation to a function of its array, or to the array that takes its place.
 Edit = Mapping[Any, Any] | None
 
@@ -61,7 +64,7 @@ def edits(
     heads = [layer.attn.num_heads for layer in body.layers]
     named = _named(edit, body, written is not None, call)
     ablated = _ablated(ablate, body, call)
-    asked = _hide(hide, heads, call)
+    asked = hide_asked(hide, heads, call)
     if not (named or ablated or asked):
         return Edits()
     texts = list(batch)
@@ -73,13 +76,13 @@ def edits(
         for name, change in named.items()
     }
     words = [one for one in asked if isinstance(one, str)]
-    hidden = _hidden_words(words, texts, pieces, call) if words else []
+    hidden = hidden_words(words, texts, pieces, call) if words else []
     limits = [
         length + extra for length, extra in zip(lengths, more or [0] * len(texts), strict=True)
     ]
     for one in asked:
         if not isinstance(one, str):
-            hidden += _hidden_places(one, lengths, limits, call)
+            hidden += hidden_places(one, lengths, limits, call)
     pairs = sorted((layer, head) for layer, values in ablated.items() for head in values)
     found: dict[str, Sequence[Any]] = {"edit": list(changes), "ablate": pairs, "hide": asked}
     return Edits(
@@ -97,7 +100,7 @@ def check_edits(edit: Edit, ablate: Ablate, hide: Hide, *, body: Transformer, ca
     """The errors of `edits` that need no texts, of a model that runs no decoder beside it."""
     _named(edit, body, False, call)
     _ablated(ablate, body, call)
-    _hide(hide, [layer.attn.num_heads for layer in body.layers], call)
+    hide_asked(hide, [layer.attn.num_heads for layer in body.layers], call)
 
 
 def held(given: Any) -> Any:
@@ -239,12 +242,12 @@ def _ablated(ablate: Any, body: Transformer, call: str) -> dict[int, dict[int, A
             raise TypeError(
                 f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, as [(0, 4)]"
             )
-        layer = _from_start(int(numbers[0]), len(body.layers), "ablate", "layer", "the model", call)
+        layer = from_start(int(numbers[0]), len(body.layers), "ablate", "layer", "the model", call)
         attn = body.layers[layer].attn
         heads = range(attn.num_heads)
         if numbers[1] is not None:
             where = f"layer {layer}"
-            head = _from_start(int(numbers[1]), len(heads), "ablate", "head", where, call)
+            head = from_start(int(numbers[1]), len(heads), "ablate", "head", where, call)
             heads = range(head, head + 1)
         value = _value(pair, ablate[pair], attn.d_value, call) if has_values else 0
         found.setdefault(layer, {}).update(dict.fromkeys(heads, value))
@@ -276,115 +279,3 @@ def _value(pair: Any, value: Any, size: int, call: str) -> Any:
             "give that"
         )
     return array
-
-
-def _hide(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
-    """The words, places and edges: strings, ints and tuples of ints."""
-    many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
-    found: list[Any] = []
-    if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
-        raise TypeError(
-            f"{call}: hide is {hide}, which may be places or one edge: write {[*hide]} for places, "
-            f"{[hide]} for the edge"
-        )
-    for one in hide if many else [hide]:
-        if isinstance(one, str) or is_whole_number(one):
-            found.append(one if isinstance(one, str) else int(one))
-            continue
-        numbers = tuple(one) if isinstance(one, tuple | list) else ()
-        if not 2 <= len(numbers) <= 4 or not all(map(is_whole_number, numbers)):
-            raise TypeError(
-                f"{call}: hide has {shown(one)}: give words, places as whole numbers, and edges as "
-                "(query, key), (query, key, layer) or (query, key, layer, head)"
-            )
-        edge = [int(number) for number in numbers]
-        if len(edge) > 2:
-            edge[2] = _from_start(edge[2], len(heads), "hide", "layer", "the model", call)
-        if len(edge) > 3:
-            where = f"layer {edge[2]}"
-            edge[3] = _from_start(edge[3], heads[edge[2]], "hide", "head", where, call)
-        found.append(tuple(edge))
-    return found
-
-
-def _hidden_words(
-    words: Sequence[str],
-    batch: Sequence[Tokenized],
-    pieces: Callable[[str], list[list[str]]] | None,
-    call: str,
-) -> list[Hidden]:
-    """Nobody looks at these words, wherever they stand.
-
-    A word may be a special token such as "[SEP]", by its name.
-    """
-    if pieces is None:
-        raise ValueError(
-            f"{call}: hide has {words[0]!r} and the model has no tokenizer to know words by: "
-            "give places, as hide=[3]"
-        )
-    hidden: list[set[int]] = [set() for _ in batch]
-    for word in words:
-        ways = pieces(word)
-        seen = False
-        for text, row in zip(batch, hidden, strict=True):
-            tokens = plain_tokens(text.tokens, text.special)
-            places = [i for cut in ways for found in find_pieces(tokens, cut) for i in found]
-            marks = zip(text.tokens, text.special, strict=True)
-            places += [i for i, (token, special) in enumerate(marks) if special and token == word]
-            row.update(places)
-            seen |= bool(places)
-        if not seen:
-            raise ValueError(
-                f"{call}: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
-            )
-    for number, (text, row) in enumerate(zip(batch, hidden, strict=True)):
-        own = {i for i, special in enumerate(text.special) if not special}
-        if own and own <= row:
-            which = "the text" if len(batch) == 1 else f"text {number}"
-            raise ValueError(f"{call}: hide leaves {which} no word to look at: leave one in sight")
-    return [
-        Hidden(number, None, place, None, None)
-        for number, row in enumerate(hidden)
-        for place in sorted(row)
-    ]
-
-
-def _hidden_places(
-    asked: int | tuple[int, ...], lengths: Sequence[int], limits: Sequence[int], call: str
-) -> list[Hidden]:
-    """A place, or an edge between two, in each text that has them; -1 is its last.
-
-    `lengths` are those of the texts, and `limits` with what may follow them.
-    """
-    given: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
-    query, key, layer, head = [*given, None, None][:4]
-    least, most = -max(lengths, default=0), max(limits, default=0)
-    for place in (query, key):
-        if place is not None and not least <= place < most:
-            raise ValueError(
-                f"{call}: hide has place {place} and no text has more than {most} tokens: "
-                f"give {least} to {most - 1}, or a word"
-            )
-    found = []
-    for number, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
-        if all(place is None or -length <= place < limit for place in (query, key)):
-            at = None if query is None else query + length * (query < 0)
-            found.append(Hidden(number, at, key + length * (key < 0), layer, head))
-    return found
-
-
-def _from_start(number: int, count: int, given: str, what: str, whole: str, call: str) -> int:
-    """The number of a layer or head, of which there are `count`, counted from 0."""
-    if not -count <= number < count:
-        raise ValueError(
-            f"{call}: {given} has {what} {number} and {whole} has {count}, 0 to {count - 1}"
-        )
-    return number % count
-
-
-def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """The words of texts, each once, pieces joined."""
-    named = (joined_words(plain_tokens(one.tokens, one.special), one.special) for one in batch)
-    words = list(dict.fromkeys(chain.from_iterable(named)))
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more

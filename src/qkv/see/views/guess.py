@@ -20,7 +20,8 @@ from qkv.text.tokenizer import MASKS
 
 if TYPE_CHECKING:
     from qkv.models import Model
-    from qkv.models.tasks.edit_arguments import Ablate, Hide
+    from qkv.models.tasks.edit_arguments import Ablate
+    from qkv.models.tasks.hide_arguments import Hide
     from qkv.models.tasks.predict import Guesses
 
 
