@@ -17,7 +17,7 @@ def is_gone(number):
 
 def ends(number):
     """Is it gone as soon as the system has taken it away?"""
-    for _ in range(200):
+    for _ in range(1200):
         if is_gone(number):
             return True
         time.sleep(0.05)

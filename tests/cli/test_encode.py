@@ -149,13 +149,13 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path:
         assert program.stdin is not None
         program.stdin.write(b"the cat\n")
         program.stdin.flush()
-        for _ in range(1000):  # until it waits for more lines
+        for _ in range(5000):  # until it waits for more lines
             if list(home.iterdir()) or program.poll() is not None:
                 break
             time.sleep(0.02)
         assert [path.suffix for path in home.iterdir()] == [".part"]
         program.send_signal(getattr(signal, name))
-        assert program.wait(20) == 128 + getattr(signal, name)
+        assert program.wait(100) == 128 + getattr(signal, name)
     assert not list(home.iterdir())
 
 

@@ -37,28 +37,31 @@ def test_the_error_of_a_case_comes_out(threads: int) -> None:
 
 
 def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
+    began: list[int] = []
     ended: list[int] = []
     begun = threading.Event()
 
     def task(i: int) -> None:
         if i == 0:
-            begun.wait(20)
+            begun.wait(60)
             raise ZeroDivisionError
+        began.append(i)
         begun.set()
-        time.sleep(0.2)
+        time.sleep(0.1)
         ended.append(i)
 
     set_num_threads(3)
     with pytest.raises(ZeroDivisionError):
         run_all(task, [(i,) for i in range(200)])
-    seen = len(ended)
-    assert 1 <= seen <= 3
+    seen = list(began)
+    assert set(ended) == set(seen)
+    assert 1 <= len(seen) < 100  # the system may be slow to let the one that fails go on
     time.sleep(0.3)
-    assert len(ended) == seen
+    assert began == seen
 
 
 def test_two_threads_work_at_the_same_time() -> None:
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
     set_num_threads(2)
     run_all(lambda: both.wait(), [(), ()])  # would time out on one thread
 
@@ -68,7 +71,7 @@ def test_a_long_case_ends_where_another_one_fails() -> None:
 
     def task(fails: bool) -> None:
         if fails:
-            assert begun.wait(20)
+            assert begun.wait(60)
             raise ZeroDivisionError
         begun.set()
         while True:  # for good, if nothing says that another one has failed
@@ -241,7 +244,7 @@ workers = set(os.listdir("/proc/self/task")) - before
 assert len(workers) == 1, workers
 one = max(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {one})
-end = time.monotonic() + 60
+end = time.monotonic() + 200
 while time.monotonic() < end:
     qkv.attention(x, x, x)
     if all(os.sched_getaffinity(int(worker)) == {one} for worker in workers):

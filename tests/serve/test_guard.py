@@ -111,10 +111,11 @@ def test_all_bodies_together_are_bounded() -> None:
     app = create_app(qkv.load("random"), settings)
 
     async def main() -> list[int]:
-        more = asyncio.Event()
+        asked, more = asyncio.Event(), asyncio.Event()
 
         async def slowly():
             yield b'{"input": "cat"' + b" " * 100
+            asked.set()
             await more.wait()
             yield b"}"
 
@@ -122,7 +123,7 @@ def test_all_bodies_together_are_bounded() -> None:
             transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             held = asyncio.create_task(client.post("/v1/embeddings", content=slowly()))
-            await asyncio.sleep(0.05)
+            await asked.wait()  # for what comes next
             body = b'{"input": "cat"}' + b" " * 100
             refused = await client.post("/v1/embeddings", content=body)
             more.set()

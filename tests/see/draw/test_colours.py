@@ -192,9 +192,10 @@ def test_colorfgbg_is_believed(monkeypatch, tmp_path: Path, said: str, theme: st
 ASK = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from qkv.see.draw.terminal_background import _asked
-for _ in range(4):
-    print(_asked.__wrapped__(), file=sys.stderr)
+from qkv.see.draw import terminal_background
+for seconds in (60, 60, 60, 0.3):  # only the last one is waited for in vain
+    terminal_background._WAIT = seconds
+    print(terminal_background._asked.__wrapped__(), file=sys.stderr)
 """
 
 
