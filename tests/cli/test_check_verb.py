@@ -78,8 +78,8 @@ def test_what_does_not_pass_ends_with_1_and_each_task_and_the_sum_is_told(file):
 def test_hints_come_in_three_grades(file):
     path = file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
     line = "weights = e / e.sum(axis=-1, keepdims=True)"
-    where = "Where to look: the step before the division"
-    nudge = "Hint: Give it a score below zero"
+    where = "Hint 2, where to look: the step before the division"
+    nudge = "Hint 1: Give it a score below zero"
     one, two, three = (run(path, "--hint", grade).stdout for grade in (1, 2, 3))
     assert run(path).stdout == one
     assert [text in one for text in (nudge, where, line)] == [True, False, False]
@@ -88,7 +88,9 @@ def test_hints_come_in_three_grades(file):
     assert "--hint 2 says where to look." in one
     assert "--hint 3 has the line that mends it." in two
     assert "--hint" not in three
-    assert "The smallest input that shows it:" in one
+    order = ("softmax: ", "It shows: ", "The smallest input that shows it:", nudge, where, line)
+    places = [three.index(text) for text in order]
+    assert places == sorted(places)
 
 
 def test_json_of_one_file_and_a_task_is_one_object(file):

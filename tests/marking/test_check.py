@@ -1,6 +1,7 @@
 """The marker against functions as learners write them, wrong and right."""
 
 import math
+import textwrap
 import warnings
 from itertools import chain, cycle, product
 
@@ -1181,9 +1182,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert text.startswith(
         "mine: softmax runs over the whole matrix, not over each row.\n"
         "It shows: all the weights together sum to 1, so each query has only a part of\nthat.\n"
-        "What mends it:\n"
-        "    e = np.exp(scores - scores.max(axis=-1, keepdims=True))\n"
-        "    weights = e / e.sum(axis=-1, keepdims=True)\n"
+        "\nThe smallest input that shows it:\n"
     )
     assert "query = [[1. 1.]\n           [2. 1.]]" in text
     assert "your output = [[" in text
@@ -1389,6 +1388,56 @@ def test_a_hint_has_three_grades_of_which_the_last_is_the_line_that_mends_it():
     assert line == "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
     assert result.task == "attention"
     assert check(plain).hint == ()
+
+
+def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():
+    result = check(lambda q, k, v: softmax(q @ k.T) @ v)
+    labels = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, what mends it:")
+    hints = [f"{label}{hint}" for label, hint in zip(labels[:2], result.hint[:2], strict=True)]
+    mends = f"{labels[2]} {result.hint[2]}".replace("mends it: ", "mends it:\n    ")
+    printed = str(result)
+    assert printed == (
+        f"{result.text(1)}\n\n6 of 10 points; .text(2) of this says where to look, .text(3) what"
+        " mends it"
+    )
+    assert result.text() == result.text(1) == f"{result.text(0)}\n\n{hints[0]}"
+    wrapped = textwrap.fill(hints[1], 80)
+    assert result.text(2) == "\n".join([result.text(1), wrapped])
+    assert result.text(3) == "\n".join([result.text(2), mends])
+    assert "mends" not in result.text(2)
+    assert "np.sqrt" not in result.text(2)
+    assert result.text(0).index("should be = ") > result.text(0).index("It shows: ")
+
+
+def test_what_mends_a_habit_that_costs_nothing_is_said_at_once():
+    def prints(q, k, v):
+        print(q)
+        return plain(q, k, v)
+
+    result = check(prints)
+    assert result.conventions == ("prints",)
+    assert result.points == 10
+    assert result.text() == result.text(2)
+    assert "\n\nWhat mends it: print(...) after the call, outside of the function" in result.text()
+    assert str(result).endswith("\n10 of 10 points")
+
+
+def test_what_mends_a_second_mistake_stands_under_the_third_hint():
+    def wrong_twice(q, k, v):
+        e = np.exp(q @ k.T)
+        return e / e.sum(axis=0) @ v
+
+    result = check(wrong_twice)
+    first, second = (
+        line.removeprefix("What mends it: ")
+        for line in result.message.splitlines()
+        if line.startswith("What mends it")
+    )
+    assert first == result.hint[2] != second
+    told = result.text(3)
+    assert told.count(second) == 1
+    assert second not in result.text(2)
+    assert told.index("Hint 3") < told.index("And what mends the rest:") < told.index(second)
 
 
 def test_a_function_that_ends_the_program_is_a_finding():

@@ -186,7 +186,7 @@ def _said(file: str, result: CheckResult, grade: int) -> str:
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"
     lines = [f"{about}: {verdict}, {points}", textwrap.indent(result.text(grade), "  ")]
-    if result.hint and grade < len(result.hint):
+    if (result.mistakes or result.fragile) and grade < len(result.hint):
         more = "says where to look" if grade == 1 else "has the line that mends it"
         lines.append(f"  --hint {grade + 1} {more}.")
     return "\n".join(lines)

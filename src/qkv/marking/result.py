@@ -50,42 +50,54 @@ class CheckResult:
     def __bool__(self) -> bool:
         return self.passed
 
-    def text(self, hints: int = 3) -> str:
-        """The verdict in words, with hints up to a grade, of which the third mends what was found.
+    def text(self, hints: int = 1) -> str:
+        """The verdict in words: what was found, the smallest input that shows it, and hints.
 
         Args:
-            hints: 3 for the whole message; 1 or 2 for so many of `hint` in the place of what mends
-                it, 0 for none.
+            hints: 0 for none, or up to which grade. The third is the line that mends what was
+                found, and gives the answer away; of a habit that costs nothing it is said at once.
         """
-        lines = self.message.splitlines()
-        if hints < len(self.hint):
-            lines = [line for line in lines if not line.startswith(_MENDS)]
-            for grade, one in zip(("Hint", "Where to look"), self.hint[:hints], strict=False):
-                lines.append(f"{grade}: {one}")
-        lines = [line for paragraph in lines for line in _wrapped(paragraph)]
+        said = self.message.splitlines()
+        mends = [line.removeprefix(_MENDS) for line in said if line.startswith(_MENDS)]
+        found = [line for line in said if not line.startswith(_MENDS)]
+        lines = [line for paragraph in found for line in textwrap.wrap(paragraph, _WIDTH)]
         if self.example:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _named(name, value)]
+        told = [*zip(_GRADES, self.hint, strict=False)][:hints]
+        if hints >= len(_GRADES):
+            others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
+            told += [(_ALSO_MENDS, remedy) for remedy in others]
+        elif not self.mistakes and not self.fragile:
+            told = [(_MENDS, remedy) for remedy in mends]
+        if told:
+            lines += ["", *(line for label, text in told for line in _labelled(label, text))]
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return f"{self.text()}\n\n{self.points} of 10 points"
+        points = f"{self.points} of 10 points"
+        if self.mistakes or self.fragile:
+            points += "; .text(2) of this says where to look, .text(3) what mends it"
+        return f"{self.text()}\n\n{points}"
 
     __repr__ = __str__
 
 
 _WIDTH = 80
 _MENDS = "What mends it: "
+_GRADES = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, what mends it: ")
+_ALSO_MENDS = "And what mends the rest: "
 _LABELS = {"yours": "your output", "right": "should be"}
 
 
-def _wrapped(paragraph: str) -> list[str]:
-    """Words wrapped at 80 columns; the statements of a long remedy on lines of their own."""
-    words, sign, remedy = paragraph.partition(_MENDS)
-    if sign and not words and len(paragraph) > _WIDTH:
-        return [sign.rstrip(), *(f"    {statement}" for statement in remedy.split("; "))]
-    return textwrap.wrap(paragraph, _WIDTH)
+def _labelled(label: str, text: str) -> list[str]:
+    """A hint wrapped at 80 columns; the statements of a long remedy on lines of their own."""
+    if label in _GRADES[:2]:
+        return textwrap.wrap(label + text, _WIDTH)
+    if len(label + text) > _WIDTH:
+        return [label.rstrip(), *(f"    {statement}" for statement in text.split("; "))]
+    return [label + text]
 
 
 def _named(name: str, value: Any) -> list[str]:
