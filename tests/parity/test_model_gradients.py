@@ -13,10 +13,10 @@ import torch
 import transformers
 
 import qkv
+from models.sizes import DECODER, ENCODER, IMAGES, SMALL
 from qkv.layers.packed import places
 
 from .models import double, scatter
-from .test_configs import DECODER, ENCODER, IMAGES, SMALL
 
 BOUND = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest value
 LENGTHS = (12, 5, 1, 9)

@@ -26,13 +26,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, described
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.vision_design import VisionDesign
 from qkv.trace import Recorder
 
 from .models import Pair, double, ids_of, made
-from .test_configs import SMALL
 
 Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # what a module was given, and what it gave
 

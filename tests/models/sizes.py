@@ -1,0 +1,157 @@
+"""The sizes of a small model of each family, for tests with and without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ENCODER = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+}
+DECODER = {**ENCODER, "num_key_value_heads": 2, "head_dim": 8}
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+NEO = [[["local", "global"], 1], [["local"], 1]]
+LOOKS = {
+    **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "image_size": 8, "patch_size": 4},
+}
+T5 = {
+    **{"vocab_size": 40, "d_model": 24, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4},
+    **{"d_kv": 8, "d_ff": 20, "relative_attention_num_buckets": 10},
+    **{"relative_attention_max_distance": 10, "pad_token_id": 0, "decoder_start_token_id": 0},
+}
+# The sizes of a small model, and the classes of transformers whose logits are compared.
+SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "albert": (
+        {**ENCODER, "embedding_size": 12, "num_hidden_groups": 2},
+        ("AlbertForMaskedLM", "AlbertForSequenceClassification"),
+    ),
+    "bert": (ENCODER, ("BertForMaskedLM", "BertForSequenceClassification")),
+    "bloom": (
+        {"vocab_size": 40, "hidden_size": 24, "n_layer": 3, "n_head": 4, "pad_token_id": 1},
+        ("BloomForCausalLM", "BloomForSequenceClassification"),
+    ),
+    "camembert": (ENCODER, ("CamembertForMaskedLM", "CamembertForSequenceClassification")),
+    "dinov2": (
+        {
+            **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"mlp_ratio": 2, "image_size": 12, "patch_size": 4, "num_channels": 2},
+        },
+        ("Dinov2ForImageClassification",),
+    ),
+    "distilbert": (
+        {
+            **{"vocab_size": 40, "dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 20},
+            **{"max_position_embeddings": 32, "pad_token_id": 1},
+        },
+        ("DistilBertForMaskedLM", "DistilBertForSequenceClassification"),
+    ),
+    "electra": (
+        {**ENCODER, "embedding_size": 12},
+        ("ElectraForMaskedLM", "ElectraForPreTraining", "ElectraForSequenceClassification"),
+    ),
+    "gemma": (DECODER, ("GemmaForCausalLM", "GemmaForSequenceClassification")),
+    "gemma2": (
+        {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20},
+        ("Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),
+    ),
+    "gemma3": (
+        {
+            "text_config": {**DECODER, "sliding_window": 4, "layer_types": WINDOWS},
+            "vision_config": LOOKS,
+            "mm_tokens_per_image": 4,
+        },
+        ("Gemma3ForConditionalGeneration",),
+    ),
+    "gemma3_text": (
+        {**DECODER, "sliding_window": 4, "query_pre_attn_scalar": 20, "layer_types": WINDOWS},
+        ("Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
+    ),
+    "gpt2": (
+        {
+            **{"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 32},
+            **{"n_inner": 20, "pad_token_id": 1},
+        },
+        ("GPT2LMHeadModel", "GPT2ForSequenceClassification"),
+    ),
+    "gpt_neo": (
+        {
+            **{"vocab_size": 40, "hidden_size": 24, "num_layers": 3, "num_heads": 4},
+            **{"attention_types": NEO, "window_size": 4, "max_position_embeddings": 32},
+            **{"intermediate_size": 20, "pad_token_id": 1},
+        },
+        ("GPTNeoForCausalLM", "GPTNeoForSequenceClassification"),
+    ),
+    "gpt_neox": (
+        {**ENCODER, "num_attention_heads": 3, "rotary_pct": 0.5, "rotary_emb_base": 300},
+        ("GPTNeoXForCausalLM", "GPTNeoXForSequenceClassification"),
+    ),
+    "gpt_oss": (
+        {
+            **{**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        ("GptOssForCausalLM", "GptOssForSequenceClassification"),
+    ),
+    "gptj": (
+        {
+            **{"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3},
+            **{"n_inner": 20, "rotary_dim": 4, "pad_token_id": 1},
+        },
+        ("GPTJForCausalLM", "GPTJForSequenceClassification"),
+    ),
+    "llama": (DECODER, ("LlamaForCausalLM", "LlamaForSequenceClassification")),
+    "mistral": (
+        {**DECODER, "sliding_window": 4},
+        ("MistralForCausalLM", "MistralForSequenceClassification"),
+    ),
+    "mixtral": (
+        {**DECODER, "num_local_experts": 4, "sliding_window": 4},
+        ("MixtralForCausalLM", "MixtralForSequenceClassification"),
+    ),
+    "modernbert": (
+        {**ENCODER, "local_attention": 4, "layer_types": WINDOWS},
+        ("ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+    ),
+    "mpnet": (ENCODER, ("MPNetForMaskedLM", "MPNetForSequenceClassification")),
+    "mt5": (T5, ("MT5ForConditionalGeneration",)),
+    "olmo2": (DECODER, ("Olmo2ForCausalLM", "Olmo2ForSequenceClassification")),
+    "nomic_bert": (
+        {**ENCODER, "layer_norm_eps": 1e-12},
+        ("NomicBertForMaskedLM", "NomicBertForSequenceClassification"),
+    ),
+    "opt": (
+        {**{k: v for k, v in ENCODER.items() if k != "intermediate_size"}, "ffn_dim": 20},
+        ("OPTForCausalLM", "OPTForSequenceClassification"),
+    ),
+    "phi3": (DECODER, ("Phi3ForCausalLM", "Phi3ForSequenceClassification")),
+    "qwen2": (
+        {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        ("Qwen2ForCausalLM", "Qwen2ForSequenceClassification"),
+    ),
+    "qwen3": (
+        {**DECODER, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
+    ),
+    "qwen3_moe": (
+        {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+        ("Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
+    ),
+    "roberta": (ENCODER, ("RobertaForMaskedLM", "RobertaForSequenceClassification")),
+    "t5": (T5, ("T5ForConditionalGeneration", "T5EncoderModel")),
+    "vit": (
+        {
+            **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"intermediate_size": 20, "image_size": 12, "patch_size": 4, "num_channels": 2},
+        },
+        ("ViTForImageClassification",),
+    ),
+    "xlm-roberta": (ENCODER, ("XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification")),
+}
+
+IMAGES = ("vit", "dinov2")  # families that look at them
