@@ -68,6 +68,14 @@ QKV_INLINE void gelu_tanh(Floats (&x)[N]) {
   }
 }
 
+// x times the sigmoid of 1.702 x.
+constexpr float QUICK = 1.702f;
+
+template <int N>
+QKV_INLINE void quick_gelu(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n) x[n] = times_sigmoid(x[n], x[n] * (-QUICK * LOG2_E));
+}
+
 template <int N>
 QKV_INLINE void relu(Floats (&x)[N]) {
   QKV_UNROLL for (int n = 0; n < N; ++n) x[n] = larger(splat(0), x[n]);
@@ -79,6 +87,7 @@ QKV_INLINE void activate(Floats (&x)[N]) {
   if constexpr (A == Activation::gelu_tanh) gelu_tanh(x);
   if constexpr (A == Activation::silu) silu(x);
   if constexpr (A == Activation::relu) relu(x);
+  if constexpr (A == Activation::quick_gelu) quick_gelu(x);
 }
 
 // ---- derivatives: what is in x becomes the derivative there -------------------------------------
@@ -125,6 +134,14 @@ QKV_INLINE void gelu_tanh_slope(Floats (&x)[N]) {
   }
 }
 
+template <int N>
+QKV_INLINE void quick_gelu_slope(Floats (&x)[N]) {
+  QKV_UNROLL for (int n = 0; n < N; ++n) {
+    Floats near = bounded(x[n], 70);
+    x[n] = times_sigmoid_slope(near, near * (-QUICK * LOG2_E), splat(QUICK));
+  }
+}
+
 // 1 for NaN, as torch has it: the forward pass has made NaN of it already.
 template <int N>
 QKV_INLINE void relu_slope(Floats (&x)[N]) {
@@ -138,6 +155,7 @@ QKV_INLINE void slope(Floats (&x)[N]) {
   if constexpr (A == Activation::gelu_tanh) gelu_tanh_slope(x);
   if constexpr (A == Activation::silu) silu_slope(x);
   if constexpr (A == Activation::relu) relu_slope(x);
+  if constexpr (A == Activation::quick_gelu) quick_gelu_slope(x);
 }
 
 }  // namespace QKV_BODY

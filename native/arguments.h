@@ -124,7 +124,7 @@ inline const Body& body_of(PyObject* object) {
 
 inline Activation activation_of(PyObject* object) {
   int64_t number = whole(object);
-  need(number >= 0 && number <= int64_t(Activation::relu), "no such activation");
+  need(number >= 0 && number <= int64_t(Activation::quick_gelu), "no such activation");
   return Activation(number);
 }
 

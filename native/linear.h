@@ -160,6 +160,7 @@ inline Finish finish_for(Activation activation) {
     case Activation::gelu_tanh: return finish<T, Activation::gelu_tanh>;
     case Activation::silu: return finish<T, Activation::silu>;
     case Activation::relu: return finish<T, Activation::relu>;
+    case Activation::quick_gelu: return finish<T, Activation::quick_gelu>;
     default: return finish<T, Activation::none>;
   }
 }

@@ -67,7 +67,7 @@ struct Gradient {
   bool* unsound = nullptr;   // (rows, kv_heads): to be computed otherwise, what is here is wrong
 };
 
-enum class Activation : int { none, gelu, gelu_tanh, silu, relu };
+enum class Activation : int { none, gelu, gelu_tanh, silu, relu, quick_gelu };
 
 // y = activation(x @ W + bias) * gate + residual, over rows; see `linear` in Python.
 struct Linear {

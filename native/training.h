@@ -71,6 +71,8 @@ inline void map(Activation activation, const float* x, const float* grad, float*
     case Activation::gelu_tanh:
       return run(std::integral_constant<Activation, Activation::gelu_tanh>{});
     case Activation::silu: return run(std::integral_constant<Activation, Activation::silu>{});
+    case Activation::quick_gelu:
+      return run(std::integral_constant<Activation, Activation::quick_gelu>{});
     default: return run(std::integral_constant<Activation, Activation::relu>{});
   }
 }

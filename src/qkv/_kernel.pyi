@@ -153,7 +153,7 @@ def linear(
     x: Array,  # (rows, in)
     packed: Array,  # by the same body, of weights (in, out) of x's type
     bias: Array | None,  # (out,) float32
-    activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu
+    activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, 5 quick_gelu
     gate: Array | None,  # (rows, out): multiplies what the activation gave
     residual: Array | None,  # (rows, out): added last
     y: Array,  # (rows, out); of x's type or float32, and gate and residual of y's

@@ -15,6 +15,7 @@ ACTIVATIONS = {
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x / (1 + math.exp(-x)),
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "relu": lambda x: max(x, 0.0),
 }
 

@@ -292,7 +292,7 @@ def linear() -> list[bytes]:
         columns, out = (int(n) for n in rng.choice([1, 2, 3, 15, 16, 31, 33, 64, 65, 384, 400], 2))
         dtype = TYPES[seed % 3]
         gap = int(rng.integers(0, 3))
-        activation = writer.ACTIVATIONS[seed % 5]
+        activation = writer.ACTIVATIONS[seed // 3 % 6]
 
         def some(wanted: bool, more: int, shape: tuple[int, int], dtype: Any = dtype) -> Any:
             if not wanted:
@@ -368,7 +368,7 @@ def training() -> list[bytes]:
             )
         )  # fmt: skip
 
-        count, activation = rows * left, 1 + seed % 4
+        count, activation = rows * left, 1 + seed % 5
         kind = writer.ACTIVATIONS[activation]
         flat, grad = some(count) * 3, some(count) if seed % 3 else None
         wide = flat.astype(np.float64)
@@ -444,4 +444,5 @@ ACTIVATE: dict[str | None, Callable[[Any], Any]] = {
     "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
 }

@@ -25,7 +25,7 @@ TYPES = {
     np.dtype(np.float64): 4,
     np.dtype(np.int64): 5,
 }
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu")
+ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu", "relu", "quick_gelu")
 FAR = 2**62
 
 

@@ -33,6 +33,7 @@ FUNCTIONS: dict[str | None, Callable[[float], float]] = {
     "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
     "gelu_bloom": lambda x: x / 2 * (1 + math.tanh(0.79788456 * (x + 0.044715 * x**3))),
 }
 ROUNDING = {np.float32: 2.0**-24, np.float16: 2.0**-11, bfloat16: 2.0**-8}
@@ -198,7 +199,7 @@ def test_activations_over_their_whole_range(activation: str | None) -> None:
     assert (error <= 1.7e-7 * np.maximum(1, np.abs(column[:, 0]))).all(), error.max()
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu", "relu", "gelu_bloom"])
+@pytest.mark.parametrize("activation", [name for name in FUNCTIONS if name])
 def test_activations_end_at_nothing_and_at_x(activation: str) -> None:
     x = np.array([[-1e4], [-60.0], [60.0], [1e4], [np.inf], [np.nan]], np.float32)
     found = linear(x, np.ones((1, 20), np.float32), activation=activation)
@@ -489,7 +490,7 @@ def test_halves_times_float32_follow_what_is_written() -> None:
         {"packed": None},
         {"bias": np.ones(4, "f4")},
         {"bias": np.ones(5, "f8")},
-        {"activation": 5},
+        {"activation": 6},
         {"activation": -1},
         {"gate": np.ones((3, 4), "f4")},
         {"gate": np.ones((3, 5), "f2")},

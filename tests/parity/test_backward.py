@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.activations import QuickGELUActivation
 
 from qkv.ops.activation import activation_grad
 from qkv.ops.adamw import adamw
@@ -44,7 +45,7 @@ def test_linear(dtype: Any, allowed: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), TYPES)
-@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "relu"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "relu", "quick_gelu"])
 def test_activations(name: str, dtype: Any, allowed: float) -> None:
     x, above = numbers(5000, dtype=dtype) * 4, numbers(5000, seed=1, dtype=dtype)
     functions = {
@@ -52,6 +53,7 @@ def test_activations(name: str, dtype: Any, allowed: float) -> None:
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "silu": torch.nn.functional.silu,
         "relu": torch.relu,
+        "quick_gelu": QuickGELUActivation(),
     }
     given = leaf(x)
     functions[name](given).backward(torch.tensor(above))

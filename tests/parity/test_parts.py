@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers.activations import QuickGELUActivation
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as rotate_pairs
@@ -32,6 +33,7 @@ def numbers(*shape, dtype=np.float64, seed=0, scale=1.0):
         ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
         ("silu", torch.nn.functional.silu),
         ("relu", torch.nn.functional.relu),
+        ("quick_gelu", QuickGELUActivation()),
     ],
 )
 def test_activations(name, theirs, dtype):

@@ -43,7 +43,7 @@ class MLP(Feed):
     Args:
         dim: D, the size of the vectors.
         hidden: F, the size between the two layers.
-        activation: "gelu" (exact), "gelu_tanh", "silu" or "relu".
+        activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
         gated: whether there is a gate.
         bias: whether the linear layers have biases; they begin at 0.
         seed: of the weights, which are normal with variance 1 / (their number of rows).

@@ -48,6 +48,7 @@ ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",

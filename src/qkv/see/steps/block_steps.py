@@ -23,6 +23,7 @@ _WRITTEN = {
         "{x} * (1 + np.tanh(np.sqrt(2 / np.pi) * ({x} + 0.044715 * {x}**3))) / 2",
     ),
     "silu": ("{x} / (1 + exp(-{x}))", "{x} / (1 + np.exp(-{x}))"),
+    "quick_gelu": ("{x} / (1 + exp(-1.702·{x}))", "{x} / (1 + np.exp(-1.702 * {x}))"),
     "relu": ("max({x}, 0)", "np.maximum({x}, 0)"),
     "tanh": ("tanh({x})", "np.tanh({x})"),
 }
@@ -109,7 +110,8 @@ def activation_step(walk: Walk, of: str, name: str, activation: str, **others: A
     formula, line = (text.format(x=of) for text in _WRITTEN[activation])
     if activation == "gelu":
         walk.given["erf"] = np.vectorize(math.erf, otypes=[np.float64])
-    words = activation.partition("_")[0].replace("gelu", "GELU").replace("silu", "SiLU")
+    plain = activation.removesuffix("_tanh").removesuffix("_bloom").replace("_", " ")
+    words = plain.replace("gelu", "GELU").replace("silu", "SiLU")
     return walk.write(
         f"The activation, {words.replace('relu', 'ReLU')}: each number by itself",
         f"{name} = {formula}", f"{name} = {line}", name, activated(walk.arrays[of], activation),

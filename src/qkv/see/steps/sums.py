@@ -145,6 +145,8 @@ def _activated(x: float, activation: str) -> str:
             return f"max({shown}, 0)"
         case "silu":
             return f"{shown} / (1 + exp({_number(-x)}))"
+        case "quick_gelu":
+            return f"{shown} / (1 + exp(-1.702 * {shown}))"
         case "tanh":
             return f"tanh({shown})"
         case "gelu":

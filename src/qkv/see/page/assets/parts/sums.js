@@ -139,6 +139,7 @@ function sumsOf(array) {
       const [at, away] = [inSum(x), inSum(-x)];
       if (op.name === "relu") return `max(${at}, 0)`;
       if (op.name === "silu") return `${at} / (1 + exp(${away}))`;
+      if (op.name === "quick_gelu") return `${at} / (1 + exp(−1.702 × ${at}))`;
       if (op.name === "tanh") return `tanh(${at})`;
       if (op.name === "gelu") return `${at} × (1 + erf(${at} / 1.414)) / 2`;
       return `${at} × (1 + tanh(0.798 × (${at} + 0.045 × ${at}^3))) / 2`;
