@@ -253,6 +253,25 @@ def test_the_view_of_transformers() -> None:
     assert states[2] is trace["resid_post", 1]
 
 
+def test_an_activation_of_all_layers_at_once():
+    rng = np.random.default_rng(0)
+    each = rng.normal(size=(3, 2, 5, 4, 6))
+    names = [f"blocks.{n}.attn.hook_z" for n in range(3)]
+    trace = Trace(dict(zip(names, each, strict=True)), tokens=[["a"] * 5] * 2, num_layers=3)
+    found = trace.stack("z")
+    np.testing.assert_array_equal(found, each)
+    found[0] = 0  # it is a copy
+    np.testing.assert_array_equal(trace["z", 0], each[0])
+    with pytest.raises(KeyError, match="there is no"):
+        trace.stack("zz")
+    some = Trace({names[1]: each[1]}, num_layers=3)
+    with pytest.raises(KeyError, match=r"stack: of 3 layers this trace holds z of layer 1 alone"):
+        some.stack("z")
+    odd = Trace({names[0]: each[0], names[1]: each[1][..., :2]})
+    with pytest.raises(ValueError, match=r"z is \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2\) in"):
+        odd.stack("z")
+
+
 def test_post_norm_blocks_end_after_their_last_norm() -> None:
     trace = model_trace()
     arrays = {name: trace[name] for name in trace.names()}

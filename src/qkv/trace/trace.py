@@ -310,6 +310,33 @@ class Trace:
             after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
 
+    def stack(self, name: str) -> Array:
+        """An activation of every layer in one array, the layers as its first axis.
+
+        Args:
+            name: what it is called in a layer: "pattern", "z", "resid_post", "mlp.post".
+
+        Returns:
+            (layers, B, ...), a copy.
+
+        Raises:
+            KeyError: a layer has none, or it was not kept of all.
+            ValueError: the layers have it in different shapes.
+
+        >>> weights = {f"blocks.{n}.attn.hook_pattern": np.eye(2)[None, None] for n in range(3)}
+        >>> Trace(weights).stack("pattern").shape
+        (3, 1, 1, 2, 2)
+        """
+        found = self._of_all("stack", name)
+        shapes = [array.shape for array in found]
+        odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is not None:
+            raise ValueError(
+                f"stack: {name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: take "
+                f"trace[{name!r}, layer] of each"
+            )
+        return np.stack(found)
+
     def _of_all(self, call: str, *names: str) -> tuple[Array, ...]:
         """An array of every layer, the last of `names` that it has; or an error that says which."""
         layers = range(self.num_layers)
