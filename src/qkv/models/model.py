@@ -17,7 +17,7 @@ from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, held
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
-from qkv.models.tasks.gradient import check_type, gradients, names_of, word_id
+from qkv.models.tasks.gradient import check_edited, check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import checked_ids, named
@@ -681,7 +681,9 @@ class Model(ComparingModel):
             )
         return head_weights(self._body.layers[layer].attn)
 
-    def gradient(self, text: Any, *, of: Any, at: Any = ("embed",)) -> dict[Any, Array]:
+    def gradient(
+        self, text: Any, *, of: Any, at: Any = ("embed",), edit: Edit = None
+    ) -> dict[Any, Array]:
         """The gradient of a logit for activations: what a small change of each does to it.
 
         Args:
@@ -693,17 +695,23 @@ class Model(ComparingModel):
                 with -1; a token is an id, or a string that is one token of the vocabulary (as it
                 is cut behind nothing: GPT-2 knows "the" and " the").
             at: the activations, by their names as a trace has them: "embed", ("resid_post", 3),
-                "blocks.3.attn.hook_z". Of the scores, the pattern and what comes of a single head
-                (`attn.hook_result`) there is none: the backward pass of attention never forms it.
+                "blocks.3.attn.hook_z"; "z" is that of all layers. Of the scores, the pattern and
+                what comes of a single head (`attn.hook_result`) there is none: the backward pass of
+                attention never forms it.
+            edit: embeddings to change, as in `trace`: "embed", and "pos_embed" and
+                "token_type_embed" where the model has them. What takes their place is what the
+                gradient is at.
 
         Returns:
             For each activation, by its name as it was asked for, an array of the shape that the
-            trace has it in, (B, T, ...), 0 in the padding. float32, or float64 for a model of that.
+            trace has it in, (B, T, ...), 0 in the padding; for one of all layers as `trace.stack`
+            gives it, (layers, B, T, ...). float32, or float64 for a model of that.
 
         Raises:
             TypeError: an argument is of a wrong type, or the model is in half precision.
             ValueError: the model has no head over words, or reads one text and writes another;
-                there is no such place or token, or no gradient of an activation; a text is empty.
+                there is no such place or token, or no gradient of an activation; a text is empty;
+                an edit is of something else than embeddings.
             KeyError: there is no such activation; the message has the nearest ones.
 
         Source:
@@ -728,10 +736,13 @@ class Model(ComparingModel):
         _, batch = self._texts(text, "gradient")
         prepared = self._sentence.prepared
 
+        edited = self._edits_of(edit, (), (), batch, "gradient")
+        check_edited(edited, self._body)
+
         def token_id(word: Any) -> int:
             return word_id(word, words, self.tokenizer, prepared, self.name)
 
-        return gradients(self._body, batch, of, names, token_id)
+        return gradients(self._body, batch, of, names, token_id, edited)
 
     def __call__(
         self,

@@ -74,6 +74,32 @@ def test_texts_of_unequal_lengths_are_as_each_alone(decoder):
             assert not batch[name][number, size:].any()
 
 
+def test_a_name_without_a_layer_is_that_of_all(decoder):
+    found = decoder.gradient(TEXTS, of=(-1, 5), at=["z", "embed", "mlp.post"])
+    assert list(found) == ["z", "embed", "mlp.post"]
+    assert found["embed"].ndim == 3
+    for name in ("z", "mlp.post"):
+        layers = [(name, layer) for layer in range(decoder.num_layers)]
+        each = decoder.gradient(TEXTS, of=(-1, 5), at=layers)
+        np.testing.assert_array_equal(found[name], [each[layer] for layer in layers])
+        assert found[name].shape == decoder.trace(TEXTS).stack(name).shape
+
+
+def test_embeddings_can_be_others(decoder):
+    """As with a table that has these rows; each text with its own."""
+    table, ids = decoder.parameters["embed.weight"], [[3, 7, 5], [9, 4]]
+    scaled = decoder.with_parameters({**decoder.parameters, "embed.weight": 0.3 * table})
+    at = ["embed", ("q", 1)]
+    expected = scaled.gradient(ids, of=(-1, 6, 2), at=at)
+    rows = np.zeros((2, 3, decoder.dim))
+    rows[0], rows[1, :2] = 0.3 * table[ids[0]], 0.3 * table[ids[1]]
+    for embed in (rows, lambda x: 0.3 * x):
+        found = decoder.gradient(ids, of=(-1, 6, 2), at=at, edit={"embed": embed})
+        for name in at:
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-13)
+    assert abs(expected["embed"] - decoder.gradient(ids, of=(-1, 6, 2))["embed"]).max() > 1e-3
+
+
 def test_a_pair_is_a_weight_for_each_logit(decoder):
     up = np.zeros((2, 8, decoder.design.vocabulary))
     lengths = decoder.trace(TEXTS).lengths
@@ -108,9 +134,15 @@ def test_an_encoder_at_its_mask():
     ("options", "error", "words"),
     [
         ({"at": ("pattern", 0)}, ValueError, "no gradient of .*never forms: ask for hook_embed"),
-        ({"at": ["attn_scores"]}, KeyError, r"there is no 'attn_scores'; the nearest are"),
+        ({"at": ["attn_scores"]}, ValueError, "no gradient of 'attn_scores', which the backward"),
         ({"at": ["blocks.0.attn.hook_result"]}, ValueError, r"attn\.hook_z"),
-        ({"at": ["resid_post"]}, KeyError, r"of one layer it is \('resid_post', layer\), 0 to 1"),
+        (
+            {"edit": {("resid_post", 0): np.tanh}},
+            ValueError,
+            r"edit has blocks\.0\.hook_resid_post, .* change embeddings alone, hook_embed",
+        ),
+        ({"edit": {"full_embed": np.tanh}}, ValueError, "edit has hook_full_embed, and what lies"),
+        ({"edit": {"embed": np.ones((1, 2, 3))}}, ValueError, r"\(1, 2, 3\) for hook_embed"),
         ({"at": [("resid_post", 9)]}, KeyError, "the layers are 0 to 1"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
         ({"at": [3]}, TypeError, "at has 3: give names"),

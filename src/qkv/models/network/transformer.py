@@ -167,11 +167,11 @@ class Transformer:
         return rows[mask[text]], starts_of(mask.sum(1))
 
     def training_forward(
-        self, ids: Array, places: Array, cu_lengths: Array
+        self, ids: Array, places: Array, cu_lengths: Array, *, record: Recorder | None = None
     ) -> tuple[Array, TransformerSaved]:
-        """The vectors (total, D), and what `backward` needs of them."""
+        """The vectors (total, D), and what `backward` needs of them; `record` as for `run`."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(ids, places, cu_lengths, save=True)
+        return self.run(ids, places, cu_lengths, record=record, save=True)
 
     @quiet
     def run(

@@ -12,6 +12,8 @@ from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number,
 from qkv.layers.attention.forward import SUMMARY
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
+from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.layout import Layout
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
 from qkv.trace.names import is_tuple_name, meant, split
@@ -26,8 +28,9 @@ def gradients(
     body: Transformer,
     batch: Sequence[Tokenized],
     of: Any,
-    names: Mapping[Name, str],
+    names: Mapping[Name, str | list[str]],
     token_id: Callable[[Any], int],
+    edited: Edits,
 ) -> dict[Name, Array]:
     """The gradient of the logits that `of` weighs, for each activation.
 
@@ -35,8 +38,9 @@ def gradients(
         body: with a head over words.
         batch: the texts.
         of: as for `Model.gradient`.
-        names: what the result calls each activation, and its full name.
+        names: what the result calls each activation, and its full name, or those of all layers.
         token_id: the id of a word, or an error.
+        edited: what takes the place of embeddings.
 
     Raises:
         TypeError: `of` is neither a place with tokens nor an array of floats.
@@ -50,13 +54,19 @@ def gradients(
     places = [
         body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
     ]
-    rows, saved = body.training_forward(ids, np.concatenate(places), starts)
+    changes = edited.recorder(Layout(range(len(batch))))
+    rows, saved = body.training_forward(ids, np.concatenate(places), starts, record=changes)
     _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
     grad = np.zeros_like(rows)
     grad[at] = body.head.backward(up.astype(rows.dtype), kept).x
-    record = Recorder(set(names.values()).__contains__)
+    wanted = {one for full in names.values() for one in ([full] if isinstance(full, str) else full)}
+    record = Recorder(wanted.__contains__)
     body.backward(grad, saved, record=record)
-    return {name: record.arrays[full] for name, full in names.items()}
+    found = record.arrays
+    return {
+        name: found[full] if isinstance(full, str) else np.stack([found[one] for one in full])
+        for name, full in names.items()
+    }
 
 
 def weighed(
@@ -161,8 +171,8 @@ def word_id(
     )
 
 
-def names_of(at: Any, body: Transformer) -> dict[Name, str]:
-    """The full name of each activation that is asked for, by how it is.
+def names_of(at: Any, body: Transformer) -> dict[Name, str | list[str]]:
+    """The full name of each activation that is asked for, by how it is; of all layers a list.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -173,23 +183,32 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str]:
     if not isinstance(at, Iterable):
         raise TypeError(f"{_CALL}: at is {shown(at)}: give names, as ['embed', ('resid_post', 3)]")
     known = [name for name in body.hook_names if not name.endswith(_WITHOUT)]
-    found: dict[Name, str] = {}
+    found: dict[Name, str | list[str]] = {}
     for name in [at] if is_one else at:
         if not isinstance(name, str | tuple):
             raise TypeError(f"{_CALL}: at has {shown(name)}: give names, as ('resid_post', 3)")
         full = meant(name, len(body.layers))
         fits = next((one for one in full if one in known), None)
-        if fits is None:
+        every = _of_all(name, body, known) if fits is None and isinstance(name, str) else []
+        if fits is None and not every:
             raise _unknown(name, full, body, known)
-        found[name] = fits
+        found[name] = fits or every
     return found
+
+
+def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
+    """The full names of an activation of every layer; none where a layer lacks it."""
+    count = len(body.layers)
+    each = [[one for one in meant((name, layer), count) if one in known] for layer in range(count)]
+    return [full[0] for full in each] if all(each) else []
 
 
 def _unknown(
     name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]
 ) -> KeyError | ValueError:
     every = list(dict.fromkeys(split(one)[1] for one in known))
-    if set(full) & set(body.hook_names):
+    in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
+    if {*full, *in_layers} & set(body.hook_names):
         return ValueError(
             f"{_CALL}: there is no gradient of {name!r}, which the backward pass never forms: ask "
             f"for {', '.join(every)}"
@@ -198,12 +217,21 @@ def _unknown(
     last = name if isinstance(name, str) else str(name[0])
     near = difflib.get_close_matches(last, [*short, *known], n=3, cutoff=0.5) or list(short)
     layers = len(body.layers)
-    hint = ""
-    if isinstance(name, str) and name in short:
-        hint = f"; of one layer it is ({name!r}, layer), 0 to {layers - 1}"
-    elif not isinstance(name, str) and last in short:
-        hint = f"; the layers are 0 to {layers - 1}"
+    known_short = not isinstance(name, str) and last in short
+    hint = f"; the layers are 0 to {layers - 1}" if known_short else ""
     return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
+
+
+def check_edited(edited: Edits, body: Transformer) -> None:
+    """An error where something else than embeddings is changed."""
+    inputs = body.embedding.hooks[:-1]
+    odd = next((name for name in edited.changes if name not in inputs), None)
+    if odd is not None:
+        names = ", ".join(inputs)
+        raise ValueError(
+            f"{_CALL}: edit has {odd}, and what lies below a change has no gradient: change "
+            f"embeddings alone, {names}"
+        )
 
 
 def check_type(parameters: Iterable[Array], model: str) -> None:
