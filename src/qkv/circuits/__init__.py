@@ -3,6 +3,7 @@
 from qkv.circuits.composing import composition
 from qkv.circuits.flow import rollout, value_weighted
 from qkv.circuits.heads import head_scores
+from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch, patch
 from qkv.circuits.shares import attribute_logits
@@ -12,6 +13,7 @@ __all__ = [
     "attribution_patch",
     "composition",
     "head_scores",
+    "integrated_gradients",
     "logit_lens",
     "patch",
     "rollout",

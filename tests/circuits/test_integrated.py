@@ -1,0 +1,96 @@
+"""Integrated gradients: what they sum to, by runs whose embeddings are others."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.circuits import integrated as module
+from qkv.circuits import integrated_gradients
+
+IDS, OF = [3, 7, 1, 9, 4, 7], (-1, 11, 5)
+
+
+def margin(model, embed=None):
+    """`OF`, with these embeddings (T, D)."""
+    edit = None if embed is None else {"embed": embed[None]}
+    logits = model.trace(IDS, names=[], logits=True, edit=edit)["logits"][0, -1]
+    return logits[11] - logits[5]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "parallel"])
+def test_shares_sum_to_the_difference(small, kind):
+    model = small(kind)
+    end = model.trace(IDS)["embed"][0]
+    baselines = {"zero": None, "one": end[0] / 2, "each": end[::-1] / 3}
+    for name, given in baselines.items():
+        start = np.broadcast_to(0 if given is None else given, end.shape)
+        expected = margin(model) - margin(model, start)
+        found = integrated_gradients(model, IDS, of=OF, baseline=given, steps=300)
+        assert found.shape == end.shape
+        assert found.dtype == np.float64
+        assert found.sum() == pytest.approx(expected, rel=1e-6), name
+        assert abs(expected) > 1e-2
+
+
+def test_a_token_that_is_as_in_the_baseline_has_no_share(small):
+    """All but one place is the same in both, so that it alone moves the logit."""
+    model = small("gpt2")
+    start = model.trace(IDS)["embed"][0].copy()
+    start[2] = -start[2]
+    found = integrated_gradients(model, IDS, of=OF, baseline=start, steps=100).sum(-1)
+    assert found[2] == pytest.approx(margin(model) - margin(model, start), rel=1e-8)
+    assert not np.delete(found, 2).any()
+
+
+def test_a_baseline_may_be_a_token(small, monkeypatch):
+    model = small("bert")
+    rows = np.repeat(model.parameters["embed.weight"][[9]], len(IDS), 0)
+    expected = integrated_gradients(model, IDS, of=OF, baseline=rows)
+    monkeypatch.setattr(module, "TOKENS", 3 * len(IDS))  # by three steps at once
+    found = integrated_gradients(model, IDS, of=OF, baseline=9)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert not found[3].any()  # it is that token
+
+
+def test_a_baseline_may_be_a_word():
+    model = qkv.load()
+    by_word, by_id = (
+        integrated_gradients(model, "The sun [MASK].", of=(3, "the"), baseline=token)
+        for token in ("[PAD]", model.tokenizer.vocabulary["[PAD]"])
+    )
+    np.testing.assert_array_equal(by_word, by_id)
+
+
+def test_too_few_steps_are_told(small):
+    """RMSNorm divides by next to nothing near vectors of 0: the slope there is steep."""
+    with pytest.warns(UserWarning, match=r"integrated_gradients: the shares sum to .* than 3, or"):
+        integrated_gradients(small("llama"), IDS, of=OF, steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        integrated_gradients(small("llama"), IDS, of=OF, baseline=9, steps=300)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"text": [[3, 7], [1, 9]]}, ValueError, "text is 2 texts: give one"),
+        ({"of": (9, 1)}, ValueError, "of has place 9"),
+        ({"of": 3}, TypeError, r"of is 3: give \(place, token\)"),
+        ({"steps": 0}, ValueError, "steps"),
+        ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
+        ({"baseline": "king"}, ValueError, "'king' is a word it does not know"),
+        ({"baseline": [1, 2]}, TypeError, r"baseline is .*: give a token, or floats \(12,\)"),
+        ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
+    ],
+)
+def test_what_cannot_be_asked_for(small, options, error, words):
+    with pytest.raises(error, match=words) as caught:
+        integrated_gradients(small("gpt2"), **{"text": IDS, "of": OF, **options})
+    assert str(caught.value).startswith("integrated_gradients: ")
+
+
+def test_a_model_without_words(small):
+    with pytest.raises(ValueError, match=r"integrated_gradients: .* has no head"):
+        integrated_gradients(small("headless"), IDS, of=OF)
