@@ -9,7 +9,7 @@ from qkv.circuits import patching as module
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
 KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel", "bert"]
-PLACES = ("resid_pre", "attn_out", "mlp_out")
+PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 LOGIT = (-1, 11, 5)
 
@@ -38,8 +38,11 @@ def looped(model, at, metric):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [*PLACES, *HEADS])
+EVERY = [(kind, at) for kind in KINDS for at in (*PLACES, *HEADS)]
+EVERY.remove(("parallel", "resid_mid"))  # which has none
+
+
+@pytest.mark.parametrize(("kind", "at"), EVERY)
 def test_every_patch_is_that_of_a_whole_run(small, kind, at):
     model = small(kind)
     expected = looped(model, at, difference)
@@ -118,8 +121,7 @@ def test_nothing_below_the_layer_is_computed_again(small, monkeypatch, at):
     assert counts == wanted
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [*PLACES, *HEADS])
+@pytest.mark.parametrize(("kind", "at"), EVERY)
 def test_to_first_order(small, kind, at):
     """The slope of the metric as the activation moves towards that of the other text."""
     model = small(kind)
@@ -151,7 +153,11 @@ def test_to_first_order(small, kind, at):
     [
         ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: what is put in"),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts: give one"),
-        ({"at": "resid"}, ValueError, "at is 'resid': choose among resid_pre, attn_out, mlp_out"),
+        (
+            {"at": "resid"},
+            ValueError,
+            "at is 'resid': choose among resid_pre, resid_mid, resid_post",
+        ),
         ({"at": ("z", 3)}, ValueError, r"at is \('z', 3\): choose among"),
         ({"metric": (6, 1)}, ValueError, "metric has place 6 and the text has 6 tokens: give -6"),
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
@@ -185,6 +191,8 @@ def test_models_and_metrics_that_do_not_do(small):
         with_metric(lambda logits: None)
     with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
+    with pytest.raises(ValueError, match="at is 'resid_mid', and a layer of parallel has none"):
+        patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
         ("headless", "no head, so it gives no logits"),
         ("classes", "a head for classes"),

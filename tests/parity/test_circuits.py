@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[type, Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=6)),
     "bert": (BertForMaskedLM, BertConfig(**SIZES)),
 }
-PLACES = ("resid_pre", "attn_out", "mlp_out")
+PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 BY_HEAD = ("z", "pattern", "q", "k", "v")
 rng = np.random.default_rng(1)
 CLEAN = rng.integers(4, V, 7)

@@ -15,7 +15,7 @@ from qkv.circuits.lens import handed_on
 from qkv.models.model import Model
 from qkv.trace import Trace
 
-PLACES = ("resid_pre", "attn_out", "mlp_out")
+PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 TOKENS = 2**11  # that are run at once, or one text
 
@@ -38,8 +38,9 @@ def patch(
         model: with a head over words.
         clean: one text, or the ids of its tokens; of as many tokens as `corrupted`.
         corrupted: the same.
-        at: "resid_pre", "attn_out" or "mlp_out", of which one place of one layer is put in at a
-            time; or "z", "pattern", "q", "k" or "v", of which one head is, at all places.
+        at: "resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out", of which one place of
+            one layer is put in at a time; or "z", "pattern", "q", "k" or "v", of which one head is,
+            at all places.
         metric: (place, token) for that logit, (place, token, other token) for how far it is above
             another (a place counts from the end with -1; a token is an id, or a string that is
             one), or a function from logits (1, T, V) to a number. The first two need the logits of
