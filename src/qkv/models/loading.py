@@ -29,7 +29,7 @@ from qkv.models.files.read import (
     plain,
     read_json,
 )
-from qkv.models.files.sentence import read_sentence
+from qkv.models.files.sentence_files import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
 from qkv.models.network.design import Design
