@@ -75,6 +75,7 @@ STEPS = {
         {"tasks"},
         {"parameters"},
         {"base"},
+        {"routed"},
         {"encoding"},
         {"comparing"},
         {"model"},

@@ -103,7 +103,8 @@ class ModelBase:
     def max_seq_length(self) -> int | None:
         """The most tokens of a text, special ones included, None for no limit.
 
-        Another number may be put in its place, up to the positions that the model has.
+        Another number may be put in its place, up to the positions that the model has; of a model
+        with routes it is then that of all of them.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -115,6 +116,16 @@ class ModelBase:
 
     @max_seq_length.setter
     def max_seq_length(self, limit: int | None) -> None:
+        checked = [(one, one._checked_limit(limit)) for one in self._ways()]
+        for one, found in checked:
+            one._max_length = found
+
+    def _ways(self) -> list[ModelBase]:
+        """The models that it is made of, itself the first."""
+        return [self]
+
+    def _checked_limit(self, limit: int | None) -> int | None:
+        """A number of tokens that a text may have."""
         most = self._body.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
@@ -124,7 +135,7 @@ class ModelBase:
                 f"model: max_seq_length is {limit} and {self.name} has {most} positions: "
                 f"give at most {most}"
             )
-        self._max_length = limit
+        return limit
 
     @property
     def parameters(self) -> Parameters:
@@ -166,6 +177,14 @@ class ModelBase:
         found = copy(self)
         found._weights = replace(self._weights, parameters=arrays)
         found._build()
+        return found
+
+    def _read_as(self, sentence: Sentence) -> Self:
+        """The same model on the same arrays, whose vectors are pooled and finished otherwise."""
+        found = copy(self)
+        found._weights = replace(self._weights, parameters=dict(self._weights.parameters))
+        found._sentence = sentence
+        sentence.width(self.dim)
         return found
 
     @property
@@ -235,14 +254,15 @@ class ModelBase:
             ValueError: the name of the folder is empty.
             OSError: it cannot be written.
         """
-        save_model(
-            folder,
-            config=self.config,
-            weights=self._weights,
-            sentence=self._sentence,
-            tokenizer=self.tokenizer,
-            others=self._json_files,
-        )
+        for one in reversed(self._ways()):
+            save_model(
+                folder,
+                config=one.config,
+                weights=one._weights,
+                sentence=one._sentence,
+                tokenizer=one.tokenizer,
+                others=one._json_files,
+            )
 
     def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:
         """Texts laid end to end: their vectors (total, D) and where each begins (B + 1,).

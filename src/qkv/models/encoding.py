@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.extras import need
-from qkv.models.base import ModelBase
+from qkv.models.routed import RoutedModel
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, is_nothing
 from qkv.models.tasks.encode import OPTIONS, Encoder, checked_texts
@@ -18,7 +18,7 @@ from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
 from qkv.text import Tokenized
 
 
-class EncoderModel(ModelBase):
+class EncoderModel(RoutedModel):
     """The methods of `Model` that a model of sentence-transformers has too."""
 
     def encode(
@@ -37,6 +37,7 @@ class EncoderModel(ModelBase):
         convert_to_tensor: bool = False,
         pool: Any = None,
         chunk_size: int | None = None,
+        task: str | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -71,6 +72,8 @@ class EncoderModel(ModelBase):
             pool: processes that share the work, a `qkv.models.Pool` of this model.
             chunk_size: how many texts each of them gets at a time; a tenth of its share if it is
                 not said.
+            task: what the texts are for ("query", "document"): which route they take, of a model
+                that has routes; None for the default one.
             ablate: heads to go without, as in `trace`; with any of these three, all texts are cut
                 into tokens before the first is run.
             hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
@@ -88,8 +91,8 @@ class EncoderModel(ModelBase):
 
         Raises:
             TypeError: a text is not a string, or the texts are a dict; as for `trace`.
-            ValueError: a text has no token at all, there is no such prompt, one text alone is to be
-                divided into steps, or an argument makes no sense; as for `trace`.
+            ValueError: a text has no token at all, there is no such prompt or route, one text
+                alone is to be divided into steps, or an argument makes no sense; as for `trace`.
             ImportError: tensors are asked for, and torch is not there.
 
         Source:
@@ -113,16 +116,18 @@ class EncoderModel(ModelBase):
             prompt_name=prompt_name,
             prompt=prompt,
             truncate_dim=truncate_dim,
+            task=task,
         )
+        model = self._by_task(task, "encode")
         texts = [inputs] if isinstance(inputs, str) else inputs
 
         is_plain = is_nothing(edit, ablate, hide)
 
         def edits_of(batch: Sequence[Tokenized]) -> Edits:
-            return self._edits(edit, ablate, hide, batch, "encode")
+            return model._edits(edit, ablate, hide, batch, "encode")
 
         def check() -> None:
-            check_edits(edit, ablate, hide, body=self._body, call="encode")
+            check_edits(edit, ablate, hide, body=model._body, call="encode")
 
         if pool is not None:
             found = self._by_pool(pool, encoder, texts, chunk_size, show_progress_bar, is_plain)
@@ -156,7 +161,7 @@ class EncoderModel(ModelBase):
             )
         options = {name: getattr(encoder, name) for name in OPTIONS}
         checked = [*checked_texts(texts, "encode")]
-        parts = pool.encode(checked, chunk_size, show, **options) if checked else []
+        parts = pool.encode(checked, chunk_size, show, encoder.limit, **options) if checked else []
         if encoder.output_value == "sentence_embedding":
             return np.concatenate([encoder.all([]), *parts])
         return [one for part in parts for one in part]
@@ -169,7 +174,7 @@ class EncoderModel(ModelBase):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """The same as `encode`, behind the prompt "query" where no other is asked for.
+        """The same as `encode` for the task "query", behind that prompt without another.
 
         Args:
             inputs: one text or any iterable of texts.
@@ -178,7 +183,7 @@ class EncoderModel(ModelBase):
             options: the others of `encode`.
 
         Returns:
-            As `encode`; of a model whose files name no prompts the same.
+            As `encode`; of a model whose files name no prompts and no routes the same.
 
         Raises:
             TypeError: as for `encode`.
@@ -189,7 +194,7 @@ class EncoderModel(ModelBase):
         (8,)
         """
         prompt_name = "query" if prompt is None and prompt_name is None else prompt_name
-        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, task="query", **options)
 
     def encode_document(
         self,
@@ -199,7 +204,7 @@ class EncoderModel(ModelBase):
         prompt: str | None = None,
         **options: Any,
     ) -> Any:
-        """The same as `encode`, behind the prompt "document" where no other is asked for.
+        """The same as `encode` for the task "document", behind that prompt without another.
 
         Args:
             inputs: one text or any iterable of texts.
@@ -208,7 +213,7 @@ class EncoderModel(ModelBase):
             options: the others of `encode`.
 
         Returns:
-            As `encode`; of a model whose files name no prompts the same.
+            As `encode`; of a model whose files name no prompts and no routes the same.
 
         Raises:
             TypeError: as for `encode`.
@@ -219,7 +224,9 @@ class EncoderModel(ModelBase):
         (1, 8)
         """
         prompt_name = "document" if prompt is None and prompt_name is None else prompt_name
-        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
+        return self.encode(
+            inputs, prompt_name=prompt_name, prompt=prompt, task="document", **options
+        )
 
     def encode_stream(
         self, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
@@ -255,21 +262,25 @@ class EncoderModel(ModelBase):
         encoder = self.text_encoder(call="encode_stream", **options)
         return encoder.windows(sentences, show_progress_bar)
 
-    def text_encoder(self, **options: Any) -> Encoder:
+    def text_encoder(self, *, task: str | None = None, **options: Any) -> Encoder:
         """What `encode` encodes with, for who has texts of several callers run together.
 
         Args:
+            task: as for `encode`.
             options: those of `encode`.
         """
+        call = options.get("call", "encode")
+        model = self._by_task(task, call)
         return Encoder(
-            name=self.name,
-            tokenizer=self._need_tokenizer(options.get("call", "encode")),
-            sentence=self._sentence,
-            limit=self.max_seq_length,
-            rows=len(self._body.embedding.table),
-            dim=self.dim,
-            dtype=self._body.dtype,
-            run=self._body.packed,
+            name=model.name,
+            tokenizer=model._need_tokenizer(call),
+            sentence=model._sentence,
+            limit=model.max_seq_length,
+            rows=len(model._body.embedding.table),
+            dim=model.dim,
+            dtype=model._body.dtype,
+            run=model._body.packed,
+            task=task,
             **options,
         )
 
@@ -284,10 +295,11 @@ class EncoderModel(ModelBase):
         return MappingProxyType(dict(self._sentence.prompts))
 
     def get_embedding_dimension(self) -> int:
-        """How many numbers a vector of `encode` has.
+        """How many numbers a vector of `encode` has; with several routes, one of the first.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
         8
         """
-        return self._sentence.width(self.dim)
+        first = next(iter(self.routes.values()), self)
+        return first._sentence.width(first.dim)

@@ -16,6 +16,7 @@ import numpy as np
 from qkv.arrays import float_type
 from qkv.models.families import described
 from qkv.models.files.find import DEFAULT, find_model
+from qkv.models.files.modules import read_routing
 from qkv.models.files.names import Names, read_weights
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import (
@@ -29,6 +30,7 @@ from qkv.models.files.read import (
     plain,
     read_json,
 )
+from qkv.models.files.sentence import Sentence
 from qkv.models.files.sentence_files import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
@@ -95,7 +97,21 @@ def load(
 
 def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     """The model in a folder."""
-    sentence = read_sentence(folder)
+    routing = read_routing(folder)
+    found: dict[str, Model] = {}
+    for route, modules in routing.ways.items():
+        sentence = read_sentence(folder, modules, routing.files)
+        alike = (one for one in found.values() if one._sentence.home == sentence.home)
+        twin = next(alike, None)
+        found[route] = (
+            _of_files(folder, name, sentence, kind) if twin is None else twin._read_as(sentence)
+        )
+    model = found[routing.first]
+    return model._join(routing, found) if routing.is_choice else model
+
+
+def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
+    """The model of one config.json."""
     home = folder / sentence.home
     values = read_json(home / CONFIG)
     design, names = described(values, home / CONFIG)

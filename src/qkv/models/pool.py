@@ -61,7 +61,7 @@ class Pool:
             self.processes,
             mp_context=multiprocessing.get_context("spawn"),  # a fork would have no threads
             initializer=_begin,
-            initargs=(self._folder.name, model.name, model.max_seq_length, threads),
+            initargs=(self._folder.name, model.name, _limits(model), threads),
         )
 
     def __enter__(self) -> Self:
@@ -76,9 +76,21 @@ class Pool:
         self._folder.cleanup()
 
     def encode(
-        self, texts: Sequence[str], chunk_size: int | None, show: bool | None, **options: Any
+        self,
+        texts: Sequence[str],
+        chunk_size: int | None,
+        show: bool | None,
+        limit: int | None,
+        **options: Any,
     ) -> list[Any]:
         """What `Model.encode` gives for each chunk of these texts, in order.
+
+        Args:
+            texts: strings.
+            chunk_size: as for `Model.encode`.
+            show: whether there is a progress bar.
+            limit: the most tokens of a text.
+            options: the others of `Model.encode`.
 
         Raises:
             ValueError: as for `Model.encode`.
@@ -97,7 +109,7 @@ class Pool:
             ]
         except RuntimeError as error:
             raise RuntimeError("encode: the pool was closed: start another") from error
-        cut, found = Cut(self.model.max_seq_length), []
+        cut, found = Cut(limit), []
         try:
             with progress("encode", len(texts), show) as advance:
                 for first, future in zip(places, waiting, strict=True):
@@ -120,12 +132,18 @@ class Pool:
 _model: Any = None  # of a process of a pool
 
 
-def _begin(folder: str, name: str, limit: int | None, threads: int) -> None:
+def _limits(model: Model) -> list[int | None]:
+    """The most tokens of a text, by each of the models that it is made of."""
+    return [one.max_seq_length for one in model._ways()]
+
+
+def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
     """What a process does first."""
     global _model
     set_num_threads(threads)
     _model = load(folder)
-    _model.name, _model.max_seq_length = name, limit
+    for one, limit in zip(_model._ways(), limits, strict=True):
+        one.name, one._max_length = name, limit
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:

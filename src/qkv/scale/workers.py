@@ -76,7 +76,6 @@ def _is_random(name: str) -> bool:
 def _checksum(folder: Path) -> str:
     """Of the files that a model is read from, and their names."""
     paths = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
-    paths |= {path for path in folder.glob("*/*.safetensors") if path.is_file()}
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         with path.open("rb") as file:

@@ -160,6 +160,8 @@ def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch
         *("config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"),
         *("model-00001-of-00002.safetensors", "model.safetensors.index.json"),
         *("sentence_bert_config.json", "preprocessor_config.json", "generation_config.json"),
+        *("router_config.json", "0_Transformer/tokenizer.json", "0_Transformer/model.safetensors"),
+        "0_Transformer/sentence_bert_config.json",
     ]
     unwanted = ["pytorch_model.bin", "rust_model.ot", "onnx/model.onnx", "README.md", "tf_model.h5"]
     found = filter_repo_objects([*wanted, *unwanted], allow_patterns=asked["allow_patterns"])

@@ -13,16 +13,18 @@ TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 PREPROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"
+ROUTER = "router_config.json"
 SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-NEEDED = [  # of a model on the Hub
-    *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, MODULES, SENTENCE, PROMPTS, INDEX),
-    *("*.safetensors", "*/config.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "*sentence_*_config.json"),
-]
+_FILES = (
+    *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS, INDEX),
+    *("*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
+    "*sentence_*_config.json",
+)
+NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES)]  # of a model on the Hub
 
 MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
 MOST_TOKENIZER = 512 * 2**20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from qkv.arrays import frozen
 from qkv.models.files.config import Config
+from qkv.models.files.modules import Module
 from qkv.models.files.read import (
     CONFIG,
-    MODULES,
     MOST_JSON,
     PROMPTS,
     ModelError,
@@ -47,25 +48,30 @@ ACTIVATIONS = {
 }
 
 
-def read_sentence(folder: Path) -> Sentence:
-    """Read modules.json and what it points to, all of which may be left out.
+def read_sentence(
+    folder: Path, modules: Sequence[Module] = (), listed: Sequence[str] = ()
+) -> Sentence:
+    """Read what the modules of a text say, and the model's files about all of them.
+
+    Args:
+        folder: the model's.
+        modules: those that a text goes through, in order; none where no file names them.
+        listed: the files that do, by their place in the folder.
 
     Raises:
-        ModelError: they are broken, or ask for something that qkv does not know.
+        ModelError: files are broken, or ask for something that qkv does not know.
     """
     said: dict[str, Any] = {}  # of the attributes of `Sentence`, those that the files speak of
-    files, home, kinds = [PROMPTS], "", list[str]()
-    if (folder / MODULES).is_file():
-        kinds, places = _modules(folder / MODULES)
-        files += [MODULES]
-        home = said["home"] = places[0]
+    kinds = [module.kind for module in modules]
+    home = said["home"] = modules[0].place if modules else ""
+    files = [PROMPTS, *listed]
     if "Pooling" in kinds:
-        dense = [place for kind, place in zip(kinds, places, strict=True) if kind == "Dense"]
-        said |= _pooling(folder / places[1] / CONFIG)
+        dense = [module.place for module in modules if module.kind == "Dense"]
+        said |= _pooling(folder / modules[1].place / CONFIG)
         said["dense"] = tuple(_dense(folder, place) for place in dense)
         said["normalize"] = kinds[-1] == "Normalize"
-        files += [f"{place}/{CONFIG}" for place in (places[1], *dense)]
-    said |= _limit(folder / home, MODULES in files) | _prompts(folder / PROMPTS)
+        files += [f"{place}/{CONFIG}" for place in (modules[1].place, *dense)]
+    said |= _limit(folder / home, bool(modules)) | _prompts(folder / PROMPTS)
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     found = {}
     for name in files:
@@ -73,34 +79,6 @@ def read_sentence(folder: Path) -> Sentence:
             need_file(folder / name, MOST_JSON)
             found[name] = (folder / name).read_bytes()
     return Sentence(**said, files=found)
-
-
-def _modules(path: Path) -> tuple[list[str], list[str]]:
-    """The kinds of the modules in order and the folder of each."""
-    modules = read_json(path, list)
-    if not modules or not all(isinstance(module, dict) for module in modules):
-        raise ModelError(f"{path}: it must be a list of modules")
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    places = [module.get("path", "") for module in modules]
-    for place in places:
-        parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
-        if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
-            raise ModelError(f"{path}: the path {place!r} leads out of the model's folder")
-    if kinds == ["Transformer"] and _is_cross_encoder(path.parent):
-        return kinds, places
-    rest = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(rest) - {"Dense"}:
-        raise ModelError(
-            f"{path}: its modules are {', '.join(kinds)}: "
-            "qkv knows Transformer, Pooling, any Dense and, last, Normalize"
-        )
-    return kinds, places
-
-
-def _is_cross_encoder(folder: Path) -> bool:
-    """Whether it was saved by sentence-transformers' CrossEncoder, whose model has its own head."""
-    path = folder / PROMPTS
-    return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"
 
 
 def _pooling(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from qkv.trace import Recorder
 
 OPTIONS = (
     *("batch_size", "normalize_embeddings", "output_value"),
-    *("prompt_name", "prompt", "truncate_dim"),
+    *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
 TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
@@ -78,6 +78,7 @@ class Encoder:
     prompt_name: str | None = None
     prompt: str | None = None
     truncate_dim: int | None = None
+    task: str | None = None
     call: str = "encode"
 
     def __post_init__(self) -> None:
