@@ -117,9 +117,23 @@ def press(page: Page, *names: str) -> None:
         page.keyboard.press(name)
 
 
+def pause(page: Page, milliseconds: int) -> None:
+    """Wait so long by the page's own clock, then for two frames: what was due before is done.
+
+    On a busy machine the page may be late, and then this is as late.
+    """
+    page.evaluate(
+        """(milliseconds) => new Promise((done) => {
+          const frame = () => requestAnimationFrame(() => requestAnimationFrame(done));
+          setTimeout(frame, milliseconds);
+        })""",
+        milliseconds,
+    )
+
+
 def said(page: Page) -> str:
     """What the live region says, once it has said it."""
-    page.wait_for_timeout(250)  # it waits 150 ms for the last of many changes
+    pause(page, 200)  # it waits 150 ms for the last of many changes
     return page.locator("[role=status]").first.inner_text()
 
 

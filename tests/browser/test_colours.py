@@ -13,7 +13,7 @@ import qkv
 from qkv.see.draw import colours
 from qkv.see.page.html import asset
 
-from .support import SPANS, STATIC, WORDS, Visit, made, page_of, payload, whole_page
+from .support import SPANS, STATIC, WORDS, Visit, made, page_of, pause, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
 
@@ -53,7 +53,7 @@ def test_the_ground_of_a_map_is_that_of_the_page(visit: Visit, scheme: str) -> N
     assert thumbnails(page)[0, 0, -1].tolist() == paper  # hidden by the mask: a weight of 0
     other = {"light": "dark", "dark": "light"}[scheme]
     page.emulate_media(color_scheme=other)
-    page.wait_for_timeout(300)
+    pause(page, 300)
     assert thumbnails(page)[0, 0, -1].tolist() == list(bytes.fromhex(colours.shade(0.0, other)[1:]))
 
 
@@ -65,7 +65,7 @@ def thumbnails(page: Page) -> np.ndarray:
         ".querySelectorAll('.thumb canvas').length === count",
         arg=count,
     )
-    page.wait_for_timeout(100)  # those before may still stand there
+    pause(page, 100)  # those before may still stand there
     found = page.locator(".thumb canvas").evaluate_all(
         """all => all.map((canvas) => {
             const { width, height } = canvas;

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page
 
 from .play import address, button
 from .playing import START, go, opened
-from .support import Visit
+from .support import Visit, pause
 
 SCRIPT = (notebooks.COURSE.parent / "static/live.js").read_text(encoding="utf-8")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a lesson</title>
@@ -47,7 +47,7 @@ def test_a_frame_is_as_high_as_it_says_itself(visit: Visit) -> None:
         )
     page.frames[1].evaluate("['high', null, { height: -1 }].map((x) => parent.postMessage(x, '*'))")
     page.evaluate("postMessage({ height: 999 }, '*')")  # no frame says so
-    page.wait_for_timeout(100)
+    pause(page, 100)
     assert height(page) == "260px"
 
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 import qkv
 from qkv.models import random_model
 
-from .support import WORDS, Visit, keys, made, page_of, part_of, sentence, tight, token
+from .support import WORDS, Visit, keys, made, page_of, part_of, pause, sentence, tight, token
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -128,7 +128,7 @@ def test_the_theme_follows_the_system(visit: Visit) -> None:
 def test_a_window_that_becomes_narrow(visit: Visit) -> None:
     page = visit(page_of(made(WORDS)))
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_timeout(100)
+    pause(page, 100)
     assert tight(page)
     box = page.locator(".map").bounding_box()
     assert box is not None

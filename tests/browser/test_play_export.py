@@ -23,7 +23,7 @@ from .edited import Edit
 from .engine import by_the_library, shares
 from .play import address, after, opened_at, ready
 from .playing import HEAD, PLACE, ROLES, START, STATE, TEXT, cells, like, live_page, opened, until
-from .support import Visit, tight
+from .support import Visit, pause, tight
 from .test_page import problems
 from .test_play_page import OVERLAPS
 
@@ -159,7 +159,7 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
     page = opened(quick, html, edits=EDITS, colouring="effect")
     figures = page.locator(".cell .figure")
     until(lambda: sum(map(bool, figures.all_text_contents())) == 23)
-    page.wait_for_timeout(500)
+    pause(page, 500)
     table = rows(saved(page, "map", "CSV: heads"))
     names = [f"{row['layer']}.{row['head']}" for row in table]
     assert names == [f"{layer}.{head}" for layer in range(4) for head in range(6)]
@@ -237,10 +237,10 @@ def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit
 @pytest.mark.parametrize("name", ["map", "head", "steps", "outcome"])
 def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: str) -> None:
     page = opened(quick, html, edits=EDITS)
-    page.wait_for_timeout(500)
+    pause(page, 500)
     for width in (1270, 1280):  # all is drawn in the room that it has
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(200)
+        pause(page, 200)
     plain, shown = page.screenshot(), page.evaluate(REST)
     hidden = ".save, .control, .paint, .power, .weight-bar, .motion-play, .motion-moments"
     hidden += ", .walk-way, details"
@@ -290,7 +290,7 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
         beyond.remove(word)
     assert not beyond or canvas.count()  # the names along a heat map
     menu(page, name).evaluate("node => { node.open = false; }")
-    page.wait_for_timeout(300)
+    pause(page, 300)
     assert page.evaluate(REST) == shown
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")

@@ -13,7 +13,7 @@ from .edited import Edit
 from .engine import by_the_library
 from .play import address, after, opened_at, ready
 from .playing import HEAD, PLACE, STATE, TEXT, go, held, like, opened, picture, until
-from .support import Visit, read, tight, token
+from .support import Visit, pause, read, tight, token
 from .test_page import problems
 
 LAYER, NUMBER = HEAD
@@ -149,18 +149,18 @@ def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
     np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.00051)
     page.evaluate("moments.length = 0")
-    page.wait_for_timeout(600)
+    pause(page, 600)
     assert set(page.evaluate("moments")) == {END}
 
 
 def test_it_does_not_play_at_load_nor_after_a_change(page: Page) -> None:
     motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
-    page.wait_for_timeout(300)
+    pause(page, 300)
     go(page, edits=[{"op": "hide", "token": 4}])
     go(page, head=0)
     go(page, layer=1, query=2)
-    page.wait_for_timeout(300)
+    pause(page, 300)
     assert set(page.evaluate("moments")) == {END}
 
 
@@ -170,7 +170,7 @@ def test_it_can_be_stopped_and_taken_by_keys(page: Page) -> None:
     until(lambda: 3 < int(slider(page).input_value()) < END)
     play.click()
     at = int(slider(page).input_value())
-    page.wait_for_timeout(200)
+    pause(page, 200)
     assert int(slider(page).input_value()) == at < END
     slider(page).focus()
     page.keyboard.press("Home")
@@ -205,7 +205,7 @@ def test_out_of_sight_it_waits(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(**STATE)), width=1280, height=420))
     page.evaluate("scrollTo(0, 0)")
     go(page, query=3)
-    page.wait_for_timeout(2000)
+    pause(page, 2000)
     assert slider(page).input_value() == "0"
     motion(page).locator("h4").evaluate("node => node.scrollIntoView()")
     until(lambda: slider(page).input_value() == str(END))

@@ -20,6 +20,8 @@ from qkv.models import Model
 
 from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
+from .play import rest
+from .playing import until
 from .support import press, read, readout
 from .test_engine import offsets
 
@@ -188,8 +190,11 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
         page.get_by_label(label).fill(text)
     own = page.locator("[data-part=second]")
     own.locator("details summary").click()
-    page.wait_for_timeout(1500)
-    last = page.get_by_role("listbox", name="words of the sentence").get_by_role("option").last
+    words = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
+    rows = own.locator("details tbody tr")
+    until(lambda: rows.count() == len(model.tokenize(texts[1]).ids))
+    rest(page)
+    last = words.last
     last.click()
     at = int(last.get_attribute("data-token") or 0)  # in both: the second begins with the first
     shown_head = re.search(r"Head (\d+)\.(\d+)", page.locator("[data-part=head] h3").inner_text())
@@ -240,7 +245,7 @@ def test_the_temperature_of_a_model_with_its_own_scale(
     )
     changes = page.locator("[data-part=changes]")
     changes.get_by_role("button", name="temperature 2.00").wait_for()
-    page.wait_for_timeout(1000)
+    rest(page)
     (edit,) = page.evaluate("JSON.parse(new URLSearchParams(location.hash.slice(1)).get('edits'))")
     assert edit["value"] == pytest.approx(usual / 2)
     page.get_by_role("button", name="Copy as Python").click()

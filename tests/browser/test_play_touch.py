@@ -29,7 +29,7 @@ from .playing import (
     table,
     until,
 )
-from .support import Visit, keys, press, read, readout, token
+from .support import Visit, keys, pause, press, read, readout, token
 from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
@@ -145,7 +145,7 @@ def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Tra
     press(page, "End")
     until(lambda: given(page))
     assert given(page)[0]["weights"] == [float(key == CROWN) for key in range(10)]
-    page.wait_for_timeout(1100)  # a change of its own
+    pause(page, 1100)  # a change of its own
     press(page, "ArrowLeft", "ArrowLeft")
     until(lambda: given(page)[0]["weights"][CROWN] == 0.98)
     expected = np.full(10, 0.02 / 8)

@@ -14,7 +14,7 @@ from qkv.see.page.html import asset
 from qkv.see.views.replay import ReplayView
 from see.training import made_run, run_folder
 
-from .support import Visit, press, read, readout, said, sentence, tight, whole_page
+from .support import Visit, pause, press, read, readout, said, sentence, tight, whole_page
 from .test_page import HOSTILE, problems
 
 STEPS = [0, 10, 20, 50, 100, 400, 1000]
@@ -277,7 +277,7 @@ def test_a_window_that_becomes_narrow_and_a_theme_that_changes(visit: Visit, htm
     page.set_viewport_size({"width": 390, "height": 800})
     page.emulate_media(color_scheme="dark")
     page.locator(".view[data-theme=dark]").wait_for()
-    page.wait_for_timeout(100)
+    pause(page, 100)
     assert tight(page)
     for chart in page.locator(".replay-chart svg").all():
         box = chart.bounding_box()

@@ -22,7 +22,7 @@ from qkv.see.page.walk import walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 
-from .support import STATIC, Visit, after_each, press, read, readout, said, tight, whole_page
+from .support import STATIC, Visit, after_each, pause, press, read, readout, said, tight, whole_page
 from .test_page import problems
 
 CAT = "The cat sat on the mat"
@@ -228,7 +228,7 @@ def test_the_cell_that_is_spelled_out_is_in_sight(visit: Visit) -> None:
     assert walk.cell[1] > 5  # beyond the columns that fit
     page = visit(walk_page(walk), width=390)
     page.get_by_role("tab", name="scaled").click()
-    page.wait_for_timeout(100)
+    pause(page, 100)
     left, part, whole = page.locator(".map").first.evaluate(
         "box => [box.scrollLeft, box.clientWidth, box.scrollWidth]"
     )
