@@ -5,6 +5,7 @@ import pytest
 
 from qkv.marking import check
 from qkv.marking.errors import alike, clash, line_of
+from qkv.marking.files.found import of_error
 
 
 def raised(call):
@@ -139,3 +140,24 @@ def test_two_mistakes_are_named_where_one_of_them_raises(function, key):
     assert key in result.mistakes
     assert len(result.mistakes) == 2
     assert {*result.mistakes} & {"key-not-transposed", "projection-transposed"}
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [("is it a batch?", "is it a batch?"), ("not yet.", "not yet."), ("no row", "no row.")],
+)
+def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
+    def one_row_alone(x, axis=-1):
+        if x.ndim < 2:
+            raise ValueError(words)
+        e = np.exp(x - x.max(axis=axis, keepdims=True))
+        return e / e.sum(axis=axis, keepdims=True)
+
+    (refused,) = (
+        line
+        for line in check(one_row_alone, task="softmax").message.splitlines()
+        if line.startswith("It refuses")
+    )
+    assert refused.endswith(f"ValueError: {ends}")
+    shows = of_error(ValueError(words), "mine.py").message.splitlines()[1]
+    assert shows == f"It shows: ValueError: {ends}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.marking import findings
-from qkv.marking.errors import in_words
+from qkv.marking.errors import in_words, sentence
 from qkv.marking.explain import Compute, explain
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps
@@ -129,7 +129,7 @@ class Marking:
         runs = self.run(group.cases)
         error = next((run.error for run in runs if run.error is not None), None)
         if group.may_refuse and error is not None:
-            self.limits.append(f"It refuses {group.what}: {in_words(error)}.")
+            self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
             return  # nothing can be told apart from what was found and not explained
@@ -156,7 +156,7 @@ class Marking:
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
-            self.limits.append(f"It refuses whole numbers: {in_words(run.error)}.")
+            self.limits.append(sentence(f"It refuses whole numbers: {in_words(run.error)}"))
             return
         self.runs.append(run)
         self.tried.append("whole numbers")
@@ -204,7 +204,7 @@ class Marking:
             return
         first, *others = found
         yield f"{self.name}{_LEAD[first.kind]}: {first.says}."
-        yield f"It shows: {first.shows}."
+        yield sentence(f"It shows: {first.shows}")
         if first.variants and first.run is not None and first.run.error is not None:
             yield f"It raises {findings.told(first.run)}."
         if first.remedy:

@@ -38,6 +38,11 @@ def in_words(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def sentence(text: str) -> str:
+    """With a full stop, unless it ends otherwise, as words of somebody's error may."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def line_of(error: BaseException | None) -> str:
     """Where somebody's code raised it, as in "line 3: scores = q @ k"; empty where ours did."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []

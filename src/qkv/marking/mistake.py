@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from qkv.marking.errors import sentence
+
 Kind = Literal["wrong", "fragile", "convention"]
 
 # a computation, each step by its name
@@ -41,8 +43,8 @@ class Mistake:
     @property
     def hint(self) -> tuple[str, ...]:
         """Three grades: a nudge, where to look, the line that mends it."""
-        nudge = self.nudge or f"{self.shows[:1].upper()}{self.shows[1:]}."
-        where = self.where or f"{self.says[:1].upper()}{self.says[1:]}."
+        nudge = self.nudge or sentence(f"{self.shows[:1].upper()}{self.shows[1:]}")
+        where = self.where or sentence(f"{self.says[:1].upper()}{self.says[1:]}")
         return nudge, where, self.remedy or _NO_LINE
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 
-from qkv.marking.errors import in_words
+from qkv.marking.errors import in_words, sentence
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
@@ -101,7 +101,7 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
     names = {"it": task or "the file", **names}
     says, *hint = (text.format_map(_Given(names)) for text in _SAID[key])
     *_, remedy = hint
-    lines = [f"{says}.", f"It shows: {shows}.", f"What mends it: {remedy}"]
+    lines = [f"{says}.", sentence(f"It shows: {shows}"), f"What mends it: {remedy}"]
     return CheckResult("\n".join(lines), (key,), points=0, task=task, hint=tuple(hint))
 
 
