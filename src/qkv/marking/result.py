@@ -105,6 +105,6 @@ def _named(name: str, value: Any) -> list[str]:
     label = _LABELS.get(name, name)
     if not isinstance(value, np.ndarray):
         return [f"  {label} = {value}"]
-    text = np.array2string(value, precision=4, suppress_small=True, separator=" ")
+    text = np.array2string(value, precision=4, suppress_small=True, separator=" ", threshold=60)
     margin = " " * (len(label) + 5)
     return f"  {label} = {text}".replace("\n", f"\n{margin}").splitlines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from qkv.arrays import Array
@@ -17,16 +19,81 @@ from qkv.marking.tasks.attention.mistakes import EMPTY, LARGE, SCALE
 RETURN = "return weights @ v"
 
 
-def odd_shape(wrong: Outcome) -> Finding | None:
-    """Right on squares; wrong where lengths or sizes differ."""
-    arrays, shows = wrong.case.arrays, told(wrong)
-    if "query" in arrays and arrays["query"].shape[-2] != arrays["key"].shape[-2]:
+def odd_shape(runs: list[Outcome]) -> Finding | None:
+    """Right on squares; wrong where lengths or sizes differ, in all of these runs or in some."""
+    wrong = first_wrong(runs)
+    lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
+    if "query" in wrong.case.arrays and _whole_sides(lengths):
         says = "it works only where there are as many keys as queries"
         remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
-        return Finding("square-only", says, shows, remedy, run=wrong)
+        nudge = "Give it two queries and three keys, then three and two."
+        where = "every size in the function: is it that of the queries, or of the keys?"
+        return Finding(
+            "square-only", says, told(wrong), remedy, nudge=nudge, where=where, run=wrong
+        )
+    if "query" in wrong.case.arrays and any(not run.is_right for side in lengths for run in side):
+        return some_lengths(wrong, [run for run in runs if run.is_right])
+    sizes = _sides(runs, lambda case: [a.shape[-1] for a in [*case.arrays.values()][-2:]])
+    if not _whole_sides(sizes) or all(wrong is not run for side in sizes for run in side):
+        return None
     says = "it works only where the values have the size of the queries and keys"
     remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
-    return Finding("value-size", says, shows, remedy, run=wrong)
+    nudge = "Give it values of one number, and queries and keys of two."
+    where = "every size in the function: is it that of the keys, or of the values?"
+    return Finding("value-size", says, told(wrong), remedy, nudge=nudge, where=where, run=wrong)
+
+
+def _queries(case: Case) -> int:
+    return int(next(iter(case.arrays.values())).shape[-2])
+
+
+def _sides(
+    runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
+) -> tuple[list[Outcome], list[Outcome]]:
+    """The runs whose first size is below the second, and those in which it is above it."""
+    below: list[Outcome] = []
+    above: list[Outcome] = []
+    for run in runs:
+        one, other = sizes(run.case)
+        if one != other:
+            (below if one < other else above).append(run)
+    return below, above
+
+
+def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
+    """Does all go wrong on one side or on both, and nothing on the other?"""
+    wrong = [{not run.is_right for run in side} for side in sides]
+    return {True} in wrong and {True, False} not in wrong
+
+
+def _lengths(run: Outcome) -> str:
+    query, key, _ = run.case.arrays.values()
+    return f"{query.shape[-2]} x {key.shape[-2]}"
+
+
+def _by_length(runs: list[Outcome]) -> Finding | None:
+    """Do the lengths tell which runs are right and which give other numbers?"""
+    right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
+    if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
+        return None
+    return some_lengths(wrong[0], right) if right and wrong[0].error is None else None
+
+
+def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
+    """Right for some lengths and wrong for others: in blocks, most likely."""
+    good = ", ".join(dict.fromkeys(map(_lengths, right)))
+    failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
+    return Finding(
+        "some-lengths",
+        "it is right for some numbers of queries and keys and wrong for others",
+        f"right for {good} (queries x keys), wrong for {_lengths(wrong)}{failed}",
+        "for at in range(0, S, size): keys = k[at : at + size]  # the last may be shorter;"
+        " factor = np.exp(m - new); total, out, m = total * factor, out * factor, new",
+        nudge="Work the smallest input out by hand: is a key left out, or does one count too much?",
+        where="a size that is fixed; or, if it takes keys in blocks, the last block, and what is"
+        " kept from one block to the next",
+        run=wrong,
+    )
 
 
 def large_scores(wrong: Outcome) -> Finding:
@@ -112,8 +179,8 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
     """It is wrong, on which input, by how much, and what its properties hint at."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
-    scale = _wrong_scale(runs) if numbers else None
-    return scale or findings.unexplained(runs, what, RETURN, _hints(call, wrong) if numbers else [])
+    named = (_wrong_scale(runs) or _by_length(runs)) if numbers else None
+    return named or findings.unexplained(runs, what, RETURN, _hints(call, wrong) if numbers else [])
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
@@ -134,7 +201,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
         if differ(call(wrong.case.permuted()).out, expected):
             hints.append(
                 "the order of the keys matters, which it must not, as if a position or a mask"
-                " were inside"
+                " were inside, or keys were forgotten on the way"
             )
     return hints
 
@@ -155,7 +222,7 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
     """Is it softmax of the scores times some other number? Then say which."""
-    said, sign = [], 1.0
+    said, sign, off = [], 1.0, False
     for run in runs:
         if run.case.mask is not None or run.case.causal:
             return None
@@ -174,8 +241,8 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
         times = round(times, 12) + 0.0
         said.append(f"{times * d**-0.5:.4g} where it should be {d**-0.5:.4g} (d = {d})")
-        sign = min(sign, np.sign(times))
-    if not said:
+        sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3
+    if not off:
         return None
     shows = "all else is right: only the sharpness of the weights is off"
     if sign < 0:

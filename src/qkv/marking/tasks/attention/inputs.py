@@ -10,6 +10,8 @@ import numpy as np
 from qkv.arrays import Array
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
+SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
+MOST = 131  # queries, or keys: more than one block, if a function works in blocks
 CORE = "scores, scaling, softmax, values"  # as many queries as keys, d == dv: most mistakes show
 
 
@@ -105,7 +107,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
     cached = drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
     return {
         CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4))],
-        "other lengths and sizes": drawn("qkv", 50, *sizes, apart=5),
+        SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp overflows, and a row far below the largest underflows
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # the first is 2 x 2 x 2, where transposing too many axes goes unseen
@@ -122,12 +124,19 @@ def _of_word_vectors() -> dict[str, list[Case]]:
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
     return {
         CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2))],
-        "values of another size": drawn(names, 80, *sizes, apart=5),
+        SIZES[names]: drawn(names, 80, *sizes, apart=5),
         "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
         "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
         # in the second the sizes of both heads together are not the width of x
         "two heads": [replace(case, heads=2) for case in (two, *drawn(names, 180, (3, 3, 4, 4)))],
     }
+
+
+def long_ones(length: int) -> list[Case]:
+    """Two queries of so many keys, whose scores rise and fall, and so many queries of two keys."""
+    both, long = np.array([[1.0], [-1.0]]), np.arange(length)[:, None] / 8
+    value = np.random.default_rng(900).integers(-4, 5, (length, 1)) / 2
+    return [_case("qkv", both, long, value), _case("qkv", long, both, value[:2])]
 
 
 def _case(signature: str, *rows: Any) -> Case:

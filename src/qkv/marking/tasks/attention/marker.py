@@ -13,7 +13,7 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings, mistakes
-from qkv.marking.tasks.attention.inputs import CORE, NAMES, cases
+from qkv.marking.tasks.attention.inputs import CORE, MOST, NAMES, SIZES, cases, long_ones
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
 from qkv.marking.tasks.attention.steps import RIGHT, compute
 from qkv.marking.tasks.task import Task
@@ -52,8 +52,9 @@ class AttentionMarking(Marking):
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """What the properties of the output tell."""
-        return findings.unexplained(self.call, runs, what)
+        """What the sizes that go wrong tell, or the properties of the output."""
+        odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
+        return odd or findings.unexplained(self.call, runs, what)
 
 
 def _mark_function(function: Callable[..., Any], signature: str) -> CheckResult:
@@ -80,14 +81,15 @@ def _mark(m: AttentionMarking) -> CheckResult:
     one_head = mistakes.ONE_HEAD if "heads" in options else ()
     m.ask(CORE, (*mistakes.core(m.signature), *one_head))
     if not m.wrong:
-        what = "other lengths and sizes" if m.signature == "qkv" else "values of another size"
-        m.ask(what, mistakes.SHAPES, findings.odd_shape)
+        m.ask(SIZES[m.signature], mistakes.SHAPES)
     m.ask("scores of 1000", mistakes.LARGE, findings.large_scores)
     if not m.wrong:
         m.find(changed_inputs(m.runs))
     if not m.wrong:
         (whole,) = m.cases["whole numbers"]
         m.whole_numbers(whole, mistakes.FLOATS)
+    if not m.wrong and m.signature == "qkv":
+        _try_long_ones(m)
     batches = not m.wrong and takes_batches(m)
 
     each_pair = "mask" in options and try_masks(m, batches)
@@ -122,6 +124,16 @@ def first_calls(m: AttentionMarking) -> None:
         m.find(of_mistake(mistakes.WEIGHTS_FIRST, runs[0]))
         m.call = swapped
     m.first_call(m.cases[CORE][0])
+
+
+def _try_long_ones(m: AttentionMarking) -> None:
+    """More keys, and more queries, than a block has; the fewest that go wrong are told."""
+    m.tried.append(f"{MOST} keys, and as many queries")
+    if all(run.is_right for run in m.run(long_ones(MOST))):
+        return
+    cases = (case for length in range(4, MOST + 1) for case in long_ones(length))
+    wrong = next(run for run in map(m.call, cases) if not run.is_right)
+    m.find(findings.some_lengths(wrong, [run for run in m.runs if run.is_right]))
 
 
 def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) -> bool:

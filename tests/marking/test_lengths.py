@@ -1,0 +1,103 @@
+"""The marker against functions that are right for some numbers of queries and keys alone."""
+
+import numpy as np
+import pytest
+
+from qkv.marking import check
+
+
+def tiled(size, *, whole=False, total=True, out=True, keeps=True, of=lambda q, k: len(k)):
+    """Attention by blocks of keys, with one thing left out; `whole`: the rest of the keys."""
+
+    def function(q, k, v):
+        m, sums, sofar = np.full((len(q), 1), -np.inf), 0.0, 0.0
+        end = max(size, of(q, k) // size * size) if whole else of(q, k)
+        for at in range(0, end, size):
+            scores = q @ k[at : at + size].T / np.sqrt(q.shape[-1])
+            new = np.maximum(m, scores.max(axis=-1, keepdims=True))
+            factor, powers = np.exp(m - new), np.exp(scores - new)
+            sums = sums * (factor if total else 1) + powers.sum(axis=-1, keepdims=True)
+            sofar = sofar * (factor if out else 1) + powers @ v[at : at + size]
+            m = new if keeps else m
+        return sofar / sums
+
+    return function
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 64, 128, 500])
+def test_blocks_of_keys_that_are_right_pass(size):
+    def function(q, k, v):
+        if q.ndim == 2:
+            return tiled(size)(q, k, v)
+        return np.stack([tiled(size)(*one) for one in zip(q, k, v, strict=True)])
+
+    result = check(function)
+    assert result.points == 10, str(result)
+    assert "131 keys, and as many queries" in result.message
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 16, 64, 128])
+@pytest.mark.parametrize(
+    "wrong", [{"whole": True}, {"total": False}, {"out": False}, {"keeps": False}]
+)
+def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
+    result = check(tiled(size, **wrong))
+    assert result.mistakes == ("some-lengths",), str(result)
+    assert "as many keys as queries" not in str(result)
+    # the last of these keys is a block by itself
+    assert len(result.example["key"]) == max(3, size + 1)
+    assert "blocks" in result.hint[1]
+    assert "factor" not in result.text(2)
+
+
+def test_the_lengths_that_are_right_are_told_once_each():
+    said = check(tiled(2, out=False)).message
+    assert "right for 1 x 2, 3 x 2, 2 x 2 (queries x keys), wrong for 2 x 3" in said
+
+
+def test_blocks_that_count_the_queries_are_wrong_wherever_there_are_more_keys():
+    result = check(tiled(1, of=lambda q, k: len(q)))
+    assert result.mistakes == ("square-only",)
+
+
+def test_fixed_sizes_beyond_the_first_few_are_found():
+    def function(q, k, v):
+        weights = np.zeros((10, 10))
+        scores = q @ k.T / np.sqrt(q.shape[-1])
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights[: len(q), : len(k)] = e / e.sum(axis=-1, keepdims=True)
+        return weights[: len(q), : len(k)] @ v
+
+    result = check(function)
+    assert result.mistakes == ("some-lengths",)
+    assert len(result.example["key"]) == 11
+    assert "ValueError: could not broadcast" in result.message
+
+
+def test_many_queries_are_tried_too():
+    def function(q, k, v):
+        scores = q @ k.T / np.sqrt(q.shape[-1])
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        e[20:] *= e[20:] > 0.5
+        return e / e.sum(axis=-1, keepdims=True) @ v
+
+    result = check(function)
+    assert result.mistakes == ("some-lengths",)
+    assert (len(result.example["query"]), len(result.example["key"])) == (21, 2)
+
+
+def test_queries_of_size_1_are_no_matter_of_lengths_of_value_sizes_or_of_the_scale():
+    def function(q, k, v):
+        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out = e / e.sum(axis=-1, keepdims=True) @ v
+        return out if q.shape[-1] > 1 else out + 1
+
+    assert check(function).mistakes == ("unknown",)
+
+
+def test_an_example_of_many_rows_is_printed_in_part():
+    text = check(tiled(64, out=False)).text(0)
+    assert "...," not in text
+    assert " ...\n" in text
+    assert len(text.splitlines()) < 40
