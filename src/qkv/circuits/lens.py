@@ -60,3 +60,15 @@ def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
     """What a trace may call the vectors that a layer hands on."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]
+
+
+def has_linear_head(model: Model) -> bool:
+    """Whether nothing but a matrix stands between the final norm and the logits over words."""
+    head = model.design.head
+    return head is not None and not (head.dense or head.activation is not None or head.norm)
+
+
+def unembedding(model: Model) -> Array:
+    """The matrix (D, V) that makes logits of vectors: the head's own, or that of the embeddings."""
+    weight = model.parameters.get("head.out_proj.weight")
+    return model.parameters["embed.weight"].T if weight is None else weight

@@ -8,6 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.circuits.checks import check_logit, check_trace, check_words, kept
+from qkv.circuits.lens import has_linear_head, unembedding
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.models.model import Model
 from qkv.models.network.design import Design
@@ -96,9 +97,7 @@ def attribute_logits(model: Model, trace: Trace, of: tuple[Any, ...]) -> dict[st
 
 def _check_linear(model: Model) -> None:
     """An error where logits are no sum of parts, whatever the scales of the norms."""
-    head = model.design.head
-    assert head is not None
-    if head.dense or head.activation is not None or head.norm:
+    if not has_linear_head(model):
         raise ValueError(
             f"{_CALL}: the head of {model.name} has a layer of its own before the last matrix, so "
             "a logit is no sum of parts: take a decoder, or patch(model, ...) for what parts do"
@@ -114,10 +113,8 @@ def _from_head(model: Model, chosen: Any) -> tuple[Array, float]:
     """What the vector in front of the head is multiplied by, (D,), and what is added."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
-    name = "head.out_proj.weight"
-    weight = parameters[name] if name in parameters else parameters["embed.weight"].T  # (D, V)
     bias = parameters.get("head.out_proj.bias")
-    return chosen(weight) * head.scale, 0.0 if bias is None else float(chosen(bias))
+    return chosen(unembedding(model)) * head.scale, 0.0 if bias is None else float(chosen(bias))
 
 
 def _through(norm: LayerNorm | RMSNorm, scale: Array, towards: Array) -> tuple[Array, float]:
