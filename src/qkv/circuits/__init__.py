@@ -1,6 +1,7 @@
 """What researchers ask of a model: which part does what."""
 
 from qkv.circuits.composing import composition
+from qkv.circuits.copying import copying_scores
 from qkv.circuits.flow import rollout, value_weighted
 from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
@@ -12,6 +13,7 @@ __all__ = [
     "attribute_logits",
     "attribution_patch",
     "composition",
+    "copying_scores",
     "head_scores",
     "integrated_gradients",
     "logit_lens",
