@@ -31,6 +31,7 @@ from .sentences import SPECIAL, tokenizer
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 BOUND = 1e-5  # of the largest value
 LAYERS, HEADS, D = 3, 4, 24
+END = "<|endoftext|>"
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.M | re.S)
 ROW = re.compile(r"^\*\*(\d+)\.\*\* (.+?) \*([^*]+):\*$", re.M | re.S)
 
@@ -44,11 +45,6 @@ class Row:
     theirs: str
     ours: str
     reason: str  # why ours needs more statements, where it does
-
-    @property
-    def name(self) -> str:
-        """What the last statement of ours, and of theirs, assigns."""
-        return assigned(self.ours)
 
 
 def page() -> tuple[str, dict[int, Row]]:
@@ -69,12 +65,18 @@ def page() -> tuple[str, dict[int, Row]]:
     return "\n".join(cells), rows
 
 
-def assigned(code: str) -> str:
-    """The name that the last statement gives a value to."""
-    match ast.parse(code).body[-1]:
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            return name
-    raise AssertionError(f"the last statement gives no name a value: {code}")
+def assigned(code: str) -> list[str]:
+    """The names that the code gives values to, in the order of its statements, `_` left out."""
+    names = [
+        node.id
+        for statement in ast.parse(code).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        for node in ast.walk(target)
+        if isinstance(node, ast.Name) and node.id != "_"
+    ]
+    assert names, f"no name is given a value: {code}"
+    return names
 
 
 def statements(code: str) -> int:
@@ -137,15 +139,10 @@ class Theirs:
         bpe = byte_pairs(words)
         bpe.save_pretrained(folder / "decoder")
         tokenizer(words=words).save_pretrained(folder / "encoder")
-        config = GPT2Config(vocab_size=len(bpe), n_embd=D, n_head=HEADS, n_layer=LAYERS, n_inner=40)
+        sizes = {"hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+        config: Any = GPT2Config(vocab_size=len(bpe), bos_token_id=0, eos_token_id=0, **sizes)
         decoder = made(folder / "decoder", GPT2LMHeadModel, config)
-        config = BertConfig(
-            vocab_size=len(words) + len(SPECIAL),
-            hidden_size=D,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            intermediate_size=40,
-        )
+        config = BertConfig(vocab_size=len(words) + len(SPECIAL), intermediate_size=40, **sizes)
         encoder = made(folder / "encoder", BertForMaskedLM, config, seed=1)
         self.decoder, self.encoder = decoder.theirs, encoder.theirs
         loads = {"wordnet-decoder": decoder.ours, "wordnet": encoder.ours}
@@ -153,36 +150,37 @@ class Theirs:
         with patch.object(qkv, "load", loads.__getitem__):
             exec(setup, names)
         self.__dict__.update({name: names[name] for name in Theirs.__annotations__})
-        self.tokenizers = {
-            name: PreTrainedTokenizerFast.from_pretrained(folder / name)
-            for name in ("decoder", "encoder")
-        }
-        self.found: dict[int, Any] = {}
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "decoder")
+        self.encoder_tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "encoder")
+        self.found: dict[int, Any] = {}  # of each row what it assigned
         for number, one in sorted(self.rows.items()):
             try:
                 exec(one.ours, names)
-                self.found[number] = names[one.name]
+                self.found[number] = {name: names[name] for name in assigned(one.ours)}
             except Exception as error:  # of one row, whose own test raises it
                 self.found[number] = error
 
     def ids(self, text: str) -> torch.Tensor:
         """The decoder's ids (1, T) of a text."""
-        return torch.tensor(self.tokenizers["decoder"](text).input_ids)[None]
+        return torch.tensor(self.tokenizer(text).input_ids)[None]
 
     def encoder_ids(self, text: str) -> torch.Tensor:
         """The encoder's ids (1, T) of a text, with [CLS] and [SEP]."""
-        return torch.tensor(self.tokenizers["encoder"](text).input_ids)[None]
+        return torch.tensor(self.encoder_tokenizer(text).input_ids)[None]
 
     def seen(
         self,
-        ids: torch.Tensor,
         *names: str,
+        text: str | None = None,
+        ids: torch.Tensor | None = None,
         changes: Mapping[tuple[str, int], Change] = MappingProxyType({}),
     ) -> dict[tuple[str, int], torch.Tensor]:
         """What the decoder computes of these on its way, of every layer, and ("logits", 0).
 
-        Gradients flow through it, and are kept.
+        Of the page's text, or of another or of ids (1, T), with changes on the way. Gradients flow
+        through it, and are kept.
         """
+        ids = self.ids(self.text if text is None else text) if ids is None else ids
         found: dict[tuple[str, int], torch.Tensor] = {}
 
         def keep(key: tuple[str, int]) -> Change:
@@ -208,12 +206,13 @@ class Theirs:
         if isinstance(found, Exception):
             raise found
         expected = EXPECTED[number](self)
+        *_, result = found.values()
         if not isinstance(expected, Mapping):
-            near(found, expected, row.task)
+            near(result, expected, row.task)
             return
         assert expected
         for name, part in expected.items():
-            near(found[name], part, f"{row.task} {name}")
+            near(found[name] if name in found else result[name], part, f"{row.task} {name}")
 
 
 def near(found: Any, expected: Any, what: str) -> None:
@@ -239,6 +238,7 @@ def byte_pairs(words: list[str]) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([" ".join(words)] * 2, trainers.BpeTrainer(initial_alphabet=alphabet))
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    trainer = trainers.BpeTrainer(special_tokens=[END])
+    made.train_from_iterator([" ".join(words)] * 2, trainer)
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **ends)

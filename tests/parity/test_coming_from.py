@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from .coming_from import Theirs, row
+from .coming_from import HEADS, LAYERS, D, Theirs, row
+
+SIZE = D // HEADS
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +17,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     return Theirs(tmp_path_factory.mktemp("coming-from"))
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", range(1, 21))
 @torch.no_grad()
 def test_row(theirs: Theirs, number: int) -> None:
     theirs.hold(number)
@@ -23,11 +25,177 @@ def test_row(theirs: Theirs, number: int) -> None:
 
 @row(1)
 def run(theirs: Theirs) -> Any:
-    names = ("resid_pre", "resid_post", "attn_out", "mlp_out", "mlp.pre", "mlp.post", *"qkvz")
-    found: dict[Any, Any] = {**theirs.seen(theirs.ids(theirs.text), *names, "pattern")}
+    names = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp.pre", "mlp.post")
+    found: dict[Any, Any] = theirs.seen(*names, *"qkvz", "attn_scores", "pattern")
     return found | {"logits": found.pop(("logits", 0))}
 
 
 @row(2)
-def weights(theirs: Theirs) -> Any:
-    return theirs.seen(theirs.ids(theirs.text), "pattern")["pattern", 1][0, 2]
+def weights_of_a_head(theirs: Theirs) -> Any:
+    return theirs.seen("pattern")["pattern", 1][0, 2]
+
+
+@row(3)
+def stream(theirs: Theirs) -> Any:
+    found = theirs.seen("resid_post")
+    return torch.stack([found["resid_post", layer] for layer in range(LAYERS)])
+
+
+@row(4)
+def projections(theirs: Theirs) -> Any:
+    found = theirs.seen(*"qkv")
+    return {name: found[name, 1] for name in "qkv"}
+
+
+@row(5)
+def scores_and_neurons(theirs: Theirs) -> Any:
+    found = theirs.seen("attn_scores", "mlp.post")
+    return {"scores": found["attn_scores", 1], "neurons": found["mlp.post", 1]}
+
+
+@row(6)
+def parts_of_heads(theirs: Theirs) -> Any:
+    return results(theirs)[:, :, -1].flatten(0, 1)
+
+
+@row(7)
+def some_activations(theirs: Theirs) -> Any:
+    found: dict[Any, Any] = theirs.seen("z")
+    del found["logits", 0]
+    assert theirs.found[7]["some"].names() == [
+        f"blocks.{layer}.attn.hook_z" for layer in range(LAYERS)
+    ]
+    return found
+
+
+@row(8)
+def one_of_several(theirs: Theirs) -> Any:
+    return theirs.seen("resid_post", text=theirs.texts[2])["resid_post", 1]
+
+
+@row(9)
+def mean_over_texts(theirs: Theirs) -> Any:
+    each = [theirs.seen("resid_post", text=text)["resid_post", 1][0] for text in theirs.texts]
+    return torch.cat(each).mean(0)
+
+
+@row(10)
+def from_a_layer_on(theirs: Theirs) -> Any:
+    return theirs.seen()["logits", 0]
+
+
+@row(11)
+def written(theirs: Theirs) -> Any:
+    ids = begin = theirs.ids(theirs.text)
+    for _ in range(8):
+        logits = theirs.seen(ids=ids, changes={("attn_out", 1): torch.zeros_like})["logits", 0]
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    assert 0 not in ids  # no token that ends a text
+    return theirs.tokenizer.decode(ids[0, begin.shape[1] :])
+
+
+@row(12)
+def tokens(theirs: Theirs) -> Any:
+    ids = theirs.ids(theirs.text)[0].tolist()
+    words = theirs.tokenizer.convert_ids_to_tokens(ids)
+    assert ids.count(theirs.answer) == 2
+    return {"words": words, "place": len(ids) - 1 - ids[::-1].index(theirs.answer)}
+
+
+@row(13)
+def likeliest(theirs: Theirs) -> Any:
+    chances, ids = theirs.seen()["logits", 0][0, -1].softmax(-1).topk(5)
+    tokens = theirs.tokenizer.convert_ids_to_tokens(ids.tolist())
+    assert all(token.strip("Ġ").isalpha() for token in tokens)
+    words = tuple(token[1:] if token[0] == "Ġ" else f"##{token}" for token in tokens)
+    return {"words": words, "chances": chances}
+
+
+@row(14)
+def difference(theirs: Theirs) -> Any:
+    logits = theirs.seen()["logits", 0][0, -1]
+    return logits[theirs.answer] - logits[theirs.other]
+
+
+@row(15)
+def losses(theirs: Theirs) -> Any:
+    logits, ids = theirs.seen()["logits", 0][0], theirs.ids(theirs.text)[0]
+    return torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+
+
+@row(16)
+def lens(theirs: Theirs) -> Any:
+    found, norm = theirs.seen("resid_post", "resid_pre"), theirs.decoder.transformer.ln_f
+    each = [found["resid_pre", 0], *(found["resid_post", layer] for layer in range(LAYERS))]
+    return torch.cat([theirs.decoder.lm_head(norm(resid)) for resid in each])
+
+
+@row(17)
+def shares(theirs: Theirs) -> Any:
+    found = theirs.seen("resid_pre", "mlp_out")
+    blocks = theirs.decoder.transformer.h
+    up = theirs.decoder.lm_head.weight
+    bias = theirs.decoder.transformer.ln_f.bias @ (up[theirs.answer] - up[theirs.other])
+    return {
+        "embed": share(theirs, found["resid_pre", 0][0, -1]),
+        "heads": share_of_heads(theirs),
+        "mlp": torch.stack(
+            [share(theirs, found["mlp_out", layer][0, -1]) for layer in range(LAYERS)]
+        ),
+        "bias": bias + sum(share(theirs, block.attn.c_proj.bias) for block in blocks),
+    }
+
+
+@row(18)
+def share_of_heads(theirs: Theirs) -> Any:
+    return share(theirs, results(theirs)[:, :, -1])
+
+
+@row(19)
+def circuits(theirs: Theirs) -> Any:
+    q, k, v, o = weights(theirs, 1)
+    held = theirs.found[19]["weights"]
+    for name, weight in zip(("W_Q", "W_K", "W_V", "W_O"), (q, k, v, o), strict=True):
+        assert (getattr(held, name) == weight.numpy()).all()
+    return {"qk": q[2] @ k[2].T, "ov": v[2] @ o[2]}
+
+
+@row(20)
+def copying(theirs: Theirs) -> Any:
+    embed = theirs.decoder.transformer.wte.weight.double()
+    found = torch.zeros(LAYERS, HEADS, dtype=torch.float64)
+    for layer in range(LAYERS):
+        _, _, v, o = (weight.double() for weight in weights(theirs, layer))
+        for head in range(HEADS):
+            values = torch.linalg.eigvals(embed @ v[head] @ o[head] @ embed.T)
+            found[layer, head] = values.sum().real / values.abs().sum()
+    return found
+
+
+def weights(theirs: Theirs, layer: int) -> list[torch.Tensor]:
+    """W_Q, W_K, W_V (Hq, D, d) and W_O (Hq, d, D)."""
+    attn = theirs.decoder.transformer.h[layer].attn
+    parts = [
+        part.unflatten(1, (HEADS, SIZE)).transpose(0, 1) for part in attn.c_attn.weight.split(D, 1)
+    ]
+    return [*parts, attn.c_proj.weight.unflatten(0, (HEADS, SIZE))]
+
+
+def results(theirs: Theirs) -> torch.Tensor:
+    """What each head adds to the stream, (layers, Hq, T, D)."""
+    found = theirs.seen("z")
+    return torch.stack(
+        [
+            found["z", layer][0].transpose(0, 1) @ weights(theirs, layer)[3]
+            for layer in range(LAYERS)
+        ]
+    )
+
+
+def share(theirs: Theirs, part: torch.Tensor) -> torch.Tensor:
+    """What a part (..., D) of the last vector adds to the answer above the other, norms held."""
+    norm, up = theirs.decoder.transformer.ln_f, theirs.decoder.lm_head.weight
+    last = theirs.seen("resid_post")["resid_post", LAYERS - 1][0, -1]
+    scale = (last.var(unbiased=False) + norm.eps).sqrt()
+    centred = part - part.mean(-1, keepdim=True)
+    return centred / scale * norm.weight @ (up[theirs.answer] - up[theirs.other])
