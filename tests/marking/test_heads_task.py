@@ -44,9 +44,11 @@ def in_a_loop(x, w_q, w_k, w_v, num_heads=1, w_o=None):
 
 
 def with_einsum(x, w_q, w_k, w_v, n_heads):
-    q, k, v = (np.einsum("td,dhe->hte", x, w.reshape(len(w), n_heads, -1)) for w in (w_q, w_k, w_v))
-    weights = softmax(np.einsum("hie,hje->hij", q, k) / q.shape[-1] ** 0.5)
-    return np.einsum("hij,hje->ihe", weights, v).reshape(len(x), -1)
+    of_heads = (w.reshape(len(w), n_heads, -1) for w in (w_q, w_k, w_v))
+    q, k, v = (np.einsum("...td,dhe->...hte", x, w) for w in of_heads)
+    weights = softmax(np.einsum("...ie,...je->...ij", q, k) / q.shape[-1] ** 0.5)
+    joined = np.einsum("...hij,...hje->...ihe", weights, v)
+    return joined.reshape(*x.shape[:-1], -1)
 
 
 def with_weights_and_a_mask(x, w_q, w_k, w_v, w_o, num_heads, mask=None):
@@ -71,6 +73,48 @@ def test_right_heads_have_all_points(function):
     assert result.mistakes == result.fragile == result.conventions == ()
     assert result.points == 10
     assert result.task == "heads"
+
+
+def einsum_of_one_text(x, w_q, w_k, w_v, n_heads):
+    q, k, v = (np.einsum("td,dhe->hte", x, w.reshape(len(w), n_heads, -1)) for w in (w_q, w_k, w_v))
+    weights = softmax(np.einsum("hie,hje->hij", q, k) / q.shape[-1] ** 0.5)
+    return np.einsum("hij,hje->ihe", weights, v).reshape(len(x), -1)
+
+
+def cut_from_the_front(x, w_q, w_k, w_v, w_o, num_heads):
+    q, k, v = (
+        (x @ w).reshape(len(x), num_heads, -1).swapaxes(0, 1) for w in (w_q, w_k, w_v)
+    )  # a batch of one head has the right shape
+    joined = (softmax(scaled(q, k)) @ v).swapaxes(0, 1).reshape(len(x), -1)
+    return joined @ w_o
+
+
+def one_text_of_several_heads(x, w_q, w_k, w_v, num_heads):
+    if x.ndim > 2 and num_heads > 1:
+        raise ValueError("several heads of one text alone")
+    return in_a_loop(x, w_q, w_k, w_v, num_heads)
+
+
+@pytest.mark.parametrize(
+    "function", [einsum_of_one_text, cut_from_the_front, one_text_of_several_heads]
+)
+def test_heads_of_one_text_alone_are_fragile(function):
+    result = check(function, task="heads")
+    assert result.passed, str(result)
+    assert result.fragile == ("heads-one-text",)
+    assert result.points == 9
+    assert result.example["x"].ndim == 3
+    assert "a batch" in result.message
+
+
+def test_a_batch_whose_texts_are_mixed_up_by_the_split_is_wrong():
+    def mixed(x, w_q, w_k, w_v, num_heads):
+        q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
+        if x.ndim > 2 and num_heads > 1:
+            v = v[::-1]
+        return join(softmax(scaled(q, k)) @ v)
+
+    assert check(mixed, task="heads").mistakes == ("batch-wrong",)
 
 
 def test_what_was_not_tried_is_said():

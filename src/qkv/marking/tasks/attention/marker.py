@@ -172,10 +172,15 @@ def adds_its_mask(
 
 def takes_batches(m: AttentionMarking) -> bool:
     """Two texts at once: a function may refuse them, but not mix them up."""
-    runs = m.on("batches")
-    refused = any(run.out is None or run.out.shape != run.right.shape for run in runs)
-    if refused and m.explain(runs, mistakes.BATCHES) is None:
+    if refused_batch(m) is not None:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
         return False
     m.ask("batches", mistakes.BATCHES, findings.wrong_batch)
     return not m.wrong
+
+
+def refused_batch(m: AttentionMarking) -> Outcome | None:
+    """A call with two texts that fails, or comes out misshapen, by no mistake that is known."""
+    runs = m.on("batches")
+    refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
+    return refused[0] if refused and m.explain(runs, mistakes.BATCHES) is None else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.engine import Group
-from qkv.marking.findings import Finding
+from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
 from qkv.marking.tasks.attention import mistakes as attention
@@ -19,7 +19,7 @@ from qkv.marking.tasks.attention.marker import (
     AttentionMarking,
     adds_its_mask,
     first_calls,
-    takes_batches,
+    refused_batch,
 )
 from qkv.marking.tasks.heads import mistakes
 from qkv.marking.tasks.task import Task
@@ -51,9 +51,8 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     else:
         m.untried.append("w_o")
     m.ask("scores of 1000", attention.LARGE, findings.large_scores)
-    if not m.wrong and takes_batches(m):
-        batch = replace(m.cases["batches"][-1], heads=2)
-        m.test(Group("two heads on a batch", [batch], may_refuse=True))
+    if not m.wrong:
+        _try_batches(m)
     if "mask" in call.options and not m.wrong:
         _try_mask(m)
     if not m.wrong:
@@ -74,6 +73,22 @@ def _try_output(m: AttentionMarking) -> None:
 
     cases = [projected(two, 2), projected(four, 4), projected(four, 3)]
     m.test(Group("the output projection", cases, mistakes.PROJECTED))
+
+
+def _try_batches(m: AttentionMarking) -> None:
+    """Texts side by side, of one head and of two."""
+    refused = refused_batch(m)
+    if refused is None:
+        m.ask("batches", attention.BATCHES, findings.wrong_batch)
+        batch = replace(m.cases["batches"][-1], heads=2)
+        run = m.call(batch)
+        misshapen = run.out is None or run.out.shape != run.right.shape
+        refused = run if misshapen and not m.wrong else None
+        if refused is None:
+            m.test(Group("two heads on a batch", [batch], (), findings.wrong_batch))
+    if refused is not None:
+        m.tried.append("a batch")
+        m.find(of_mistake(mistakes.ONE_TEXT, refused))
 
 
 def _try_mask(m: AttentionMarking) -> None:
@@ -113,8 +128,8 @@ HEADS = Task(
     name="heads",
     looks_for=("multi_head_attention", "multihead_attention"),
     signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
-    asks="x (T, D) through w_q, w_k, w_v (D, heads * size), split into heads, each attended on its"
-    " own, joined, and through w_o (heads * size, D)",
+    asks="x (T, D), or a batch (B, T, D), through w_q, w_k, w_v (D, heads * size), split into"
+    " heads, each attended on its own, joined, and through w_o (heads * size, D)",
     mark=_mark,
     also=("attention", "self_attention"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.mistake import mended, mistake
+from qkv.marking.mistake import Mistake, mended, mistake
 from qkv.marking.tasks.attention.steps import flip, softmax
 
 SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
@@ -159,4 +159,15 @@ PROJECTED = mended(
         nudge="Let w_o be all zeros: what should come out?",
         where="the return statement",
     ),
+)
+
+ONE_TEXT = Mistake(
+    "heads-one-text",
+    "it takes one text (T, D) at a time, and no batch (B, T, D)",
+    "a batch fails, or comes out misshapen",
+    "q = np.swapaxes(q.reshape(*q.shape[:-1], num_heads, d), -3, -2)  # (..., H, T, d);"
+    " out = np.swapaxes(out, -3, -2); out = out.reshape(*out.shape[:-2], -1)  # (..., T, H * d)",
+    "fragile",
+    nudge="Give it two texts at once, x (2, T, D).",
+    where="the split and the join: what they count from the front would have to count from the end",
 )
