@@ -28,6 +28,7 @@ class Recorder:
         wanted: says of a name whether it is kept; `kept_unasked` says so without it.
         changes: by a name in full, from its array as it would be kept to a new one that takes its
             place. The run goes on with that, and that is kept.
+        use: gets the name and the array of what is wanted, as it comes, and it is not kept.
 
     >>> record = Recorder(lambda name: name.endswith("hook_z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
@@ -41,9 +42,10 @@ class Recorder:
         self,
         wanted: Callable[[str], bool] = kept_unasked,
         changes: Mapping[str, Change] | None = None,
+        use: Callable[[str, Array], None] | None = None,
     ) -> None:
         self.arrays: dict[str, Array] = {}
-        self._wanted, self._changes = wanted, changes or {}
+        self._wanted, self._changes, self._use = wanted, changes or {}, use
         self._prefix = ""
         self._shaped: Change | None = None
         self._back: Change | None = None
@@ -73,8 +75,11 @@ class Recorder:
 
     def keep(self, name: str, array: Array) -> None:
         """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
-        if self._wanted(self._prefix + name):
-            self.arrays[self._prefix + name] = self._as_kept(array)
+        full = self._prefix + name
+        if self._wanted(full) and self._use is not None:
+            self._use(full, self._as_kept(array))
+        elif self._wanted(full):
+            self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
         """Keep the array that is kept as `other` as `name` too; whether that is all of it."""
@@ -95,7 +100,7 @@ class Recorder:
             shaped: what is done to an array before it is kept.
             back: the other way round.
         """
-        inner = Recorder(self._wanted, self._changes)
+        inner = Recorder(self._wanted, self._changes, self._use)
         inner.arrays = self.arrays
         inner._prefix = self._prefix + prefix
         inner._shaped, inner._back = shaped or self._shaped, back or self._back
