@@ -289,7 +289,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
     """Record scores and weights, or their summary, if wanted.
 
     Returns:
-        What the heads give, (*lead, Hq, L, dv), where scores or weights were changed.
+        What the heads give, (*lead, Hq, L, dv), where scores or weights were changed, or where it
+        came with the weights.
     """
     changed = record.changes(*_WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -298,6 +299,10 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
             record.keep(name, getattr(summary, name))
     if not changed and (top_k is not None or not record.wants(*_WEIGHTS)):
         return None
+    if not changed and not record.wants("hook_attn_scores"):
+        out, pattern = answer(call, weights=True)
+        record.keep("hook_pattern", pattern)
+        return out
     trace = trace_call(call)
     given, pattern = trace["scores"], trace["pattern"]
     scores = record.change("hook_attn_scores", given)
