@@ -12,6 +12,8 @@ from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors
 from qkv.circuits import head_scores
 from qkv.circuits.heads import head_sums
+from qkv.circuits.watching import watch
+from qkv.layers import MLP
 from qkv.models.untrained import fresh_model
 
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
@@ -159,9 +161,9 @@ def test_the_order_of_texts_and_how_they_are_batched_change_nothing(
     wanted = head_scores(bert, TEXTS)
     agree(head_scores(bert, TEXTS[::-1]), wanted)
     for cells, tokens, texts in ((1, 10**6, 100), (100, 10**6, 2), (10**6, 10, 100)):
-        monkeypatch.setattr("qkv.circuits.heads.CELLS", cells)
-        monkeypatch.setattr("qkv.circuits.heads.TOKENS", tokens)
-        monkeypatch.setattr("qkv.circuits.heads.TEXTS", texts)
+        monkeypatch.setattr("qkv.circuits.watching.CELLS", cells)
+        monkeypatch.setattr("qkv.circuits.reading.PLACES", tokens)
+        monkeypatch.setattr("qkv.circuits.reading.TEXTS", texts)
         agree(head_scores(bert, TEXTS), wanted)
 
 
@@ -177,42 +179,54 @@ def test_a_long_text_is_looked_at_some_queries_at_a_time(
         shapes.append(found[1].shape)
         return found
 
-    monkeypatch.setattr("qkv.circuits.heads.attention", spied)
-    monkeypatch.setattr("qkv.circuits.heads.CELLS", 3 * 4 * 7)
+    monkeypatch.setattr("qkv.circuits.watching.attention", spied)
+    monkeypatch.setattr("qkv.circuits.watching.CELLS", 3 * 4 * 7)
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
     assert max(np.prod(shape) for shape in shapes) <= 3 * 4 * 7
     assert {shape[2] for shape in shapes} != {shape[3] for shape in shapes}
 
 
-def test_memory_is_bounded_whatever_the_number_of_texts(
+def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a stream, no more texts are read ahead than a window holds, and few are traced at once."""
-    traced, read, ahead = [0], [0], []
+    run, read, ahead = [0], [0], []
 
     def texts() -> Any:
         for _ in range(40):
             read[0] += len(TEXTS)
             yield from TEXTS
 
-    plain = type(bert).trace
+    def spied(model: qkv.Model, batch: Any, use: Any) -> None:
+        ahead.append(read[0] - run[0])
+        run[0] += len(batch)
+        assert max(map(len, batch)) * len(batch) <= 64
+        watch(model, batch, use)
 
-    def spied(self: qkv.Model, batch: Any, **options: Any) -> Any:
-        trace = plain(self, batch, **options)
-        ahead.append(read[0] - traced[0])
-        traced[0] += len(batch)
-        assert trace.lengths.max() * len(batch) <= 64
-        assert not any("pattern" in name for name in trace.names())
-        return trace
-
-    monkeypatch.setattr(type(bert), "trace", spied)
-    monkeypatch.setattr("qkv.circuits.heads.TOKENS", 64)
-    monkeypatch.setattr("qkv.circuits.heads.TEXTS", 20)
+    monkeypatch.setattr("qkv.circuits.heads.watch", spied)
+    monkeypatch.setattr("qkv.circuits.reading.PLACES", 64)
+    monkeypatch.setattr("qkv.circuits.reading.TEXTS", 20)
     found = head_scores(bert, texts())
-    assert traced[0] == 40 * len(TEXTS)  # each once
+    assert run[0] == 40 * len(TEXTS)  # each once
     assert max(ahead) <= 20 + len(TEXTS)
     monkeypatch.undo()
     agree(found, looped(bert, TEXTS))
+
+
+def test_nothing_behind_the_last_weights_is_computed(
+    bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    plain = MLP.run
+    numbers = {id(layer.mlp): number for number, layer in enumerate(bert.layers)}
+
+    def spied(self: MLP, *args: Any, **options: Any) -> Any:
+        ran.append(numbers[id(self)])
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(MLP, "run", spied)
+    agree(head_scores(bert, TEXTS[:1]), looped(bert, TEXTS[:1]))
+    assert ran[0] == 0  # of layer 0 for the scores, and then those of the loops
+    assert ran[1:3] == [0, 1]
 
 
 def test_parts_add_up_to_the_whole(bert: qkv.Model) -> None:

@@ -9,7 +9,8 @@ from operator import add
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.circuits.heads import NAMES, HeadSums, checked_names, head_sums
+from qkv.circuits.heads import HeadSums, head_sums
+from qkv.circuits.measures import NAMES, checked_names
 from qkv.models import Model
 from qkv.models.tasks.truncation import MOST, Cut, counting
 from qkv.scale.counting import bad_row, counts_of
@@ -53,7 +54,7 @@ def head_scores(
     >>> head_scores(None, file, "first")["first"].shape
     (4, 6)
     """
-    names = checked_names(of)
+    names = checked_names(of, CALL, NAMES)
     files = [described(source, CALL) for source in find_sources(sources, column, CALL)]
     used, client = named(model, CALL), current_client(client)
     parts: list[Part | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]

@@ -1,0 +1,167 @@
+"""What each query of a head looks at, in numbers: made of weights, which are then forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.layers.packed import padded, starts_of
+
+NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
+STRONGEST = "strongest"
+
+
+def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The measures asked for, each once."""
+    names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
+    odd = [name for name in names if name not in known]
+    if odd or not names:
+        what = f"has {odd[0]!r:.40}" if odd else "is empty"
+        raise ValueError(f"{call}: of {what}: choose among {', '.join(known)}")
+    return names
+
+
+class Measured:
+    """Some texts, and of their weights a number for each query.
+
+    Args:
+        batch: the ids of the texts, (T,) each.
+        is_special: (V,), which ids stand for no text.
+    """
+
+    def __init__(self, batch: Sequence[Array], is_special: Array) -> None:
+        starts = starts_of(map(len, batch))
+        packed = np.concatenate(batch)
+        self.ids = padded(packed, starts)  # (B, T), 0 in the padding
+        self.ends = np.diff(starts)  # (B,)
+        self.there = padded(np.ones(len(packed), bool), starts)
+        self.words = padded(~is_special[packed], starts)  # (B, T), where `STRONGEST` looks
+        self.words[:, 0] = False
+        self._parts: dict[tuple[int, int], _Pairs] = {}
+
+    def count(self, name: str) -> int:
+        """How many queries there are that a measure is of."""
+        if name != "induction":
+            return int(self.there.sum())
+        return len(self._pairs(0, self.ids.shape[1]).groups)
+
+    def values(self, name: str, weights: Array, first: int) -> Array:
+        """The measure of each query (B, H, Q), 0 where there is none.
+
+        Args:
+            name: which.
+            weights: (B, H, Q, K), 0 in the padding.
+            first: the place of the first of the queries.
+        """
+        if name in ("same", "induction"):
+            return self._pairs(first, weights.shape[2]).values(weights, int(name == "induction"))
+        found: Array = _MEASURES[name](self, weights, first)
+        return found
+
+    def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
+        """Which key the measure of a query is of, the one with the most weight where it is several.
+
+        Args:
+            name: which.
+            weights: (n, K), of n queries.
+            text: (n,), of which text each is.
+            query: (n,), where each stands.
+
+        Returns:
+            (n,), -1 for a measure that is of no key.
+        """
+        shift = {"previous": -1, "next": 1}.get(name)
+        if shift is not None:
+            return query + shift
+        if name == "first":
+            return np.zeros_like(query)
+        if name == "last":
+            return self.ends[text] - 1
+        if name == "entropy":
+            return np.full_like(query, -1)
+        if name == STRONGEST:
+            counted = self.words[text]
+        else:
+            ids, keys = self.ids[text], np.arange(weights.shape[1])
+            counted = (ids == self.ids[text, query][:, None]) & (keys < query[:, None])
+            if name == "induction":
+                counted = np.concatenate([np.zeros_like(counted[:, :1]), counted[:, :-1]], 1)
+        found: Array = np.where(counted, weights, -1).argmax(1)
+        return found
+
+    def _pairs(self, first: int, count: int) -> _Pairs:
+        if (first, count) not in self._parts:
+            self._parts = {(first, count): _Pairs(self, first, count)}
+        return self._parts[first, count]
+
+
+class _Pairs:
+    """Some queries, and the earlier places that hold the token of each."""
+
+    def __init__(self, about: Measured, first: int, count: int) -> None:
+        rows = np.arange(first, first + count)[:, None]  # (Q, 1)
+        same = about.ids[:, first : first + count, None] == about.ids[:, None]  # (B, Q, K)
+        same &= (np.arange(same.shape[2]) < rows) & about.there[:, first : first + count, None]
+        self.shape = same.shape[:2]
+        self.text, self.query, self.key = np.nonzero(same)
+        row = self.text * count + self.query
+        # where the pairs of each query begin, which stand one behind the other
+        self.groups = np.flatnonzero(np.diff(row, prepend=-1))
+        self.rows = row[self.groups]
+
+    def values(self, weights: Array, shift: int) -> Array:
+        """The weights on those places, or so many behind them, summed: (B, H, Q)."""
+        heads = weights.shape[1]
+        found = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
+        if len(self.groups):
+            each = weights[self.text, :, self.query, self.key + shift]  # (n, H)
+            found[self.rows] = np.add.reduceat(each, self.groups, axis=0)
+        return np.moveaxis(found.reshape(*self.shape, heads), 2, 1)
+
+
+def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
+    """The weight on the place so far from the query's."""
+
+    def weight(about: Measured, weights: Array, first: int) -> Array:
+        found = np.zeros(weights.shape[:3], weights.dtype)
+        queries, keys = weights.shape[2:]
+        begin, end = max(0, -shift - first), min(queries, keys - shift - first)
+        if begin < end:
+            places = np.arange(begin, end)
+            found[..., begin:end] = weights[..., places, places + first + shift]
+        return found
+
+    return weight
+
+
+def _last(about: Measured, weights: Array, first: int) -> Array:
+    """The weight on the last place of the text."""
+    found: Array = weights[np.arange(len(weights)), :, :, about.ends - 1]
+    return found
+
+
+def _entropy(about: Measured, weights: Array, first: int) -> Array:
+    """`-sum(w * ln(w))`; a weight of 0 adds nothing."""
+    logs = np.maximum(weights, np.finfo(weights.dtype).tiny)
+    np.log(logs, out=logs)
+    found: Array = np.einsum("bhqk,bhqk->bhq", weights, logs)
+    return np.negative(found, out=found)
+
+
+def _strongest(about: Measured, weights: Array, first: int) -> Array:
+    """The largest weight on a place that is neither the first nor a special token's."""
+    words = about.words[:, None, None].astype(weights.dtype)
+    found: Array = (weights * words).max(-1)
+    return found
+
+
+_MEASURES = {
+    "previous": _beside(-1),
+    "next": _beside(1),
+    "first": lambda about, weights, first: weights[..., 0],
+    "last": _last,
+    "entropy": _entropy,
+    STRONGEST: _strongest,
+}
