@@ -7,9 +7,12 @@ from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch, patch
+from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
 
 __all__ = [
+    "HeadExample",
+    "HeadScan",
     "attribute_logits",
     "attribution_patch",
     "composition",
@@ -19,5 +22,6 @@ __all__ = [
     "logit_lens",
     "patch",
     "rollout",
+    "scan_heads",
     "value_weighted",
 ]
