@@ -7,12 +7,13 @@ from itertools import chain, combinations
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.marking.errors import alike
+from qkv.marking.errors import alike, clash
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, close
 
 # what a case gives if it is computed by these steps
 Compute = Callable[[Any, Steps], Array]
+NO_FIT = (ValueError, IndexError)  # of shapes
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
@@ -26,15 +27,24 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
     """
     try:
         predicted = compute(run.case, steps)
-    except (ValueError, IndexError) as error:  # shapes that do not fit
+    except NO_FIT as error:
         return run.error is not None and alike(error, run.error, exactly)
     return run.out is not None and close(run.out, predicted)
+
+
+def _can_be_reproduced(run: Outcome) -> bool:
+    """Did it give numbers, or an error as arithmetic with other steps could raise?"""
+    if run.error is None:
+        return run.out is not None
+    return isinstance(run.error, NO_FIT) or bool(clash(run.error))
 
 
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
     """No mistake if these steps reproduce every run, or the first one that does, or else two."""
+    if not all(map(_can_be_reproduced, runs)):
+        return None
     each = [([mistake], variant) for mistake in known for variant in mistake.variants]
     pairs = (
         ([*one, *other], {**first, **second})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -124,9 +125,13 @@ def close(got: Array, want: Array) -> bool:
     """Equal in shape, in nan and inf, and but for rounding in every number."""
     if got.shape != want.shape:
         return False
+    tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
+    if math.isfinite(apart):  # as are all numbers: a tenth of the time, and the same answer
+        return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
-    size = max(1.0, float(finite.max(initial=0.0)))
-    off = size * (HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE)
+    off = tolerance * max(1.0, float(finite.max(initial=0.0)))
     return bool(np.allclose(got, want, rtol=0, atol=off, equal_nan=True))
 
 
