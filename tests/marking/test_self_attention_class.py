@@ -61,7 +61,7 @@ class HeadsInAList:
 
     class Head:
         def __init__(self, rng, width, size):
-            self.query, self.key, self.value = rng.normal(size=(3, width, size))
+            self.query, self.key, self.value = rng.normal(size=(3, width, size)) / width**0.5
 
         def forward(self, x):
             out = []
@@ -90,7 +90,8 @@ class OneArrayForEach:
         if embed_dim % num_heads != 0:
             raise ValueError("no")
         rng, size = np.random.default_rng(0), embed_dim // num_heads
-        self.W_Q, self.W_K, self.W_V = rng.normal(size=(3, num_heads, embed_dim, size))
+        drawn = rng.normal(size=(3, num_heads, embed_dim, size)) / embed_dim**0.5
+        self.W_Q, self.W_K, self.W_V = drawn
         self.W_O = rng.normal(size=(num_heads, size, embed_dim))
 
     def __call__(self, x):
@@ -103,7 +104,7 @@ class Fused(SelfAttention):
     """One matrix for query, key and value, biases, and weights (out, in)."""
 
     def draw(self, rng, width):
-        self.qkv_weight = rng.normal(size=(3 * width, width))
+        self.qkv_weight = rng.normal(size=(3 * width, width)) / width**0.5
         self.qkv_bias = rng.normal(size=3 * width)
         self.proj_weight, self.proj_bias = rng.normal(size=(width, width)), rng.normal(size=width)
 
@@ -296,6 +297,60 @@ def test_a_layer_that_is_called_with_more_than_words_is_a_type_error():
         TypeError, match=r"check: \w+\(x\) is called, but it is .*query, key, value"
     ):
         check(wrong, task=TASK)
+
+
+def drawn_as(draw):
+    """The right class with weights drawn by `draw(rng, shape, width)`."""
+
+    def all_four(self, rng, width):
+        self.w_q, self.w_k, self.w_v, self.w_o = draw(rng, (4, width, width), width)
+
+    return made(draw=all_four)
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda rng, shape, width: rng.normal(size=shape), True),
+        (lambda rng, shape, width: rng.random(shape), True),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape), True),
+        (lambda rng, shape, width: rng.normal(size=shape) / width**0.5, False),
+        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, False),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5, False),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5, False),
+        (lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5, False),
+        (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, False),
+    ],
+)
+def test_how_large_weights_begin_is_a_convention_that_is_told(draw, told):
+    result = check(drawn_as(draw), task=TASK)
+    assert (result.mistakes, result.fragile, result.points) == ((), (), 10), str(result)
+    assert result.conventions == (("class-weights-unscaled",) if told else ())
+    assert ("/ embed_dim**0.5" in result.text(1)) is told
+
+
+def test_weights_that_are_not_scaled_are_told_with_what_they_do():
+    def draw(rng, shape, width):
+        signs = rng.choice([-1.0, 1.0], shape)
+        return signs / (1 if width == 64 else width**0.5)
+
+    said = check(drawn_as(draw), task=TASK).message
+    assert "with embed_dim=64 w_q makes numbers 8 times as large" in said  # sqrt(64)
+
+    def keys(self, rng, width):
+        self.w_q, self.w_k, self.w_v, self.w_o = rng.normal(size=(4, width, width)) / width**0.5
+        self.w_k = self.w_k * width**0.5
+
+    assert "embed_dim=64 w_k makes" in check(made(draw=keys), task=TASK).message
+
+
+def test_a_class_for_small_words_alone_is_not_asked_how_large_its_weights_are():
+    def refuse(self, embed_dim, num_heads):
+        if embed_dim > 8 or embed_dim % num_heads:
+            raise ValueError("too large")
+
+    result = check(made(refuse=refuse), task=TASK)
+    assert (result.points, result.conventions) == (10, ())
 
 
 # -- wrong ones -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
 from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attention, compute
 from qkv.marking.tasks.task import Task
 
+_LARGE = 3.0  # times as large: drawn without a scale; with it 1, or less where that is the habit
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3))  # tokens, embed_dim, num_heads
 
 
@@ -35,6 +36,7 @@ def _words(seed: int, *shape: int) -> Array:
 CASES = [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)]
 UNEVEN = Call(_words(9, 2, 5), 2)
 BATCH = _words(7, 2, 2, 4)
+WIDE = Call(_words(8, 2, 64), 2)  # wide enough to tell how large the numbers of its weights are
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
         return
     for one in _of_weights(layers, cases[1]):
         m.find(_told(one, m.call(cases[1])))
+    m.find(_unscaled(layers))
     beside = [replace(run, case=as_attention(run.case)) for run in m.runs]
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
@@ -176,6 +179,26 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
         yield mistakes.SAME_PROJECTIONS
     if "o" not in w:
         yield mistakes.NO_OUTPUT
+
+
+def _unscaled(layers: Layers) -> Finding | None:
+    """Are queries and keys many times as large as the words? Any such size is a convention."""
+    try:
+        found = next(filter(None, (layers.read(WIDE)(flipped) for flipped in (False, True))), None)
+    except Exception:  # it is made for other sizes
+        return None
+    if found is None:
+        return None
+    width = WIDE.x.shape[-1]
+    for role in "qk":
+        times = float(np.sqrt(np.mean(found.matrices[role] ** 2) * width))
+        if times > _LARGE:
+            shows = (
+                f"with embed_dim={width} w_{role} makes numbers {times:.2g} times as large as those"
+                " of the words, more with a larger one, and softmax lets one word win"
+            )
+            return _Told(**vars(mistakes.UNSCALED) | {"shows": shows}, run=None)
+    return None
 
 
 def _by_symmetries(m: Marking) -> None:

@@ -148,6 +148,16 @@ HIDDEN = Mistake(
     "convention",
     where="the names of the attributes",
 )
+UNSCALED = Mistake(
+    "class-weights-unscaled",
+    "the weights are drawn without a division by sqrt(embed_dim); how large they begin is a"
+    " convention, and most layers divide",
+    "queries and keys grow with embed_dim, and softmax lets one word win",
+    _DRAWN,
+    "convention",
+    nudge="Build a layer of 64 numbers and one of 1024: how large are their queries?",
+    where="the line that draws the weights",
+)
 ORDER = Mistake(
     "class-order-matters",
     "the same words in another order give other vectors; self-attention alone knows no order",
