@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -65,18 +65,36 @@ def page() -> tuple[str, dict[int, Row]]:
     return "\n".join(cells), rows
 
 
+def setups() -> dict[str, str]:
+    """What the rows of each other library rest on."""
+    text = PAGE.read_text(encoding="utf-8")
+    begin = text[: next(ROW.finditer(text)).start()]
+    return dict(re.findall(r"\*([^*]+):\*\n\n```python\n(.*?)^```$", begin, re.M | re.S))
+
+
 def assigned(code: str) -> list[str]:
-    """The names that the code gives values to, in the order of its statements, `_` left out."""
-    names = [
-        node.id
-        for statement in ast.parse(code).body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        for node in ast.walk(target)
-        if isinstance(node, ast.Name) and node.id != "_"
-    ]
+    """The names that assignments outside functions give values to, in their order, `_` left out."""
+
+    def walk(node: ast.AST) -> Iterator[ast.AST]:
+        if not isinstance(node, ast.FunctionDef):
+            yield node
+            for child in ast.iter_child_nodes(node):
+                yield from walk(child)
+
+    nodes = [node for node in walk(ast.parse(code)) if isinstance(node, ast.Assign)]
+    targets = [target for node in nodes for target in node.targets]
+    names = [node.id for node in flat(targets) if isinstance(node, ast.Name) and node.id != "_"]
     assert names, f"no name is given a value: {code}"
     return names
+
+
+def flat(targets: list[ast.expr]) -> list[ast.expr]:
+    """What is assigned to, tuples taken apart."""
+    return [
+        one
+        for target in targets
+        for one in (flat(target.elts) if isinstance(target, ast.Tuple) else [target])
+    ]
 
 
 def statements(code: str) -> int:

@@ -1,0 +1,151 @@
+"""What docs/coming-from.md says of other libraries, run: `python -m benchmarks.coming_from`.
+
+Nothing is timed. For each row whose library is installed it prints how far its result is from ours,
+as a share of the largest value, and ends with an error if one is further than 1e-4.
+"""
+
+import ast
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tests.parity.coming_from import Theirs, assigned, setups
+
+MODULES = {"TransformerLens": "transformer_lens"}  # of a library, where it has another name
+FOLDERS = {'"gpt2"': "decoder", '"bert-base-uncased"': "encoder"}  # what the page loads
+BOUND = 1e-4
+LOWEST = -1e30  # a score that is hidden
+
+Found = dict[str, Any]
+
+
+def main() -> None:
+    """Run every row of theirs, in the order of the page."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")  # of libraries that are not ours
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page = Theirs(folder)
+        spaces = {library: begun(library, code, page, folder) for library, code in setups().items()}
+        worst = 0.0
+        for number, row in sorted(page.rows.items()):
+            names = spaces.get(row.library)
+            if names is None:
+                print(f"{number:3}  {row.library:15}  not installed")
+                continue
+            run(row.theirs, names, folder / f"row{number}.py")
+            found = {key: names[key] for key in assigned(row.theirs)}
+            ours = page.found[number]
+            if number in COMPARED:
+                off = COMPARED[number](found, ours)
+            else:
+                last = assigned(ast.unparse(ast.parse(row.ours).body[-1]))
+                off = max(away(found[key], ours[key]) for key in last)
+            worst = max(worst, off)
+            print(f"{number:3}  {row.library:15}  {off:.0e}")
+    if worst > BOUND:
+        sys.exit(f"a row is {worst:.0e} away")
+
+
+def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
+    """The names that its set-up gives, or None where it is not installed."""
+    if find_spec(MODULES.get(library, library)) is None:
+        return None
+    for name, place in FOLDERS.items():
+        code = code.replace(name, repr(str(folder / place)))
+    names: Found = {key: getattr(page, key) for key in ("text", "texts", "clean", "corrupted")}
+    names["torch"] = torch
+    run(code, names, folder / f"{library}.py")
+    return names
+
+
+def run(code: str, names: Found, path: Path) -> None:
+    """Run code that lies in a file, which nnsight reads."""
+    path.write_text(code, encoding="utf-8")
+    exec(compile(code, path, "exec"), names)
+
+
+def away(theirs: Any, ours: Any) -> float:
+    """The largest difference, as a share of the largest value; texts are alike or not."""
+    theirs = theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else np.asarray(theirs)
+    ours = np.asarray(ours)
+    assert theirs.shape == ours.shape, f"{theirs.shape}, and ours {ours.shape}"
+    if theirs.dtype.kind in "UO":
+        return float((theirs != ours).any())
+    hidden = np.isneginf(ours)
+    assert ((theirs < LOWEST) == hidden).all()
+    theirs, ours = (np.where(hidden, 0, x).astype(np.float64) for x in (theirs, ours))
+    return float(np.abs(theirs - ours).max() / np.abs(ours).max())
+
+
+def caches(theirs: Found, ours: Found) -> float:
+    """What a cache and a trace hold under the same names, where it is the same."""
+    *_, cache = theirs.values()
+    *_, trace = ours.values()
+    assert set(trace.names()) - {"logits", "hook_full_embed"} <= set(cache.keys())
+    both = [name for name in trace.names() if name in cache and "normalized" not in name]
+    return max(away(cache[name], trace[name]) for name in both)
+
+
+def shares(theirs: Found, ours: Found) -> float:
+    """The shares of embeddings, of attention with the bias of its output, and of MLPs."""
+    one, other = ({k: float(v) for k, v in theirs["shares"].items()}, ours["shares"])
+    mlp = [one[f"{layer}_mlp_out"] for layer in range(len(other["mlp"]))]
+    return max(
+        away(one["embed"] + one["pos_embed"], other["embed"]),
+        away(mlp, other["mlp"]),
+    )
+
+
+def weights(theirs: Found, ours: Found) -> float:
+    """Four weights in a tuple and by their names, and two circuits."""
+    names = ("W_Q", "W_K", "W_V", "W_O")
+    each = [
+        away(one, getattr(ours["weights"], name))
+        for name, one in zip(names, theirs["weights"], strict=True)
+    ]
+    return max(*each, *(away(theirs[name], ours[name]) for name in ("qk", "ov")))
+
+
+def spelled(theirs: Found, ours: Found) -> float:
+    """Tokens with a blank, and as the vocabulary has them."""
+    words = [word.replace("Ġ", " ") for word in ours["words"]]
+    return max(away(theirs["words"], words), away(theirs["place"], ours["place"]))
+
+
+def guesses(theirs: Found, ours: Found) -> float:
+    """Words with a blank, and with the mark of those that continue one."""
+    words = [word if word.startswith(" ") else f" ##{word}" for word in theirs["words"]]
+    ours = ours | {"words": [f" {word}" for word in ours["words"]]}
+    return max(away(words, ours["words"]), away(theirs["chances"], ours["chances"]))
+
+
+def written(theirs: Found, ours: Found) -> float:
+    """A text that begins with what it continues, and one that does not."""
+    return float(not theirs["written"].endswith(ours["written"]))
+
+
+COMPARED: Mapping[int, Callable[[Found, Found], float]] = {
+    1: caches,
+    7: caches,
+    11: written,
+    12: spelled,
+    13: guesses,
+    17: shares,
+    18: lambda theirs, ours: away(theirs["shares"][:, 0], np.ravel(ours["shares"])),
+    19: weights,
+}
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
