@@ -112,7 +112,7 @@ def test_experts() -> None:
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_gated_experts(normalized: bool) -> None:
-    shapes = gated_expert_shapes(6, 5, 4)
+    shapes = dict(gated_expert_shapes(6, 5, 4))
     parameters = {name: numbers(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
     layer = GatedExperts(parameters, top_k=2, activation="gelu", normalized=normalized)
     x = numbers(2, 5, 6)

@@ -16,7 +16,7 @@ DIM, HIDDEN, COUNT = 3, 5, 4
 
 
 def drawn(dtype: Any = np.float64) -> dict[str, Array]:
-    shapes = gated_expert_shapes(DIM, HIDDEN, COUNT)
+    shapes = dict(gated_expert_shapes(DIM, HIDDEN, COUNT))
     return {
         name: numbers(*shape, seed=seed, dtype=dtype)
         for seed, (name, shape) in enumerate(shapes.items())

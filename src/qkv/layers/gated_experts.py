@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Shape
 from qkv.layers.mlp import MLP, mlp_sizes
 from qkv.layers.parameters import checked, need_shape, parameter
 from qkv.layers.routed import Routed
@@ -40,7 +40,7 @@ class GatedExperts(Routed):
         "Mixtral of Experts", section 2.1.
 
     >>> import numpy as np
-    >>> shapes = gated_expert_shapes(4, 5, 3)
+    >>> shapes = dict(gated_expert_shapes(4, 5, 3))
     >>> shapes["experts.2.down_proj.weight"]
     (5, 4)
     >>> parameters = {name: np.ones(shape) for name, shape in shapes.items()}
@@ -92,17 +92,13 @@ class GatedExperts(Routed):
 _EXPERT = tuple(f"{name}.weight" for name in mlp_sizes(1, 1, gated=True))
 
 
-def gated_expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...]]:
-    """Each parameter of so many experts, and of their router, with its shape."""
+def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str, Shape]]:
+    """Each parameter of so many experts, and of their router, with its shape; lazily."""
+    yield "router_proj.weight", (dim, count)
     sizes = mlp_sizes(dim, hidden, gated=True)
-    return {
-        "router_proj.weight": (dim, count),
-        **{
-            f"experts.{number}.{name}.weight": size
-            for number in range(count)
-            for name, size in sizes.items()
-        },
-    }
+    for number in range(count):
+        for name, size in sizes.items():
+            yield f"experts.{number}.{name}.weight", size
 
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
@@ -110,7 +106,7 @@ def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int
     router = parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape
-    shapes = gated_expert_shapes(dim, hidden, count)
+    shapes = dict(gated_expert_shapes(dim, hidden, count))
     if parameters.keys() != shapes.keys():
         wrong = sorted(parameters.keys() ^ shapes.keys())
         raise ValueError(

@@ -237,7 +237,7 @@ class Design:
         dim, hidden = self.dim, self.hidden
         several = None if self.experts is None else self.experts.shapes(number, dim, hidden)
         if several is not None:
-            yield from ((f"mlp.{name}", shape) for name, shape in several.items())
+            yield from ((f"mlp.{name}", shape) for name, shape in several)
             return
         for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
             yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)

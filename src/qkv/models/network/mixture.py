@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qkv.arrays import Array, Shape
@@ -27,9 +27,9 @@ class Mixture:
     alpha: float
     limit: float
 
-    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
-        """The parameters of a layer, or None where it has one MLP."""
-        return expert_shapes(dim, hidden, self.count)
+    def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
+        """The parameters of a layer and their shapes, or None where it has one MLP."""
+        return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
         """The experts with these parameters."""
@@ -54,8 +54,8 @@ class GatedMixture:
     normalized: bool = True
     without: frozenset[int] = frozenset()
 
-    def shapes(self, number: int, dim: int, hidden: int) -> dict[str, Shape] | None:
-        """The parameters of a layer, or None where it has one MLP."""
+    def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
+        """The parameters of a layer and their shapes, or None where it has one MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
