@@ -139,7 +139,10 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
     ),
     "qwen3_moe": (
-        {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+        {
+            **{**DECODER, "num_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 12, "mlp_only_layers": [1]},
+        },
         ("Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
     ),
     "roberta": (ENCODER, ("RobertaForMaskedLM", "RobertaForSequenceClassification")),

@@ -8,9 +8,16 @@ from safetensors.numpy import save_file
 from qkv.models.families import described
 from qkv.models.files.names import Weights
 
+from .sizes import SMALL
 from .support import tokenizer_json
 
+# Of every family but BERT, which `support.py` has: of most the sizes and the first class of
+# `sizes.py`, of these what tests count on, or a head for classes.
 CONFIGS = {
+    name: {"model_type": name, "architectures": [kinds[0]], **sizes}
+    for name, (sizes, kinds) in SMALL.items()
+    if name != "bert"
+} | {
     "gpt2": {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -53,19 +60,6 @@ CONFIGS = {
         "layer_norm_eps": 1e-6,
         "qkv_bias": True,
         "use_swiglu_ffn": True,
-    },
-    "electra": {
-        "model_type": "electra",
-        "architectures": ["ElectraForMaskedLM"],
-        "vocab_size": 30,
-        "embedding_size": 8,
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 20,
-        "max_position_embeddings": 16,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
     },
     "llama": {
         "model_type": "llama",
@@ -155,26 +149,27 @@ CONFIGS = {
 }
 
 
-def arrays_of(config, seed=0):
+def arrays_of(config, seed=0, spread=0.5):
     """Random tensors under the names, and in the shapes, that a model of this config has in files.
 
     They come from what the family says of itself, which the comparison with transformers holds.
+    `spread` is the size of what is drawn: with a smaller one each softmax is less sharp.
     """
     design, names = described(config, "config.json")
     rng = np.random.default_rng(seed)
     parameters = {
-        name: (rng.standard_normal(shape) * 0.5 + ("norm" in name)).astype(np.float32)
+        name: (rng.standard_normal(shape) * spread + ("norm" in name)).astype(np.float32)
         for name, shape in design.shapes()
     }
     found = Weights(names, parameters).to_files()
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def write_small(path, config, seed=0):
+def write_small(path, config, seed=0, spread=0.5):
     """A folder with a model of this config and the tokenizer of the small BERT."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if "vocab_size" in config:
         (path / "tokenizer.json").write_text(tokenizer_json())
-    save_file(arrays_of(config, seed), path / "model.safetensors", {"format": "pt"})
+    save_file(arrays_of(config, seed, spread), path / "model.safetensors", {"format": "pt"})
     return path
