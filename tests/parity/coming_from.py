@@ -116,7 +116,7 @@ def check_form(row: Row) -> None:
         assert name == "_" or not name.startswith("_"), name
         assert not isinstance(node, ast.While), row.ours
         if isinstance(node, ast.For | ast.comprehension):
-            over = ast.unparse(node.iter)
+            over = f"{ast.unparse(node.target)} in {ast.unparse(node.iter)}"
             assert not re.search("layer|range", over), over
     more = statements(row.ours) - statements(row.theirs)
     assert more <= 0 or row.reason.startswith(("", "One ", "Two ", "Three ")[more]), row.ours
