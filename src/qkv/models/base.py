@@ -214,8 +214,8 @@ class ModelBase:
 
     @property
     def num_heads(self) -> int:
-        """How many query heads each layer has."""
-        return self._body.layers[0].attn.num_heads
+        """How many query heads each layer has; none where there is no layer."""
+        return self._body.layers[0].attn.num_heads if self._body.layers else 0
 
     def tokenize(self, text: str) -> Tokenized:
         """The tokens of a text, whole: `trace` and `encode` cut it at `max_seq_length`.
@@ -257,7 +257,7 @@ class ModelBase:
         for one in reversed(self._ways()):
             save_model(
                 folder,
-                config=one.config,
+                config=None if one._sentence.static else one.config,
                 weights=one._weights,
                 sentence=one._sentence,
                 tokenizer=one.tokenizer,

@@ -15,6 +15,7 @@ import numpy as np
 
 from qkv.arrays import float_type
 from qkv.models.families import described
+from qkv.models.families.static_embedding import read_static
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
 from qkv.models.files.names import Names, read_weights
@@ -40,7 +41,8 @@ from qkv.models.network.vision_design import VisionDesign
 from qkv.models.seq2seq import Seq2SeqModel
 from qkv.models.untrained import random_model
 from qkv.models.vision import VisionModel
-from qkv.text import SubwordTokenizer, Tokenizer
+from qkv.text import SubwordTokenizer
+from qkv.text.subwords import BareTokenizer
 
 
 def load(
@@ -111,8 +113,10 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
-    """The model of one config.json."""
+    """The model of one config.json, or of a table of vectors, which has none."""
     home = folder / sentence.home
+    if sentence.static:
+        return _static(home, name, sentence, kind)
     values = read_json(home / CONFIG)
     design, names = described(values, home / CONFIG)
     tensors = Tensors(home)
@@ -131,6 +135,26 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
         tokenizer=_tokenizer(home / TOKENIZER),
         sentence=sentence,
         generation=read_json(home / GENERATION) if (home / GENERATION).is_file() else None,
+    )
+
+
+def _static(home: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
+    """The model of a table of vectors, whose tokenizer says how long texts may be."""
+    config, design, weights = read_static(Tensors(home), kind)
+    need_file(home / TOKENIZER, MOST_TOKENIZER)
+    tokenizer = _tokenizer(home / TOKENIZER, BareTokenizer)
+    cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
+    if cut is not None and cut["direction"] != "right":
+        raise ModelError(
+            f"{home / TOKENIZER}: it cuts texts at their {cut['direction']}: qkv cuts at the right"
+        )
+    return Model(
+        name=name,
+        config=config,
+        design=design,
+        weights=weights,
+        tokenizer=tokenizer,
+        sentence=replace(sentence, max_seq_length=None if cut is None else cut["max_length"]),
     )
 
 
@@ -159,13 +183,15 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
     return load(name_or_path)
 
 
-def _tokenizer(path: Path) -> Tokenizer | None:
+def _tokenizer(
+    path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer
+) -> SubwordTokenizer | None:
     """The tokenizer of a file, tried once; None where there is no file."""
     if not path.is_file():
         return None
     need_file(path, MOST_TOKENIZER)
     try:
-        tokenizer = SubwordTokenizer.from_file(path)
+        tokenizer = kind.from_file(path)
         tokenizer.tokenize("a")  # some faults show only here
     except BaseException as error:
         # a panic of the tokenizers library is no Exception

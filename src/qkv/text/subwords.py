@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from qkv.files import replacing
 from qkv.text.growth import growth
 from qkv.text.tokenizer import Tokenizer
 
@@ -80,3 +81,39 @@ class SubwordTokenizer(Tokenizer):
         tokenizer = cls.__new__(cls)
         tokenizer._take(inner, factor)
         return tokenizer
+
+
+class BareTokenizer(SubwordTokenizer):
+    """Cut a text into subwords, with no special tokens around it.
+
+    Attributes:
+        truncation: what its file says of texts that are too long, which its own file keeps.
+
+    >>> from tokenizers import Tokenizer, models, processors
+    >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
+    >>> library.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    >>> BareTokenizer(library)("play").tokens, SubwordTokenizer(library)("play").tokens
+    (['play'], ['[CLS]', 'play', '[SEP]'])
+    """
+
+    _frames = False
+
+    def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
+        self.truncation: dict[str, Any] | None = inner.truncation
+        super()._take(inner, factor)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """What its tokenizer.json says; a copy."""
+        if self.truncation is None:
+            return super().rules
+        spelled = {
+            key: one.title().replace("_", "") if isinstance(one, str) else one
+            for key, one in self.truncation.items()
+        }
+        return super().rules | {"truncation": spelled}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a tokenizer.json, which `BareTokenizer.from_file` reads."""
+        with replacing(path) as file:
+            file.write(json.dumps(self.rules, indent=2, ensure_ascii=False).encode("utf-8"))

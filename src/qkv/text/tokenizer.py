@@ -36,6 +36,8 @@ class Tokenizer:
         unknown: the token that stands for an unknown word, None where there is none.
     """
 
+    _frames = True  # whether it puts special tokens around a text
+
     def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
         self._at_once = max(1, int(GROWN / factor))  # characters that may grow by this factor
@@ -97,7 +99,7 @@ class Tokenizer:
         check_text(text, call="tokenize", name="text")
         with _said("tokenize"):
             self._check_growth(text, "tokenize")
-            return _tokenized(self._inner.encode(text))
+            return _tokenized(self._inner.encode(text, add_special_tokens=self._frames))
 
     def tokenize_batch(self, texts: Iterable[str]) -> list[Tokenized]:
         """Cut each of several texts into tokens, as `tokenize` does.
@@ -107,7 +109,8 @@ class Tokenizer:
             ValueError: a text holds half a character (a lone surrogate), or the rules of the
                 tokenizer's file do not work on it.
         """
-        return [_tokenized(one) for one in self._encodings(texts, "tokenize_batch")]
+        found = self._encodings(texts, "tokenize_batch", add_special_tokens=self._frames)
+        return [_tokenized(one) for one in found]
 
     def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
         """The ids of each of several texts and nothing else, no special tokens either.

@@ -100,7 +100,7 @@ def test_one_of_these_may_be_the_default(folder):
         ("mean_sqrt_len_tokens", lambda rows: rows[3:].sum(0) / np.sqrt(len(rows) - 3)),
         ("weightedmean", lambda rows: np.arange(4, len(rows) + 1) @ rows[3:]
          / np.arange(4, len(rows) + 1).sum()),
-        ("cls", lambda rows: rows[0]),
+        ("cls", lambda rows: rows[3]),
         ("lasttoken", lambda rows: rows[-1]),
     ],
 )  # fmt: skip

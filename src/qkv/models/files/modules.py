@@ -10,7 +10,8 @@ from typing import Any
 
 from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, read_json
 
-READ = ("Transformer", "Pooling", "Dense", "Normalize")
+STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
+READ = ("Transformer", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # by today's name and the old one
 _TEXT = "text"  # what every input is to a router here
@@ -167,11 +168,12 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return
-    rest = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(rest) - {"Dense"}:
+    first = 1 if kinds[0] == "StaticEmbedding" else 2
+    fine = first == 1 or kinds[:2] == ["Transformer", "Pooling"]
+    if not fine or set(kinds[first:]) - {*STEPS}:
         raise ModelError(
-            f"{path}: its modules are {', '.join(kinds)}: "
-            "qkv knows Transformer, Pooling, any Dense and, last, Normalize"
+            f"{path}: its modules are {', '.join(kinds)}: qkv knows Transformer and Pooling, or "
+            f"StaticEmbedding, and then any of {', '.join(STEPS)}"
         )
 
 

@@ -19,13 +19,13 @@ from qkv.text import Tokenizer
 def save_model(
     folder: str | os.PathLike[str],
     *,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     weights: Weights,
     sentence: Sentence,
     tokenizer: Tokenizer | None,
     others: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
-    """Write all files of a model, config.json last; see `Model.save`.
+    """Write all files of a model, config.json last, if it has one; see `Model.save`.
 
     `others` are JSON files beside config.json, by name; None for one that there is not.
     """
@@ -38,8 +38,9 @@ def save_model(
     inner.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(one) for name, one in weights.to_files().items()}
     kind = next(iter(weights.parameters.values())).dtype.name
-    about = {key: value for key, value in config.items() if key != "torch_dtype"}
-    listed = {**others, CONFIG: {**about, "dtype": kind}}  # last: without it there is no model
+    about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
+    last = None if config is None else {**about, "dtype": kind}
+    listed = {**others, CONFIG: last}  # last: without it there is no model
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
     contents |= {
@@ -47,7 +48,7 @@ def save_model(
         for name, values in listed.items()
         if values is not None
     }
-    stale = {home / name for name in TOP} | {inner / name for name in (*BESIDE, *others, TOKENIZER)}
+    stale = {home / name for name in TOP} | {inner / name for name in (*BESIDE, *listed, TOKENIZER)}
     if tokenizer is not None:
         tokenizer.save(inner / TOKENIZER)
         stale.remove(inner / TOKENIZER)

@@ -20,7 +20,8 @@ from qkv.models.files.read import (
     ModelError,
     is_number,
 )
-from qkv.models.network.pooling import POOLING, Dense
+from qkv.models.network.finishing import LengthOne, Step, to_length_one
+from qkv.models.network.pooling import POOLING
 
 # Where a model's limit may stand: the first of them that is there.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -46,8 +47,10 @@ class Sentence:
         home: the folder of config.json inside the model's folder.
         modes: how the vectors of the tokens are pooled; several are joined side by side.
         include_prompt: whether the tokens of a prompt are pooled with the others.
-        dense: the linear layers that follow.
-        normalize: whether the result is scaled to length 1.
+        steps: what follows the pooling, in order.
+        static: whether the vectors of tokens are rows of a table and nothing else, as those of
+            `StaticEmbedding`: of a text with its blanks and without special tokens, whose vector is
+            zeros if it has no token.
         max_seq_length: the most tokens of a text; without it in the files, and with modules.json,
             `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
             modules.json a model has its own limit alone.
@@ -65,8 +68,8 @@ class Sentence:
     home: str = ""
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
-    dense: tuple[Dense, ...] = ()
-    normalize: bool = False
+    steps: tuple[Step, ...] = ()
+    static: bool = False
     max_seq_length: int | None = None
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=lambda: dict(NO_PROMPTS))
@@ -115,11 +118,17 @@ class Sentence:
         """A text as the tokenizer is to have it."""
         return text.lower() if self.lowercase else text
 
+    def stripped(self, text: str) -> str:
+        """A text as it is encoded: blanks around it are no part of it, but in a static model."""
+        return text if self.static else text.strip()
+
     def pool(self, rows: Array, unread: int = 0) -> Array:
         """One text's vectors (T, D) as one, (D,) for each mode.
 
         The first `unread` tokens are those of a prompt that is not to be pooled.
         """
+        if self.static and not len(rows):
+            return np.zeros(rows.shape[1], rows.dtype)
         if len(self.modes) == 1:
             return POOLING[self.modes[0]](rows, unread)
         return np.concatenate([POOLING[mode](rows, unread) for mode in self.modes])
@@ -131,12 +140,13 @@ class Sentence:
 
         As in sentence-transformers, what the model's files say comes first, then vectors are cut to
         their first `truncate_dim` numbers, and these are scaled to length 1 if `normalize` asks for
-        it. False leaves out what the files say of that.
+        it. False leaves out such a scaling that is the last thing the files say.
         """
-        for layer in self.dense:
-            vectors = layer(vectors)
-        if self.normalize and normalize is None:
-            vectors = to_length_one(vectors)
+        steps = self.steps
+        if normalize is False and steps and isinstance(steps[-1], LengthOne):
+            steps = steps[:-1]
+        for step in steps:
+            vectors = step(vectors)
         truncate_dim = self.truncate_dim if truncate_dim is None else truncate_dim
         if truncate_dim is not None:
             vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
@@ -146,14 +156,16 @@ class Sentence:
         """How many numbers the result has where the vectors of tokens have `dim`.
 
         Raises:
-            ModelError: a linear layer does not take what comes before it.
+            ModelError: a module does not take what comes before it.
         """
         width = dim * len(self.modes)
-        for layer in self.dense:
-            inputs, outputs = layer.weight.shape
+        for step in self.steps:
+            if step.sizes is None:
+                continue
+            inputs, outputs = step.sizes
             if inputs != width:
                 raise ModelError(
-                    f"{layer.home}/{CONFIG}: in_features is {inputs} and what comes in "
+                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and what comes in "
                     f"has {width} numbers"
                 )
             width = outputs
@@ -161,13 +173,14 @@ class Sentence:
 
     def to_files(self) -> dict[str, bytes]:
         """The files that say so, by their place in the model's folder."""
-        return self.files | {f"{layer.home}/{WEIGHTS}": layer.to_file() for layer in self.dense}
+        from safetensors.numpy import save
 
-
-def to_length_one(vectors: Array) -> Array:
-    """Vectors (n, width), scaled; one of zeros stays so."""
-    scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
+        found = dict(self.files)
+        for step in self.steps:
+            arrays = {name: np.ascontiguousarray(one) for name, one in step.arrays().items()}
+            if arrays:
+                found[f"{step.home}/{WEIGHTS}"] = save(arrays)
+        return found
 
 
 def tokenizer_limit(config: Config) -> int | None:

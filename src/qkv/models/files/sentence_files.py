@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import frozen
+from qkv.arrays import Array, frozen
 from qkv.models.files.config import Config
-from qkv.models.files.modules import Module
+from qkv.models.files.modules import STEPS, Module
 from qkv.models.files.read import (
     CONFIG,
     MOST_JSON,
@@ -30,7 +30,8 @@ from qkv.models.files.sentence import (
     tokenizer_limit,
 )
 from qkv.models.files.tensors import FLOATS, Tensors
-from qkv.models.network.pooling import POOLING, Dense
+from qkv.models.network.finishing import Dense, LengthOne, Norm, Step
+from qkv.models.network.pooling import POOLING
 
 _KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -41,10 +42,19 @@ _KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OTHER_KEYS = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
+_CLASSES = {
+    **{name: f"activation.{name}" for name in ("Tanh", "Sigmoid", "ReLU", "SiLU", "GELU", "ELU")},
+    **{name: f"activation.{name}" for name in ("LeakyReLU", "SELU", "CELU", "ReLU6", "Mish")},
+    **{name: f"activation.{name}" for name in ("Hardtanh", "Hardsigmoid", "Hardswish")},
+    **{name: f"activation.{name}" for name in ("LogSigmoid", "Softplus", "Softsign")},
+    "Tanhshrink": "activation.Tanhshrink",
+    "Identity": "linear.Identity",
+}
+# What may follow a linear layer, by its class in torch, in short or as files have it.
 ACTIVATIONS = {
-    **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("Tanh", "Sigmoid")},
-    **{f"torch.nn.modules.activation.{name}": name.lower() for name in ("ReLU", "SiLU", "GELU")},
-    "torch.nn.modules.linear.Identity": None,
+    f"torch.nn.{place}": None if name == "Identity" else name.lower()
+    for name, file in _CLASSES.items()
+    for place in (f"modules.{file}", name)
 }
 
 
@@ -64,14 +74,15 @@ def read_sentence(
     said: dict[str, Any] = {}  # of the attributes of `Sentence`, those that the files speak of
     kinds = [module.kind for module in modules]
     home = said["home"] = modules[0].place if modules else ""
-    files = [PROMPTS, *listed]
+    said["static"] = kinds[:1] == ["StaticEmbedding"]
     if "Pooling" in kinds:
-        dense = [module.place for module in modules if module.kind == "Dense"]
         said |= _pooling(folder / modules[1].place / CONFIG)
-        said["dense"] = tuple(_dense(folder, place) for place in dense)
-        said["normalize"] = kinds[-1] == "Normalize"
-        files += [f"{place}/{CONFIG}" for place in (modules[1].place, *dense)]
-    said |= _limit(folder / home, bool(modules)) | _prompts(folder / PROMPTS)
+    last = [module for module in modules if module.kind in STEPS]
+    said["steps"] = tuple(_STEPS[module.kind](folder, module.place) for module in last)
+    files = [PROMPTS, *listed, *(f"{module.place}/{CONFIG}" for module in modules[1:])]
+    said |= _prompts(folder / PROMPTS)
+    if not said["static"]:
+        said |= _limit(folder / home, bool(modules))
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     found = {}
     for name in files:
@@ -88,7 +99,8 @@ def _pooling(path: Path) -> dict[str, Any]:
     chosen = config.values.get("pooling_mode")
     if chosen is None:
         asked = [key for key, value in config.values.items() if value and key not in _OTHER_KEYS]
-        modes = [_KEYS.get(key, key) for key in asked]
+        modes = [_KEYS.get(key, key) for key in asked] or ["mean"]
+        modes.sort(key=[*POOLING, *modes].index)
     else:
         modes = [str(mode) for mode in chosen] if isinstance(chosen, list) else [str(chosen)]
     if not modes or not set(modes) <= set(POOLING):
@@ -96,23 +108,68 @@ def _pooling(path: Path) -> dict[str, Any]:
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
             f"qkv knows {', '.join(POOLING)}"
         )
-    in_order = tuple(mode for mode in POOLING if mode in modes)
-    return {"modes": in_order, "include_prompt": include_prompt}
+    return {"modes": tuple(modes), "include_prompt": include_prompt}
 
 
 def _dense(folder: Path, place: str) -> Dense:
     """The linear layer whose files are in this folder inside the model's."""
     config = Config.read(folder / place / CONFIG)
-    shape = config.size("in_features", 0), config.size("out_features", 0)
+    inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
     activation = config.choice(
         "activation_function", ACTIVATIONS, "torch.nn.modules.activation.Tanh"
     )
+    residual = config.flag("use_residual", False)
+    _need_vectors(config)
+    config.finish(())
+    expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
+    expected |= {"linear.bias": (outputs,)} if has_bias else {}
+    expected |= {"residual.weight": (outputs, inputs)} if residual and inputs != outputs else {}
+    found = _arrays(folder / place, expected)
+    through = found.get("residual.weight")
+    return Dense(
+        place,
+        frozen(found["linear.weight"]).T,
+        found.get("linear.bias"),
+        activation,
+        residual,
+        None if through is None else frozen(through).T,
+    )
+
+
+def _norm(folder: Path, place: str) -> Norm:
+    """The LayerNorm whose files are in this folder inside the model's."""
+    config = Config.read(folder / place / CONFIG)
+    size = (config.size("dimension", 0),)
+    config.finish(())
+    found = _arrays(folder / place, {"norm.weight": size, "norm.bias": size})
+    return Norm(place, found["norm.weight"], found["norm.bias"])
+
+
+def _length_one(folder: Path, place: str) -> LengthOne:
+    """A scaling to length 1, which old folders have no file for."""
+    if (folder / place / CONFIG).is_file() and place:
+        _need_vectors(Config.read(folder / place / CONFIG))
+    return LengthOne(place)
+
+
+_STEPS: Mapping[str, Callable[[Path, str], Step]] = {
+    "Dense": _dense,
+    "LayerNorm": _norm,
+    "Normalize": _length_one,
+    "Dropout": lambda folder, place: Step(place),
+}
+
+
+def _need_vectors(config: Config) -> None:
+    """An error where a module is for anything but the one vector of a text."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
-    config.finish(())
-    tensors = Tensors(folder / place)
-    expected = {"linear.weight": shape[::-1]} | ({"linear.bias": shape[1:]} if has_bias else {})
+
+
+def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """The tensors of a module, of these shapes: float64 where files have that, else float32."""
+    tensors = Tensors(folder)
     for name, size in expected.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
@@ -120,9 +177,8 @@ def _dense(folder: Path, place: str) -> Dense:
             raise ModelError(
                 f"{tensors.source}: {name} is {found} and must be floats {size} by {CONFIG}"
             )
-    wide = np.float64 if tensors["linear.weight"].kind == "F64" else np.float32
-    weight, *bias = (tensors[name].read().astype(wide, copy=False) for name in expected)
-    return Dense(place, frozen(weight).T, bias[0] if bias else None, activation)
+    wide = np.float64 if any(tensors[name].kind == "F64" for name in expected) else np.float32
+    return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
 
 
 def _limit(home: Path, modules: bool) -> dict[str, Any]:

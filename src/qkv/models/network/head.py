@@ -12,7 +12,8 @@ from qkv.arrays import Array
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, need_single, part_back, project_back
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.pooling import POOLING, activated
+from qkv.models.network.finishing import activated
+from qkv.models.network.pooling import POOLING
 from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear

@@ -207,7 +207,7 @@ class Encoder:
 
     def check(self, ids: Array, number: int) -> None:
         """An error if the ids of a text leave nothing to make a vector of; `number` names it."""
-        if len(ids) <= self._unread:
+        if len(ids) <= self._unread and not self.sentence.static:
             raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
@@ -269,7 +269,8 @@ class Encoder:
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
         """Texts behind the prompt; blanks around one are no part of it."""
-        return [self.sentence.prepared((self._before + text).strip()) for text in texts]
+        sentence = self.sentence
+        return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 
     def _chosen_prompt(self) -> str:
         """What goes before each text."""

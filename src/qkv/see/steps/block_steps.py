@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers import MLP, Block, LayerNorm, RMSNorm
 from qkv.models.network.design import under
-from qkv.models.network.pooling import activated
+from qkv.models.network.finishing import activated
 from qkv.see.steps.step import FEW, Walk, linear_step, norm_step
 
 Norm = LayerNorm | RMSNorm

@@ -1,0 +1,91 @@
+"""A table of vectors and nothing behind it: `StaticEmbedding` of sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family, Names, Weights
+from qkv.models.files.read import ModelError
+from qkv.models.files.tensors import FLOATS, Stored, Tensors
+from qkv.models.network.design import Design
+
+_TABLE, _ROWS, _CHOSEN, _FACTORS = "embedding.weight", "embeddings", "mapping", "weights"
+
+
+def design(config: Config) -> Design:
+    """The sizes of the table."""
+    return Design(
+        vocabulary=config.size("vocab_size", 1),
+        dim=config.size("hidden_size", 1),
+        hidden=0,
+        activation="relu",  # there is no layer that has one
+        eps=1e-5,
+        layers=(),
+        final_norm=False,
+    )
+
+
+STATIC = Family(model_type="static-embedding", design=design, names={"embed": "embedding"})
+
+
+def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
+    """What stands for a config.json, the design and the table of a folder.
+
+    The table is "embedding.weight", or, as model2vec writes it, "embeddings" (n, D), of which
+    "mapping" (V,) has the row of each token and "weights" (V,) what it is multiplied by.
+
+    Raises:
+        ModelError: there is no such table, or the three do not fit each other.
+    """
+    table = _table(tensors)
+    wide = np.float64 if table.dtype == np.float64 else np.float32
+    table = table.astype(np.dtype(dtype or wide), copy=False)
+    config = {
+        "model_type": STATIC.model_type,
+        "vocab_size": len(table),
+        "hidden_size": table.shape[1],
+    }
+    about = Config(config, tensors.source)
+    return config, design(about), Weights(Names.of(STATIC, about), {"embed.weight": table})
+
+
+def _table(tensors: Tensors) -> Array:
+    """A row for each token."""
+    if _TABLE in tensors:
+        return _need(tensors, _TABLE, 2).read()
+    if _ROWS not in tensors:
+        raise ModelError(f"{tensors.source}: there is no tensor {_TABLE}, nor {_ROWS}")
+    table = _need(tensors, _ROWS, 2).read()
+    if _CHOSEN in tensors:
+        rows = _need(tensors, _CHOSEN, 1, ("I64", "I32")).read()
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
+            raise ModelError(
+                f"{tensors.source}: {_CHOSEN} has rows from {rows.min()} to {rows.max()} and "
+                f"{_ROWS} has {len(table)}"
+            )
+        table = table[rows]
+    if _FACTORS in tensors:
+        factors = _need(tensors, _FACTORS, 1).read()
+        if len(factors) != len(table):
+            raise ModelError(
+                f"{tensors.source}: {_FACTORS} has {len(factors)} numbers and there are "
+                f"{len(table)} tokens"
+            )
+        wide = np.result_type(np.float32, table.dtype)
+        table = (table.astype(wide) * factors[:, None].astype(wide)).astype(table.dtype)
+    return table
+
+
+def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOATS) -> Stored:
+    """A tensor of so many axes, and of one of these types."""
+    tensor = tensors[name]
+    if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
+        raise ModelError(
+            f"{tensors.source}: {name} is {tensor.kind} {tensor.shape}: it must have {axes} "
+            f"{'axes' if axes > 1 else 'axis'}, and be {', '.join(kinds)}"
+        )
+    return tensor
