@@ -27,7 +27,7 @@ small = [np.random.default_rng(i).standard_normal((4, 300, 64)).astype("f4") for
 expected = qkv.attention(*small), linear(small[0], small[1][0, :64])
 
 def interrupted(call, result=None):
-    sender = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    sender = threading.Timer(0.04, os.kill, (os.getpid(), signal.SIGINT))
     try:
         sender.start()
         call()

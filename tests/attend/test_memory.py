@@ -1,6 +1,6 @@
-"""Memory is linear in the lengths: 32,768 x 32,768 weights would be 4 GiB, 8,192 x 8,192 256 MiB.
+"""Memory is linear in the lengths: 16,384 x 16,384 weights would be 1 GiB, 4,096 x 4,096 64 MiB.
 
-The best backend has 32,768 tokens; the others, which take far longer, 8,192.
+The best backend has 16,384 tokens; the others, which take far longer, 4,096.
 """
 
 import os
@@ -58,7 +58,7 @@ def test_many_tokens(name: str, backend: str) -> None:
     if not os.path.exists("/proc/self/status"):
         pytest.skip("the peak is read from /proc")
     call, check = CALLS[name]
-    tokens, most = (32_768, 64) if backend == BACKENDS[0] else (8_192, 32)
+    tokens, most = (16_384, 48) if backend == BACKENDS[0] else (4_096, 32)
     result = subprocess.run(
         [
             sys.executable,

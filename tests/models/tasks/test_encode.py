@@ -457,7 +457,7 @@ def test_without_a_standard_error_there_is_no_bar(folder, monkeypatch, tmp_path,
 MEMORY = """
 import resource, numpy as np, qkv
 model = qkv.load("random")
-line = "the cat sat on the mat and {} more words of no consequence" + " " * 400
+line = "the cat sat on the mat and {} more words of no consequence" + " " * 1150
 def lines(count):
     return (line.format(n) for n in range(count))
 def run(count):
@@ -466,18 +466,18 @@ def run(count):
         total += len(vectors)
     assert total == count
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(run(5_000), run(50_000))
+print(run(2_000), run(20_000))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 def test_memory_does_not_grow_with_the_number_of_texts():
-    """The lines alone would take 25 MB, their tokens 100 MB."""
+    """The lines alone would take 25 MB, their tokens 40 MB."""
     done = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )
     few, many = map(int, done.stdout.split())
-    assert many - few < 15_000, f"{few} KiB for 5,000 lines, {many} KiB for 50,000"
+    assert many - few < 15_000, f"{few} KiB for 2,000 lines, {many} KiB for 20,000"
 
 
 def test_vectors_of_a_list_take_their_memory_once(monkeypatch):
