@@ -158,3 +158,4 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 IMAGES = ("vit", "dinov2")  # families that look at them
+MIXED = ("gpt_oss", "mixtral", "qwen3_moe")  # those of experts

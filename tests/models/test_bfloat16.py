@@ -15,7 +15,7 @@ from qkv.ops.kernel import BACKENDS, BODIES
 from qkv.trace import Trace
 
 from .files.test_tensors import write_bfloat16
-from .sizes import IMAGES
+from .sizes import IMAGES, MIXED
 from .small_models import CONFIGS, write_small
 from .support import CONFIG, plain_bert
 
@@ -111,9 +111,6 @@ def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
     load(halves[0], dtype="bfloat16").encode(TEXTS)
     assert len(seen) == 2 * 6  # layers, products of each
     assert set(seen) == {(BFLOAT16, BFLOAT16)}
-
-
-MIXED = ("gpt_oss", "mixtral", "qwen3_moe")  # of experts
 
 
 def config_of(name):

@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import qkv
+from models.sizes import MIXED
 
 BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # of the largest value
 
@@ -96,6 +97,8 @@ def made(
     `options` are those with which transformers loads it.
     """
     options = {"attn_implementation": "eager", "dtype": dtype, **options}
+    if config.model_type in MIXED:
+        options["experts_implementation"] = "eager"  # their other ways take float32 alone
     torch.manual_seed(seed)
     with double(dtype == torch.float64):
         model = kind(config).to(dtype)

@@ -22,7 +22,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 import qkv
-from models.sizes import IMAGES, LOOKS, SMALL, WINDOWS
+from models.sizes import IMAGES, LOOKS, MIXED, SMALL, WINDOWS
 from qkv.models import ModelError
 from qkv.models.families import PUBLISHED
 from qkv.models.files.config import HARMLESS, NEUTRAL, Config
@@ -185,7 +185,7 @@ class Small:
             config = self.kind.config_class.from_dict(json.loads(json.dumps(values)))
             config._attn_implementation = "eager"
             model = self.kind(config).to(dtype).eval()
-            if values["model_type"] in ("gpt_oss", "mixtral", "qwen3_moe"):
+            if values["model_type"] in MIXED:
                 model.set_experts_implementation("eager")
             scatter(model)
             if values["model_type"] in IMAGES:

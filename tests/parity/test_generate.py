@@ -90,10 +90,7 @@ def config_of(family: str, **others: Any) -> Any:
 def pair_of(folder: Path, family: str, dtype: torch.dtype, **others: Any) -> Pair:
     name = MODELS[family][0]
     kind = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-    plain = (
-        {"experts_implementation": "eager"} if family in ("gpt_oss", "mixtral", "qwen3_moe") else {}
-    )
-    return made(folder, kind, config_of(family, **others), dtype, **plain)
+    return made(folder, kind, config_of(family, **others), dtype)
 
 
 def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:

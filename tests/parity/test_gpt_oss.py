@@ -46,7 +46,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-PLAIN = {"experts_implementation": "eager"}  # their other ways take float32 alone
 
 
 def config_of(name: str) -> GptOssConfig:
@@ -69,7 +68,7 @@ def config_of(name: str) -> GptOssConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, GptOssForCausalLM, config_of(name), dtype, **PLAIN)
+    pair = made(tmp_path, GptOssForCausalLM, config_of(name), dtype)
     compare(pair)
     compare_saved(pair, tmp_path / "saved")
 
@@ -81,7 +80,7 @@ def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
     config = config_of("two of five experts")
-    pair = made(tmp_path, kind, config, torch.float64, **PLAIN)
+    pair = made(tmp_path, kind, config, torch.float64)
     compare(pair)
     with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
         pair.ours.generate([[3, 4]])

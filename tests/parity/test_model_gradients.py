@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import qkv
-from models.sizes import DECODER, ENCODER, IMAGES, SMALL
+from models.sizes import DECODER, ENCODER, IMAGES, MIXED, SMALL
 from qkv.layers.packed import places
 
 from .models import double, scatter
@@ -79,7 +79,7 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         config = of_kind.config_class(**sizes)
         config._attn_implementation = "eager"
         model = of_kind(config).to(dtype).eval()
-        if config.model_type in ("gpt_oss", "mixtral", "qwen3_moe"):
+        if config.model_type in MIXED:
             model.set_experts_implementation("eager")
         scatter(model, number)
         model.save_pretrained(tmp_path / "weights")
