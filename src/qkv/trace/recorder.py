@@ -50,6 +50,11 @@ class Recorder:
         self._shaped: Change | None = None
         self._back: Change | None = None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps what it gets, in place of handing it on."""
+        return self._use is None
+
     def wants(self, *names: str) -> bool:
         """Whether any is kept or changed: ask before computing something for it alone."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
@@ -76,9 +81,11 @@ class Recorder:
     def keep(self, name: str, array: Array) -> None:
         """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
         full = self._prefix + name
-        if self._wanted(full) and self._use is not None:
+        if not self._wanted(full):
+            return
+        if self._use is not None:
             self._use(full, self._as_kept(array))
-        elif self._wanted(full):
+        else:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
