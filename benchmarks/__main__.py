@@ -40,6 +40,7 @@ CLAIMS = (
     "llama",
     "inside",
     "circuits",
+    "scan",
     "serve",
     "scale",
     "play",

@@ -47,8 +47,8 @@ ELSEWHERE = ("growth", "serve", "scale", "play")
 
 @pytest.mark.parametrize("claim", [x for x in bench.CLAIMS if x not in ELSEWHERE])
 def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if claim == "encode" and not (texts.WORDNET / "data.noun").is_file():
-        pytest.skip("its texts are from WordNet: apt-get install wordnet-base")
+    if claim in ("encode", "scan") and not (texts.WORDNET / "data.noun").is_file():
+        pytest.skip("the texts are from WordNet: apt-get install wordnet-base")
     if claim == "inside" and find_spec("transformers") is None:
         pytest.skip("it is about models of transformers, which is not installed")
     for name, value in bench.environment_of(claim).items():

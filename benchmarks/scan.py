@@ -1,0 +1,187 @@
+"""All heads over 10,000 sentences: eight measures of each, and the ten texts with most of each.
+
+Torch gives all weights (`output_attentions=True`, eager attention) of 32 texts at a time, sorted
+by length within a thousand, and measures them as `qkv.circuits.scan_heads` does. Both begin with
+texts, cut by the same tokenizer, or with ids. The memory is that of a whole process, interpreter
+and model included, which reads its texts from a file. The error is the largest one, in means and
+in examples, whose entropies are in nats.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from benchmarks.common import Goal, Row, Way, faster, less_memory
+from benchmarks.memory import ROOT, resident
+from benchmarks.models import in_type, random_model
+from benchmarks.peers import needs, torch
+from qkv.circuits import HeadScan, scan_heads
+
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 50257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+}
+COUNT, FEW = 10_000, 500  # texts; and those of the larger model, which takes 0.1 s for one
+TOP = 10
+WINDOW, BATCH = 1024, 32  # texts that torch is given sorted, and at once
+MOST = 300e6  # bytes
+NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy", "strongest")
+
+
+def rows(shrink: int = 1) -> Iterator[Row]:
+    """The encoder that ships, and a random model of GPT-2's shape."""
+    from benchmarks.texts import sentences
+
+    encoder = qkv.load()
+
+    def texts(count: int, longest: int) -> list[str]:
+        return sentences(count, lambda text: len(encoder.tokenize(text)), longest=longest)
+
+    with tempfile.TemporaryDirectory() as folder:
+        many = texts(max(40, COUNT // shrink), encoder.max_seq_length or 0)
+        memory = Goal("memory of the process", lambda row: row["memory"][OURS], "B", most=MOST)
+        yield row("The shipped encoder", encoder, many, Path(folder), memory)
+        decoder = random_model(GPT2 if shrink == 1 else GPT2 | {"n_layer": 2, "n_embd": 96})
+        ids = [encoder.tokenize(text).ids.tolist() for text in texts(max(20, FEW // shrink), 200)]
+        yield row("GPT-2's shape", decoder, ids, Path(folder))
+
+
+OURS, TORCH = "memory of the process: qkv", "memory of the process: torch"
+
+
+def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal) -> Row:
+    """Both ways on the same texts, and in processes of their own."""
+    folder, file = home / model.name, home / f"{model.name}.jsonl"
+    model.save(folder)
+    file.write_text("".join(f"{json.dumps(text)}\n" for text in texts), encoding="utf-8")
+    truth = found_in(scan_heads(in_type(model, "float64"), texts, NAMES, TOP))
+
+    def error(found: Any) -> float:
+        both = zip(found_in(found), truth, strict=True)
+        return max(float(np.abs(one - other).max()) for one, other in both)
+
+    peer = in_torch(folder)
+    ways = {
+        "qkv": Way(partial(scan_heads, model, texts, NAMES, TOP), error),
+        "torch": peer and Way(partial(torch_scan, *peer, texts), error),
+    }
+    memory = {
+        OURS: partial(alone, "qkv", folder, file),
+        TORCH: partial(alone, "torch", folder, file),
+    }
+    memory = memory if peer else {OURS: memory[OURS]}
+    more = faster("torch", 2.0), less_memory(TORCH, 1.0, OURS)
+    return Row(f"{name}, {len(texts):,} texts", ways, (*more, *goals), memory, rounds=3)
+
+
+def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of either way the means (names, layers, heads), and how much the examples have."""
+    if not isinstance(found, HeadScan):
+        return found
+    means = np.array([found.scores[name] for name in NAMES])
+    examples = np.zeros((*means.shape, TOP))
+    for name, layer, head in np.ndindex(means.shape):
+        own = [one.value for one in found.examples(NAMES[name], layer, head)]
+        examples[name, layer, head, : len(own)] = own
+    return means, examples
+
+
+@needs("transformers")
+def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
+    """The model in transformers without its head, and ours, whose tokenizer cuts texts."""
+    import transformers
+
+    torch()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    return model.eval(), qkv.load(folder)
+
+
+def torch_scan(model: Any, own: qkv.Model, texts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The means (names, layers, heads), and the most of each text and head, the best `TOP`."""
+    library, rows = torch(), len(own.embedding.table)
+    special = [own.tokenizer is not None and own.tokenizer.is_special(n) for n in range(rows)]
+    special = library.tensor(special)
+    sums = library.zeros((len(NAMES), own.num_layers, own.num_heads), dtype=library.float64)
+    counts = np.zeros(len(NAMES))
+    best = library.zeros((*sums.shape, TOP))
+    rest = iter(texts)
+    while window := list(islice(rest, WINDOW)):
+        if own.tokenizer is not None:
+            window = [text.ids.tolist() for text in own.tokenizer.tokenize_batch(window)]
+        window.sort(key=len, reverse=True)
+        for first in range(0, len(window), BATCH):
+            values = torch_batch(model, window[first : first + BATCH], special, counts)
+            sums += values.sum((2, 4), dtype=library.float64)
+            most = values.amax(4).permute(0, 1, 3, 2)
+            best = library.cat([best, most], -1).topk(TOP, -1).values
+    return sums.numpy() / counts[:, None, None], best.numpy()
+
+
+def torch_batch(model: Any, batch: list[list[int]], special: Any, counts: np.ndarray) -> Any:
+    """The measures of each query, (names, layers, B, heads, T); adds to how many there are."""
+    library = torch()
+    ends = library.tensor([len(ids) for ids in batch])
+    keys = library.arange(len(batch[0]))
+    there = keys < ends[:, None]  # (B, T)
+    ids = library.zeros(there.shape, dtype=library.int64)
+    ids[there] = library.tensor([one for text in batch for one in text])
+    weights = model(input_ids=ids, attention_mask=there.long(), output_attentions=True).attentions
+    same = (ids[:, :, None] == ids[:, None]) & there[:, :, None] & (keys < keys[:, None])
+    text, query, key = same.nonzero(as_tuple=True)
+    words = there & ~special[ids] & (keys > 0)
+    counts += int(there.sum())
+    counts[NAMES.index("induction")] += int(same.any(-1).sum()) - int(there.sum())
+    shape = (len(NAMES), len(weights), len(batch), weights[0].shape[1], len(keys))
+    found = library.zeros(shape)
+    for layer, own in enumerate(weights):  # (B, H, T, T)
+        rows = dict(zip(NAMES, found[:, layer], strict=True))
+        rows["previous"][..., 1:] = own.diagonal(-1, 2, 3)
+        rows["next"][..., :-1] = own.diagonal(1, 2, 3)
+        rows["first"][...] = own[..., 0]
+        rows["last"][...] = own[library.arange(len(batch)), :, :, ends - 1]
+        places = own.permute(0, 2, 3, 1)  # (B, T, T, H)
+        for name, shift in (("same", 0), ("induction", 1)):
+            each = places[text, query, key + shift]
+            rows[name].permute(0, 2, 1).index_put_((text, query), each, accumulate=True)
+        rows["entropy"][...] = library.special.entr(own).sum(-1)
+        rows["strongest"][...] = (own * words[:, None, None]).amax(-1)
+    return found * there[:, None]
+
+
+def alone(way: str, folder: Path, file: Path) -> float:
+    """The most memory of a process that scans the texts of a file, in bytes."""
+    command = [sys.executable, "-m", "benchmarks.scan", way, str(folder), str(file)]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT)
+    return float(answer.stdout.split()[-1])
+
+
+def main() -> None:
+    """Scan as the command line says, and print the most memory that it took."""
+    way, folder, path = sys.argv[1:]
+    with open(path, encoding="utf-8") as file:
+        texts = map(json.loads, file)
+        if way == "qkv":
+            scan_heads(qkv.load(folder), texts, NAMES, TOP)
+        else:
+            torch_scan(*in_torch(Path(folder)), texts)
+    print(resident()[1])
+
+
+if __name__ == "__main__":
+    main()
