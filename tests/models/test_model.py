@@ -157,6 +157,13 @@ def test_padding_is_zero_and_its_scores_are_hidden(model):
 # what a trace is asked for
 
 
+def test_what_a_trace_keeps_changes_no_number(model):
+    whole = model.trace(["the cat sat on the mat", "a dog ran"])
+    for name in ("pattern", "z", "resid_post"):
+        for full, array in model.trace(["the cat sat on the mat", "a dog ran"], names=name).items():
+            np.testing.assert_array_equal(array, whole[full])
+
+
 def test_names_and_layers_are_kept_as_asked(model):
     def kept(**options):
         return model.trace("the cat", **options).names()
