@@ -39,7 +39,7 @@ REGIONS = {
     "head": "one head",
     "motion": "how a row of weights arises",
     "steps": "a layer step by step",
-    "block": "a layer as data flows through it",
+    "block": "what each part of a layer adds",
     "outcome": "the likeliest words",
     "second": "a second sentence",
 }

@@ -128,13 +128,27 @@ def test_the_headline_and_the_map_say_what_a_head_is_good_for(
 
 
 @pytest.mark.parametrize("width", [736, 390])
-def test_a_block_may_stand_alone(visit: Visit, html: str, width: int) -> None:
+def test_the_residual_stream_of_a_layer_may_stand_alone(
+    visit: Visit, html: str, width: int
+) -> None:
     page = opened(visit, html, width=width, only=["sentence", "block"], inside=False)
     assert seen(page) == ["sentence", "steps"]
     title = part(page, "steps").locator(".walk-panel h3")
     assert "The residual connection: what the MLP read is added" in title.inner_text()
-    page.get_by_role("tab", name="scores").click()
-    assert "Scores" in title.inner_text()
+    nodes = part(page, "steps").get_by_role("tab").all_inner_texts()
+    assert [" ".join(text.split()) for text in nodes] == [
+        "1 X", "2 out", "3 R", "4 N1", "5 mlp", "6 R2", "7 Y",
+    ]  # fmt: skip
+    flows = page.locator(".ribbon").evaluate_all(
+        "all => all.map(({ dataset }) => `${dataset.from} ${dataset.to}`)"
+    )
+    assert {*flows} == {
+        *("X out", "X R", "out R", "R N1", "N1 mlp", "N1 R2", "mlp R2", "R2 Y"),
+    }  # what lies between X and out is left out, and they are still joined
+    page.get_by_role("tab", name="out").click()
+    assert "The output projection" in title.inner_text()
+    page.get_by_role("button", name="Next ▶").click()
+    assert "what came in is added" in title.inner_text()
     for gone in (".walk-panel .bar", ".walk-panel canvas", ".row-table"):
         for found in part(page, "steps").locator(gone).all():
             assert not found.is_visible(), gone
@@ -145,7 +159,8 @@ def test_a_block_may_stand_alone(visit: Visit, html: str, width: int) -> None:
     if width == 736:
         assert block["x"] + block["width"] <= panel["x"]
     else:
-        assert panel["y"] + panel["height"] <= block["y"]
+        assert block["y"] + block["height"] <= panel["y"]
+        assert block["y"] + block["height"] < 640  # of a phone's 844
 
 
 def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> None:

@@ -19,6 +19,8 @@
  * @property {any} op  how a number is made (parts/sums.js); `from` of a given one: the steps that lead to it
  * @property {ArrayLike<number> | null} lengths  of its rows, where these are vectors
  * @property {boolean} [changed]  whether the reader changed what is done there
+ * @property {string[]} [reads]  the steps that it is drawn from, where those between are left out
+ * @property {string} [sign]  what stands beside its name, where that is not what it does alone
  */
 
 /**
@@ -44,6 +46,7 @@ const WIDEST = 34; // of a ribbon
 const THIN = 2; // of what is no vector, or one of other numbers than the stream's
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "chances"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
+const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by what they add
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
 /**
@@ -74,8 +77,9 @@ function laneOf(name) {
  * @param {number} k
  */
 function readIn(steps, k) {
-  const { op, name } = steps[k];
+  const { op, name, reads } = steps[k];
   const known = new Map(steps.slice(0, k).map((step, i) => [step.name, i]));
+  if (reads) return reads.map((one) => known.get(one));
   const asked = [op.of, op.left, op.right, ...(op.from ?? []), ...(op.kind === "sum" ? op.terms : [])];
   const found = asked.filter((one) => known.has(one)).map((one) => known.get(one));
   if (found.length || ["E", "P", "X", "C", "instead"].includes(name) || op.kind === "wave") return found;
@@ -84,8 +88,26 @@ function readIn(steps, k) {
   return k ? [k - 1] : [];
 }
 
-/** What is done at a step, as a sign. */
-function signOf({ op }) {
+/**
+ * What is left of a flow if only the residual stream is looked at: what it comes to, and what each part reads and adds.
+ * @param {Flow} flow
+ * @returns {Flow}
+ */
+function streamOf(flow) {
+  const { steps } = flow;
+  const first = Math.max(0, steps.findIndex(({ name }) => name === "X"));
+  const kept = steps.map(({ name }, k) => k >= first && (!laneOf(name) || /^N2?$/.test(name) || Boolean(PARTS[name])));
+  const read = (k) => readIn(steps, k).flatMap((i) => (kept[i] ? [steps[i].name] : read(i)));
+  const left = steps.map((step, k) => ({ ...step, reads: [...new Set(read(k))], sign: PARTS[step.name] }));
+  return { ...flow, steps: left.filter((_, k) => kept[k]) };
+}
+
+/**
+ * What is done at a step, as a sign.
+ * @param {FlowStep} step
+ */
+function signOf({ op, sign }) {
+  if (sign) return sign;
   if (op.kind === "product") return `·${op.right}${op.flip ? "ᵀ" : ""}`;
   if (op.kind === "scaled") return op.by.replace("/", "÷").replace("*", "×");
   if (op.kind === "activation") return op.name.split("_")[0];
@@ -129,7 +151,7 @@ function streamWords(flow, k, token, before) {
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
   const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // of three, no one is what was added
-  const part = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }[adds];
+  const part = PARTS[adds];
   if (!part) return `length ${number(length, 1)}`;
   const long = number(lengthIn(flow, flow.steps.find(({ name }) => name === adds), token), 1);
   const was = number(before?.[adds], 1);
@@ -255,7 +277,8 @@ function blockPart(ui, { onshow, panel }) {
       for (const tab of list.children) tab.setAttribute("aria-selected", String(Number(tab.dataset.i) === at));
       tabs.at = at;
       tabs.refresh();
-      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), " is long there; a thin line carries other numbers. On the left is the residual stream, which each part adds to.");
+      const thin = flow.steps.some(({ reads }) => reads) ? "" : "; a thin line carries other numbers";
+      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), ` is long there${thin}. On the left is the residual stream, which each part adds to.`);
       draw();
     },
   };

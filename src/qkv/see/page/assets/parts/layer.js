@@ -38,15 +38,17 @@ function stepsPart(ui, store) {
     node.hidden = !run?.blocks?.[state.layer]?.q;
     if (node.hidden || !state.inside || !run.tokens.length) return turn([]);
     const parameters = parametersFor(run, state.layer);
+    const alone = state.only?.includes("block") && !state.only.includes("steps"); // the residual stream is looked at
     let flow;
     const make = () => {
       flow = flowOf(run, state, model, parameters);
+      if (alone) flow = streamOf(flow);
     };
     const draw = () => {
-      fill(title, `Layer ${state.layer} as data flows through it, and head ${state.head} in it`);
+      const what = alone ? "what each part adds" : `as data flows through it, and head ${state.head} in it`;
+      fill(title, `Layer ${state.layer}${alone ? ":" : ""} ${what}`);
       down.disabled = !state.layer;
       up.disabled = state.layer === run.pattern.length - 1;
-      const alone = state.only?.includes("block") && !state.only.includes("steps"); // there the residual stream is what is looked at
       const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum").name : "scores" } : {};
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
