@@ -34,7 +34,6 @@ def main() -> None:
     tell = _private_output()
     _set_limits(int(megabytes), float(seconds))
     tell({"ready": True})
-    asked = bool(tasks)
     module, tasks = _read(file, tasks, tell)
     if module is not None:
         for name in tasks:
@@ -47,7 +46,7 @@ def main() -> None:
                 break
             except BaseException as error:  # KeyboardInterrupt, and others that say: end
                 result = not_marked("exits", in_words(error), name)
-            helper = "" if asked else _helper(module, name, result)
+            helper = _helper(module, name, result)
             tell({"task": name, "result": packed(result), "helper": helper})
     os._exit(0)  # whatever threads and exit functions the file has left behind
 

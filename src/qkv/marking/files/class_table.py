@@ -29,7 +29,7 @@ table {{ border-collapse: collapse; }}
 th, td {{ padding: .3rem .8rem; border-bottom: 1px solid #8886; text-align: left; }}
 .points {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </style>
-<h1>{files} files, {passed} of {verdicts} passed</h1>
+<h1>{files}, {passed} of {verdicts} passed</h1>
 <div tabindex="0" role="region" aria-label="Points by file and task">
 <table>
 <thead><tr>{head}</tr></thead>
@@ -108,7 +108,7 @@ class ClassTable:
             for count, task, key in self.commonest
         )
         page = _PAGE.format(
-            files=len(self.marked),
+            files=f"{len(self.marked)} file{'s' if len(self.marked) != 1 else ''}",
             passed=sum(result.passed for result in verdicts),
             verdicts=len(verdicts),
             head="".join(

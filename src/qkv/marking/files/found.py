@@ -143,7 +143,7 @@ def _line(error: BaseException, file: str) -> str:
 
 def names_of(task: Task) -> str:
     """The names a task looks for, as in "softmax or Softmax"."""
-    return " or ".join(dict.fromkeys(task.looks_for))
+    return " or ".join(task.looks_for)
 
 
 def no_function(defined: Iterable[str]) -> CheckResult:

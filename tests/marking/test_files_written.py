@@ -1,0 +1,102 @@
+"""The verdicts on a class as a table, CSV, a page and JUnit XML, from verdicts made by hand."""
+
+import csv
+from xml.etree import ElementTree
+
+import pytest
+
+from qkv.marking import CheckResult, ClassTable, files_in, write_junit
+
+RIGHT = CheckResult("softmax is right.", task="softmax")
+FRAGILE = CheckResult("no max", fragile=("no-max",), conventions=("prints",), points=9)
+WRONG = CheckResult("no scale", ("b", "a"), points=2)
+BROKEN = CheckResult("not Python", ("syntax-error",), points=0, task=None)
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as lines:
+        return list(csv.reader(lines))
+
+
+def test_the_commonest_mistakes_are_counted_by_task_and_name():
+    table = ClassTable([("x", (WRONG, BROKEN)), ("y", (WRONG, FRAGILE)), ("z", (BROKEN,) * 3)])
+    assert table.commonest == [
+        (4, "file", "syntax-error"),
+        (2, "attention", "a"),
+        (2, "attention", "b"),  # as often as a, and met before it
+        (1, "attention", "no-max"),
+    ]
+
+
+def test_a_verdict_on_a_file_is_in_no_task_s_column_and_in_the_sum():
+    table = ClassTable([("x", (BROKEN,)), ("y", (WRONG, RIGHT))])
+    assert table.tasks == ["softmax", "attention"]
+    assert [*table.rows()] == [
+        ("x", [None, None], 0, "syntax-error"),
+        ("y", [10, 2], 12, "b a"),
+    ]
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_name_that_a_spreadsheet_would_compute_is_kept_from_it(tmp_path, sign):
+    ClassTable([(f"{sign}1+1.py", (RIGHT,)), (f"a{sign}.py", (RIGHT,))]).write_csv(tmp_path / "c")
+    assert [row[0] for row in rows(tmp_path / "c")] == ["file", f"'{sign}1+1.py", f"a{sign}.py"]
+
+
+def test_a_name_that_is_not_utf_8_is_written_all_the_same(tmp_path):
+    name = b"caf\xe9.py".decode("utf-8", "surrogateescape")
+    table = ClassTable([(name, (WRONG,))])
+    table.write_csv(tmp_path / "all.csv")
+    table.write_html(tmp_path / "all.html")
+    write_junit(tmp_path / "all.xml", table.marked)
+    assert rows(tmp_path / "all.csv")[1][0] == "caf?.py"
+    assert '<th scope="row">caf?.py</th>' in (tmp_path / "all.html").read_text("utf-8")
+    (suite,) = ElementTree.parse(tmp_path / "all.xml").getroot()
+    assert suite.get("name") == suite[0].get("classname") == "caf\N{REPLACEMENT CHARACTER}.py"
+
+
+def test_a_page_says_where_nothing_is_wrong(tmp_path):
+    ClassTable([("x", (RIGHT,))]).write_html(tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    assert "<h1>1 file, 1 of 1 passed</h1>" in page
+    assert "<p>None.</p>" in page
+    ClassTable([("x", (WRONG,))]).write_html(tmp_path / "all.html")
+    assert "<p>None.</p>" not in (tmp_path / "all.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["csv", "html", "xml"])
+def test_what_is_written_takes_the_place_of_an_old_file_as_a_whole(tmp_path, kind):
+    target = tmp_path / f"all.{kind}"
+    target.write_text("old")
+    table = ClassTable([("x", (WRONG,))])
+    with open(target) as old:
+        {
+            "csv": table.write_csv,
+            "html": table.write_html,
+            "xml": lambda path: write_junit(path, table.marked),
+        }[kind](target)
+        assert old.read() == "old"  # what reads it meanwhile is not given a half
+    assert "x" in target.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == [target.name]
+
+
+def test_junit_has_points_and_what_is_fragile_or_a_habit_as_properties(tmp_path):
+    write_junit(tmp_path / "all.xml", [("x", (FRAGILE, BROKEN))])
+    (suite,) = ElementTree.parse(tmp_path / "all.xml").getroot()
+    assert [test.get("name") for test in suite] == ["attention", "file"]
+    told = [{p.get("name"): p.get("value") for p in test.find("properties")} for test in suite]
+    assert told == [
+        {"points": "9", "mistakes": "", "fragile": "no-max", "conventions": "prints"},
+        {"points": "0", "mistakes": "syntax-error", "fragile": "", "conventions": ""},
+    ]
+
+
+def test_the_files_of_a_folder_are_python_files_at_any_depth_by_name(tmp_path):
+    folder = tmp_path / ".hidden" / "__class__"
+    for name in ("b.py", "a/c.py", "a/.d/e.py", "__f__/g.py", ".h.py", "i.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "j.py").mkdir()
+    assert files_in(folder) == [str(folder / "a" / "c.py"), str(folder / "b.py")]
+    with pytest.raises(FileNotFoundError, match="has no Python files"):
+        files_in(folder / "j.py")

@@ -1,0 +1,103 @@
+"""Which functions and classes a file defines, told from its text."""
+
+import pytest
+
+from qkv.marking.files.found import names_of, not_marked, of_error
+from qkv.marking.files.source import defined
+from qkv.marking.tasks import TASKS
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def a(): pass", "a"),
+        ("async def a(): pass", "a"),
+        ("class A: pass", "A"),
+        ("if x:\n    def a(): pass\nelse:\n    def b(): pass", "a b"),
+        ("if x:\n    pass\nelif y:\n    def b(): pass", "b"),
+        ("try:\n    pass\nexcept E:\n    def a(): pass\nfinally:\n    def b(): pass", "a b"),
+        ("try:\n    pass\nexcept E:\n    pass\nelse:\n    def c(): pass", "c"),
+        ("with x:\n    def a(): pass", "a"),
+        ("while x:\n    def a(): pass", "a"),
+        ("def a():\n    def inner(): pass", "a"),
+        ("class A:\n    def inner(self): pass", "A"),
+        ("a = lambda x: x", "a"),
+        ("a = b = c", "a b"),
+        ("a = np.exp", "a"),
+        ("a: object = c", "a"),
+        ("a: int", ""),
+        ("a, b = c", ""),
+        ("a.b = a[0] = c", ""),
+        ("a = c(4)", ""),
+        ("a = 3", ""),
+        ("from m import a\nimport b", ""),
+        ("# a\n'def a(): pass'", ""),
+    ],
+)
+def test_what_stands_at_the_margin_is_defined(source, names):
+    assert " ".join(sorted(defined(source.encode()))) == names
+
+
+def test_a_string_that_python_warns_of_is_not_told_to_whoever_marks(recwarn):
+    assert defined(rb'a = lambda: "\d"') == {"a"}
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "source", [b"-" * 100_000 + b"1", b"(" * 100_000, b"a = [" * 300 + b"]" * 300]
+)
+def test_what_is_nested_too_deeply_is_no_failure_of_the_marker(source):
+    with pytest.raises(SyntaxError) as error:
+        defined(source)
+    assert str(error.value)
+
+
+@pytest.mark.parametrize("kind", [RecursionError, MemoryError, ValueError])
+def test_a_parser_that_gives_up_says_something(monkeypatch, kind):
+    def gives_up(*_):
+        raise kind
+
+    monkeypatch.setattr("ast.parse", gives_up)
+    with pytest.raises(SyntaxError, match="too deeply nested"):
+        defined(b"a = 1")
+
+
+def raised(source, file):
+    try:
+        exec(compile(source, file, "exec"), {})
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_the_line_that_is_told_is_the_innermost_of_the_file():
+    source = "def f():\n    int('x')\n\nf()"
+    said = of_error(raised(source, "/a/mine.py"), "/a/mine.py").message
+    assert "It shows: line 2: ValueError: invalid literal" in said
+    # what a library raises is told by the line that called it
+    source = "import json\n\njson.loads('{')"
+    assert "line 3: JSONDecodeError" in of_error(raised(source, "mine.py"), "mine.py").message
+    assert "It shows: ValueError: no" in of_error(ValueError("no"), "mine.py").message
+
+
+def test_a_syntax_error_says_itself_where_it_is():
+    # of a file that the file imports: its own line would be that of the import
+    source = "import ast\n\nast.parse('(')"
+    said = of_error(raised(source, "mine.py"), "mine.py").message
+    assert "It shows: SyntaxError: '(' was never closed" in said
+    assert "python mine.py says the same" in said
+
+
+def test_brackets_in_what_mends_it_stay_as_they_are():
+    said = not_marked(
+        "missing-function", "it has {a}", "softmax", name="f", signature="f(x[:, {b}])"
+    )
+    assert said.hint[2] == "f(x[:, {b}])"
+    assert "It shows: it has {a}." in said.message
+
+
+def test_a_file_without_the_function_is_told_all_its_names_once():
+    assert names_of(TASKS["softmax"]) == "softmax"
+    several = TASKS["self-attention-class"]
+    assert names_of(several) == " or ".join(several.looks_for)
+    assert names_of(several).startswith("SelfAttention or ")
