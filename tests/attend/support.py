@@ -1,6 +1,6 @@
 """Inputs for the tests of attention, and the comparison with the loops at the promised accuracy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +24,10 @@ HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
 ON_ONE_BACKEND = pytest.mark.usefixtures("best_backend_alone")
 
 
-def each_backend() -> Iterator[str]:
+def each_backend(backends: Sequence[str] = BACKENDS) -> Iterator[str]:
     """Each backend in turn, inside of a test whose judge takes far longer than what it judges."""
     with pytest.MonkeyPatch.context() as patch:
-        for backend in BACKENDS:
+        for backend in backends:
             patch.setenv("QKV_BACKEND", backend)
             yield backend
 
