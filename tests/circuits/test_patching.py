@@ -20,21 +20,21 @@ def difference(logits):
 
 
 def looped(model, at, metric):
-    """A whole run for each patch."""
+    """A whole run for each patch, those of a layer in one batch."""
     clean, rows = model.trace(CLEAN), []
     for layer in range(model.num_layers):
-        given = clean[at, layer]
-        row = []
-        axis = 1 if at in (*PLACES, "pattern") else 2
-        for number in range(given.shape[axis]):
+        given = clean[at, layer][0]
+        axis = 0 if at in (*PLACES, "pattern") else 1
+        count = given.shape[axis]
 
-            def put_in(x, axis=axis, number=number, given=given):
+        def put_in(x, axis=axis, given=given, count=count):
+            for number in range(count):
                 where = (slice(None),) * axis + (number,)
-                x[where] = given[where]
-                return x
+                x[number][where] = given[where]
+            return x
 
-            row.append(float(metric(model(CORRUPTED, edit={(at, layer): put_in}).logits)))
-        rows.append(row)
+        logits = model([CORRUPTED] * count, edit={(at, layer): put_in}).logits
+        rows.append([float(metric(logits[[number]])) for number in range(count)])
     return np.array(rows)
 
 
@@ -134,15 +134,17 @@ def test_to_first_order(small, kind, at):
     for layer in range(model.num_layers):
         one, other = clean[at, layer], corrupted[at, layer]
         assert found.shape == (model.num_layers, one.shape[axis])
+        moved = []  # forwards and backwards for each place or head, all of them in one batch
         for number in range(one.shape[axis]):
             where = (slice(None),) * axis + (number,)
-            ends = []
             for way in (step, -step):
-                moved = other.copy()
-                moved[where] += way * (one - other)[where]
-                ends.append(float(difference(model(CORRUPTED, edit={(at, layer): moved}).logits)))
-            slope = (ends[0] - ends[1]) / (2 * step)
-            assert found[layer, number] - low == pytest.approx(slope, rel=1e-5, abs=1e-6)
+                moved.append(other.copy())
+                moved[-1][where] += way * (one - other)[where]
+        edit = {(at, layer): np.concatenate(moved)}
+        logits = model([CORRUPTED] * len(moved), edit=edit).logits
+        ends = np.array([float(difference(logits[[text]])) for text in range(len(moved))])
+        slopes = (ends[::2] - ends[1::2]) / (2 * step)
+        np.testing.assert_allclose(found[layer] - low, slopes, rtol=1e-5, atol=1e-6)
     shares = attribution_patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT, normalize=True)
     np.testing.assert_allclose(shares, (found - low) / (high - low), rtol=0, atol=1e-10)
 

@@ -158,7 +158,7 @@ def ids_of_the_whole(used, text, limit):
 def test_the_tokens_are_those_of_the_whole_text(kind, framed):
     used = tokenizer(kind, framed=framed)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(texts(), st.integers(3, 20))
     def same(text, limit):
         [found] = Truncator(used, limit)([text])
