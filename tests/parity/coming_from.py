@@ -19,6 +19,10 @@ from transformers import (
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -31,8 +35,14 @@ from .sentences import SPECIAL, tokenizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 BOUND = 1e-5  # of the largest value
-LAYERS, HEADS, D = 3, 4, 24
+LAYERS, HEADS, D = 3, 4, 32
 END = "<|endoftext|>"
+WIDE = {"intermediate_size": 4 * D}
+DECODERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {  # tests are of the first
+    "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, WIDE),
+    "llama": (LlamaForCausalLM, LlamaConfig, WIDE | {"num_key_value_heads": 2}),
+}
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.M | re.S)
 ROW = re.compile(r"^\*\*(\d+)\.\*\* (.+?) \*([^*]+):\*$", re.M | re.S)
 
@@ -153,15 +163,17 @@ class Theirs:
     answer: int
     other: int
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, family: str = "gpt2") -> None:
         setup, self.rows = page()
         words = [*dict.fromkeys(re.findall(r"\w+|[^\w\s]", setup.lower()))]
         bpe = byte_pairs(words)
         bpe.save_pretrained(folder / "decoder")
         tokenizer(words=words).save_pretrained(folder / "encoder")
         sizes = {"hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-        config: Any = GPT2Config(vocab_size=len(bpe), bos_token_id=0, eos_token_id=0, **sizes)
-        decoder = made(folder / "decoder", GPT2LMHeadModel, config)
+        kind, config_of, more = DECODERS[family]
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = config_of(vocab_size=len(bpe), **sizes, **ends, **more)
+        decoder = made(folder / "decoder", kind, config)
         config = BertConfig(vocab_size=len(words) + len(SPECIAL), intermediate_size=40, **sizes)
         encoder = made(folder / "encoder", BertForMaskedLM, config, seed=1)
         self.decoder, self.encoder = decoder.theirs, encoder.theirs

@@ -106,8 +106,10 @@ def tokens(theirs: Theirs) -> Any:
 def likeliest(theirs: Theirs) -> Any:
     chances, ids = theirs.seen()["logits", 0][0, -1].softmax(-1).topk(5)
     tokens = theirs.tokenizer.convert_ids_to_tokens(ids.tolist())
-    assert all(token.strip("Ġ").isalpha() for token in tokens)
-    words = tuple(token[1:] if token[0] == "Ġ" else f"##{token}" for token in tokens)
+    words = tuple(
+        token[1:] if token.startswith("Ġ") else f"##{token}" if token.isalpha() else token
+        for token in tokens
+    )
     return {"words": words, "chances": chances}
 
 

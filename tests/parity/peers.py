@@ -1,7 +1,8 @@
-"""What docs/coming-from.md says of other libraries, run: `python -m benchmarks.coming_from`.
+"""What docs/coming-from.md says of other libraries, run: `python -m tests.parity.peers`.
 
 Nothing is timed. For each row whose library is installed it prints how far its result is from ours,
-as a share of the largest value, and ends with an error if one is further than 1e-4.
+as a share of the largest value, and ends with an error if one is further than 1e-4. The decoder
+is a GPT-2, or with an argument `gpt_neox` or `llama`, of random weights.
 """
 
 import ast
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.parity.coming_from import Theirs, assigned, setups
+from .coming_from import Theirs, assigned, setups
 
 MODULES = {"TransformerLens": "transformer_lens"}  # of a library, where it has another name
 FOLDERS = {'"gpt2"': "decoder", '"bert-base-uncased"': "encoder"}  # what the page loads
@@ -34,7 +35,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of libraries that are not ours
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page = Theirs(folder)
+        page = Theirs(folder, *sys.argv[1:])
         spaces = {library: begun(library, code, page, folder) for library, code in setups().items()}
         worst = 0.0
         for number, row in sorted(page.rows.items()):
@@ -45,6 +46,8 @@ def main() -> None:
             run(row.theirs, names, folder / f"row{number}.py")
             found = {key: names[key] for key in assigned(row.theirs)}
             ours = page.found[number]
+            if isinstance(ours, Exception):
+                raise ours
             if number in COMPARED:
                 off = COMPARED[number](found, ours)
             else:
@@ -91,7 +94,9 @@ def caches(theirs: Found, ours: Found) -> float:
     """What a cache and a trace hold under the same names, where it is the same."""
     *_, cache = theirs.values()
     *_, trace = ours.values()
-    assert set(trace.names()) - {"logits", "hook_full_embed"} <= set(cache.keys())
+    ours_alone = ("logits", "full_embed", "rot_q", "rot_k")  # the last two of GPT-NeoX
+    missing = [name for name in trace.names() if name not in cache]
+    assert all(name.endswith(ours_alone) for name in missing), missing
     both = [name for name in trace.names() if name in cache and "normalized" not in name]
     return max(away(cache[name], trace[name]) for name in both)
 
@@ -101,18 +106,17 @@ def shares(theirs: Found, ours: Found) -> float:
     one, other = ({k: float(v) for k, v in theirs["shares"].items()}, ours["shares"])
     mlp = [one[f"{layer}_mlp_out"] for layer in range(len(other["mlp"]))]
     return max(
-        away(one["embed"] + one["pos_embed"], other["embed"]),
+        away(one["embed"] + one.get("pos_embed", 0), other["embed"]),
         away(mlp, other["mlp"]),
     )
 
 
 def weights(theirs: Found, ours: Found) -> float:
-    """Four weights in a tuple and by their names, and two circuits."""
-    names = ("W_Q", "W_K", "W_V", "W_O")
-    each = [
-        away(one, getattr(ours["weights"], name))
-        for name, one in zip(names, theirs["weights"], strict=True)
-    ]
+    """Four weights in a tuple and by their names, heads that are shared repeated; two circuits."""
+    names, each = ("W_Q", "W_K", "W_V", "W_O"), []
+    for name, one in zip(names, theirs["weights"], strict=True):
+        other = getattr(ours["weights"], name)
+        each.append(away(one.repeat_interleave(len(other) // len(one), 0), other))
     return max(*each, *(away(theirs[name], ours[name]) for name in ("qk", "ov")))
 
 
