@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,36 @@ WHERE: dict[str, dict[str, tuple[str, str]]] = {
         **{name: (f"attention.{name}_proj", "out") for name in "qkv"},
     },
 }
+WHERE["gpt_neox"] = {
+    "resid_pre": ("", "in"),
+    "resid_post": ("", "out"),
+    "attn_out": ("attention", "out"),
+    "mlp_out": ("mlp", "out"),
+    "mlp.pre": ("mlp.dense_h_to_4h", "out"),
+    "mlp.post": ("mlp.dense_4h_to_h", "in"),
+}
+WHERE["gptj"] = {
+    "resid_pre": ("", "in"),
+    "resid_post": ("", "out"),
+    "attn_out": ("attn", "out"),
+    "mlp_out": ("mlp", "out"),
+    "mlp.pre": ("mlp.fc_in", "out"),
+    "mlp.post": ("mlp.fc_out", "in"),
+    **{name: (f"attn.{name}_proj", "out") for name in "qkv"},
+}
+WHERE["albert"] = {
+    "resid_pre": ("", "in"),
+    "resid_mid": ("attention.LayerNorm", "in"),
+    "resid_post": ("full_layer_layer_norm", "in"),
+    "attn_out": ("attention.dense", "out"),
+    "mlp_out": ("ffn_output", "out"),
+    "mlp.pre": ("ffn", "out"),
+    "mlp.post": ("ffn_output", "in"),
+    "q": ("attention.query", "out"),
+    "k": ("attention.key", "out"),
+    "v": ("attention.value", "out"),
+}
+WHERE["mixtral"] = WHERE["llama"]  # but for the inside of the experts
 WHERE["gemma2"] = WHERE["llama"] | {
     "resid_mid": ("pre_feedforward_layernorm", "both"),
     "attn_out": ("post_attention_layernorm", "out"),
@@ -80,6 +111,10 @@ ATTENTION = {
     "gpt2": "attn",
     "llama": "self_attn",
     "gemma2": "self_attn",
+    "mixtral": "self_attn",
+    "gpt_neox": "attention",
+    "gptj": "attn",
+    "albert": "attention",
     "bert": "attention.self",
     "t5": "layer.0.SelfAttention",
     "vit": "attention",
@@ -88,6 +123,10 @@ BLOCKS = {
     "gpt2": "transformer.h",
     "llama": "model.layers",
     "gemma2": "model.layers",
+    "mixtral": "model.layers",
+    "gpt_neox": "gpt_neox.layers",
+    "gptj": "transformer.h",
+    "albert": "albert.encoder.albert_layer_groups.0.albert_layers",  # of one group
     "bert": "bert.encoder.layer",
     "vit": "vit.layers",
     "encoder": "encoder.block",
@@ -110,14 +149,23 @@ def edited(
     inside: dict[tuple[int, str], Change] = {}
     with ExitStack() as stack:
         for (name, layer), change in changes.items():
-            block = inner(model, BLOCKS[side or family])[layer]
+            blocks = inner(model, BLOCKS[side or family])
+            block = blocks[layer % len(blocks)]
+            if len(blocks) < model.config.get_text_config().num_hidden_layers:
+                change = at_turn(change, layer, model.config.num_hidden_layers)
             short = name.removeprefix("cross_attn.")
             if short in INSIDE:
                 crosses = short != name
                 path = "layer.1.EncDecAttention" if crosses else ATTENTION[family]
-                inside[id(inner(block, path)), short] = change
-            elif family == "gpt2" and name in "qkv":
-                stack.enter_context(hooked(block.attn.c_attn, "out", third(block, name, change)))
+                key = id(inner(block, path)), short
+                inside[key] = both(inside[key], change) if key in inside else change
+            elif family in FUSED and name in "qkv":
+                path, heads = FUSED[family]
+                part = inner(block, path)
+                count = heads and model.config.num_attention_heads
+                size = inner(block, ATTENTION[family])
+                size = getattr(size, "head_dim", None) or size.head_size
+                stack.enter_context(hooked(part, "out", third(name, change, size, count)))
             else:
                 path, where = WHERE[family][name]
                 part = inner(block, path)
@@ -126,17 +174,34 @@ def edited(
                     change = by_head(change, size)
                 stack.enter_context(hooked(part, where, change))
         module = sys.modules[type(model).__module__]
-        stack.enter_context(patch.object(module, "eager_attention_forward", attention(inside)))
+        attend = attention(inside)
+        if family == "gptj":  # which has it as a method
+
+            def method(self: Any, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+                z, weights = attend(self, query, key, value, mask, 1 / self.scale_attn)
+                return z.transpose(1, 2), weights
+
+            kind = type(inner(model, BLOCKS[family])[0].attn)
+            stack.enter_context(patch.object(kind, "_attn", method))
+        else:
+            stack.enter_context(patch.object(module, "eager_attention_forward", attend))
         yield
 
 
 SIZE = {
     "llama": "head_dim",
     "gemma2": "head_dim",
+    "mixtral": "head_dim",
+    "gptj": "head_dim",
+    "albert": "attention_head_size",
     "bert": "attention_head_size",
     "t5": "key_value_proj_dim",
     "vit": "head_dim",
 }
+
+
+# Where queries, keys and values come of one module, and whether they stand head by head in it.
+FUSED = {"gpt2": ("attn.c_attn", False), "gpt_neox": ("attention.query_key_value", True)}
 
 
 def by_head(change: Change, size: int) -> Change:
@@ -144,16 +209,32 @@ def by_head(change: Change, size: int) -> Change:
     return lambda x: change(x.unflatten(-1, (-1, size))).flatten(-2)
 
 
-def third(block: Any, name: str, change: Change) -> Change:
-    """A change of queries, keys or values as one of all three, side by side."""
+def third(name: str, change: Change, size: int, heads: int) -> Change:
+    """A change of queries, keys or values as one of all three, side by side.
+
+    They are so whole, or with a number of `heads` in each of so many.
+    """
 
     def of_all(x: torch.Tensor) -> torch.Tensor:
-        parts = list(x.chunk(3, -1))
+        parts = list((x.unflatten(-1, (heads, -1)) if heads else x).chunk(3, -1))
         number = "qkv".index(name)
-        parts[number] = by_head(change, block.attn.head_dim)(parts[number])
-        return torch.cat(parts, -1)
+        of_heads = by_head(change, size) if not heads else change
+        parts[number] = of_heads(parts[number])
+        found = torch.cat(parts, -1)
+        return found.flatten(-2) if heads else found
 
     return of_all
+
+
+def at_turn(change: Change, turn: int, count: int) -> Change:
+    """A change of one layer of `count` that are one module, by when it runs."""
+    calls = itertools.count()
+    return lambda x: change(x) if next(calls) % count == turn else x
+
+
+def both(one: Change, other: Change) -> Change:
+    """One change, then another."""
+    return lambda x: other(one(x))
 
 
 @contextmanager

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
 )
 
 from qkv.circuits import (
@@ -27,7 +35,7 @@ from qkv.circuits import (
     value_weighted,
 )
 
-from .hooks import edited
+from .hooks import BLOCKS, edited, inner
 from .models import Pair, double, made
 
 V, LAYERS, HEADS = 97, 3, 4
@@ -42,7 +50,19 @@ FAMILIES: dict[str, tuple[type, Any]] = {
     ),
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=6)),
     "bert": (BertForMaskedLM, BertConfig(**SIZES)),
+    # both parts of a block read what came in, by a norm each or by one for both
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.7)),
+    "gptj": (
+        GPTJForCausalLM,
+        GPTJConfig(vocab_size=V, n_embd=24, n_head=HEADS, n_layer=LAYERS, n_inner=40, rotary_dim=4),
+    ),
+    "albert": (AlbertForMaskedLM, AlbertConfig(**SIZES, embedding_size=16)),  # one set of layers
+    "mixtral": (
+        MixtralForCausalLM,
+        MixtralConfig(**SIZES, num_key_value_heads=2, head_dim=6, num_local_experts=4),
+    ),
 }
+PARALLEL = ("gpt_neox", "gptj")
 PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 BY_HEAD = ("z", "pattern", "q", "k", "v")
 rng = np.random.default_rng(1)
@@ -51,7 +71,10 @@ CORRUPTED = np.where(np.arange(7) == 1, CLEAN % 60 + 5, CLEAN)
 METRIC = (-2, 11, 40)
 
 
-@pytest.fixture(scope="module", params=[(f, t) for f in FAMILIES for t in ("float32", "float64")])
+PAIRS = [(f, "float32") for f in ("gpt2", "llama", "bert")] + [(f, "float64") for f in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=" ".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A random model of a family in both libraries."""
     family, dtype = request.param
@@ -97,6 +120,10 @@ def seen(pair: Pair, ids: Any, *names: str) -> dict[tuple[str, int], torch.Tenso
 
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])
 def test_patches(pair: Pair, at: str) -> None:
+    if at == "resid_mid" and family_of(pair) in PARALLEL:
+        with pytest.raises(ValueError, match="at is 'resid_mid', and a layer of .* has none"):
+            patch(pair.ours, CLEAN, CORRUPTED, at=at, metric=METRIC)
+        return
     with torch.no_grad():
         clean = seen(pair, CLEAN, at)
         low, high = (metric_of(run(pair, ids)) for ids in (CORRUPTED, CLEAN))
@@ -126,6 +153,10 @@ def metric_of_ours(logits: Any) -> Any:
 
 @pytest.mark.parametrize("at", [*PLACES, *BY_HEAD])
 def test_patches_to_first_order(pair: Pair, at: str) -> None:
+    if at == "resid_mid" and family_of(pair) in PARALLEL:
+        with pytest.raises(ValueError, match="at is 'resid_mid', and a layer of .* has none"):
+            attribution_patch(pair.ours, CLEAN, CORRUPTED, at=at, metric=METRIC)
+        return
     with torch.no_grad():
         clean = seen(pair, CLEAN, at)
     corrupted = seen(pair, CORRUPTED, at)
@@ -150,6 +181,10 @@ def test_the_lens(pair: Pair) -> None:
         "gpt2": lambda x: theirs.lm_head(theirs.transformer.ln_f(x)),
         "llama": lambda x: theirs.lm_head(theirs.model.norm(x)),
         "bert": lambda x: theirs.cls(x),
+        "albert": lambda x: theirs.predictions(x),
+        "gpt_neox": lambda x: theirs.lm_head(theirs.gpt_neox.final_layer_norm(x)),
+        "gptj": lambda x: theirs.lm_head(theirs.transformer.ln_f(x)),
+        "mixtral": lambda x: theirs.lm_head(theirs.model.norm(x)),
     }[family_of(pair)]
     with double(pair.is_double):
         rows = [through(given["resid_pre", layer]) for layer in range(LAYERS)]
@@ -161,22 +196,28 @@ def test_the_lens(pair: Pair) -> None:
 def test_shares_of_a_logit(pair: Pair) -> None:
     family, token = family_of(pair), 11
     trace = pair.ours.trace(CLEAN)
-    if family == "bert":
+    if family in ("bert", "albert"):
         with pytest.raises(ValueError, match="has a layer of its own before the last matrix"):
             attribute_logits(pair.ours, trace, of=(-1, token))
         return
     parts = seen(pair, CLEAN, "resid_pre", "mlp_out", "z", "resid_post")
     theirs, last = pair.theirs, parts["resid_post", LAYERS - 1][0, -1]
-    if family == "gpt2":
-        norm, out = theirs.transformer.ln_f, [b.attn.c_proj.weight for b in theirs.transformer.h]
+    body = getattr(theirs, theirs.base_model_prefix)
+    head = theirs.get_output_embeddings()
+    norms = {"gpt2": "ln_f", "gptj": "ln_f", "gpt_neox": "final_layer_norm"}
+    norm = getattr(body, norms.get(family, "norm"))
+    outs = {"gpt2": "attn.c_proj", "gptj": "attn.out_proj", "gpt_neox": "attention.dense"}
+    out_projs = [inner(b, outs.get(family, "self_attn.o_proj")) for b in blocks_of(pair)]
+    out = [p.weight if family == "gpt2" else p.weight.T for p in out_projs]
+    is_centred = isinstance(norm, torch.nn.LayerNorm)
+    if is_centred:
         scale = (last.var(unbiased=False) + norm.eps).sqrt()
     else:
-        norm, out = theirs.model.norm, [b.self_attn.o_proj.weight.T for b in theirs.model.layers]
         scale = (last.square().mean() + norm.variance_epsilon).sqrt()
 
     def share(x: torch.Tensor) -> float:
-        x = x - x.mean() if family == "gpt2" else x
-        return float((x / scale * norm.weight) @ theirs.lm_head.weight[token])
+        x = x - x.mean() if is_centred else x
+        return float((x / scale * norm.weight) @ head.weight[token])
 
     heads = [
         [
@@ -185,10 +226,9 @@ def test_shares_of_a_logit(pair: Pair) -> None:
         ]
         for layer in range(LAYERS)
     ]
-    bias = 0.0
-    if family == "gpt2":
-        bias = float(norm.bias @ theirs.lm_head.weight[token])
-        bias += sum(share(block.attn.c_proj.bias) for block in theirs.transformer.h)
+    bias = float(norm.bias @ head.weight[token]) if is_centred else 0.0
+    bias += sum(share(part.bias) for part in out_projs if part.bias is not None)
+    bias += 0.0 if head.bias is None else float(head.bias[token])
     expected = {
         "embed": np.array(share(parts["resid_pre", 0][0, -1])),
         "heads": np.array(heads),
@@ -222,6 +262,12 @@ def test_weights_through_layers(pair: Pair) -> None:
     pair.near(rollout(trace), np.array(expected), "rollout")
 
 
+def blocks_of(pair: Pair) -> list[Any]:
+    """Their blocks, one that is several layers as often."""
+    blocks = inner(pair.theirs, BLOCKS[family_of(pair)])
+    return [blocks[layer % len(blocks)] for layer in range(LAYERS)]
+
+
 def weights_of(pair: Pair, layer: int) -> dict[str, torch.Tensor]:
     """W_Q, W_K and W_V (Hq, D, d) and W_O (Hq, d, D) of a layer."""
     theirs, family = pair.theirs, family_of(pair)
@@ -229,9 +275,20 @@ def weights_of(pair: Pair, layer: int) -> dict[str, torch.Tensor]:
         attn = theirs.transformer.h[layer].attn
         q, k, v = attn.c_attn.weight.chunk(3, 1)
         o = attn.c_proj.weight
-    elif family == "llama":
+    elif family in ("llama", "mixtral"):
         attn = theirs.model.layers[layer].self_attn
         q, k, v, o = (getattr(attn, f"{x}_proj").weight.T for x in "qkvo")
+    elif family == "gptj":
+        attn = theirs.transformer.h[layer].attn
+        q, k, v, o = (getattr(attn, f"{x}_proj").weight.T for x in ("q", "k", "v", "out"))
+    elif family == "gpt_neox":
+        attn = theirs.gpt_neox.layers[layer].attention
+        fused = attn.query_key_value.weight.T.unflatten(1, (HEADS, 3, 6))
+        q, k, v = (fused[:, :, number].flatten(1) for number in range(3))
+        o = attn.dense.weight.T
+    elif family == "albert":
+        attn = blocks_of(pair)[layer].attention
+        q, k, v, o = (getattr(attn, x).weight.T for x in ("query", "key", "value", "dense"))
     else:
         attn = theirs.bert.encoder.layer[layer].attention
         q, k, v = (getattr(attn.self, x).weight.T for x in ("query", "key", "value"))
