@@ -25,7 +25,7 @@ GPT_OSS = {  # sinks, windows, experts
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 KINDS = {
-    **{name: CONFIGS[name] for name in ("gpt2", "llama", "gemma2", "t5", "vit")},
+    **CONFIGS,
     **{"bert": BERT, "bloom": BLOOM, "gpt_oss": GPT_OSS},
     "modernbert": {**CONFIGS["modernbert"], "architectures": ["ModernBertForMaskedLM"]},
     "headless": CONFIG,

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 import qkv
+from models.small_models import WRITERS
 from qkv.circuits import logit_lens
 
 IDS = [3, 7, 1, 9, 4, 7]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel"])
+@pytest.mark.parametrize("kind", [*WRITERS, "parallel"])
 def test_each_row_is_the_logits_of_a_run_whose_later_layers_add_nothing(small, kind):
     model = small(kind)
     found = logit_lens(model, model.trace(IDS))
-    assert found.shape == (model.num_layers + 1, len(IDS), 30)
+    assert found.shape == (model.num_layers + 1, len(IDS), len(model.parameters["embed.weight"]))
     assert found.dtype == np.float64
     for layer in range(model.num_layers + 1):
         silent = {

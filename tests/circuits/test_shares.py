@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.small_models import WRITERS
 from qkv.circuits import attribute_logits
 
 IDS = [3, 7, 1, 9, 4, 7]
-KINDS = ["gpt2", "llama", "gemma2", "bloom", "gpt_oss", "parallel"]
+KINDS = [*WRITERS, "parallel"]
 
 
 def total(found):
@@ -55,8 +56,8 @@ def test_a_share_is_what_is_missing_where_norms_are_held_still(small, kind):
         np.testing.assert_allclose(found["mlp"][layer], mlp, rtol=0, atol=1e-9)
         for head in range(model.num_heads):
             part = trace["result", layer][0, -1, head]
-            if kind == "gemma2":  # a norm of its own, without a bias or a mean
-                weight = 1 + model.parameters[f"blocks.{layer}.out_norm1.weight"]
+            if kind in ("gemma2", "gemma3_text", "olmo2"):  # a norm of its own, without a mean
+                weight = model.parameters[f"blocks.{layer}.out_norm1.weight"] + (kind != "olmo2")
                 part = part * weight / trace[f"blocks.{layer}.ln1_post.hook_scale"][0, -1]
             share = whole - logit(part)
             np.testing.assert_allclose(found["heads"][layer, head], share, rtol=0, atol=1e-9)

@@ -147,6 +147,12 @@ CONFIGS = {
         "qkv_bias": True,
     },
 }
+# Those that give logits over the next word.
+WRITERS = [
+    name
+    for name, config in CONFIGS.items()
+    if config["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
+]
 
 
 def arrays_of(config, seed=0, spread=0.5):

@@ -16,7 +16,7 @@ from qkv.trace import Trace
 
 from .files.test_tensors import write_bfloat16
 from .sizes import IMAGES, MIXED
-from .small_models import CONFIGS, write_small
+from .small_models import CONFIGS, WRITERS, write_small
 from .support import CONFIG, plain_bert
 
 linear_module = sys.modules["qkv.ops.linear"]
@@ -156,13 +156,6 @@ def test_each_family_is_close_to_itself_in_float32(name, tmp_path, monkeypatch):
     assert 0.01 < largest < 1e4
     allowed = 0.08 if name.startswith("gemma") else 0.04  # sharp softmaxes
     assert np.abs(found - expected).max() < allowed * largest
-
-
-WRITERS = [
-    name
-    for name, config in CONFIGS.items()
-    if config["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
-]
 
 
 @pytest.mark.parametrize("name", WRITERS)
