@@ -1,4 +1,4 @@
-"""What docs/coming-from.md says of other libraries, run: `python -m tests.parity.peers`.
+"""What docs/coming-from.md says of other libraries, run: `cd tests && python -m parity.peers`.
 
 Nothing is timed. For each row whose library is installed it prints how far its result is from ours,
 as a share of the largest value, and ends with an error if one is further than 1e-4. The decoder
