@@ -196,10 +196,12 @@ class PatchEmbedding(Embedding):
     """Images to vectors: those of their patches behind that of a first token, each with its place.
 
     Args:
-        first: (1, D), the first token.
+        first: D numbers, the first token.
         weight: (D, C, h, w), from a patch to its vector.
-        bias: (D,)
-        positions: (N + 1, D), for the first token and each patch, row by row.
+        bias: (D,), or None for none.
+        positions: (N + 1, D), for the first token and each patch, row by row; as `first`, it may
+            have more dimensions of 1 in front, and gradients have the same.
+        norm: over their sum.
         grid: where images may be of any size, the grid of patches that `positions` are for:
             for another grid they are interpolated.
     """
@@ -208,12 +210,15 @@ class PatchEmbedding(Embedding):
         self,
         first: Array,
         weight: Array,
-        bias: Array,
+        bias: Array | None,
         *,
         positions: Array,
+        norm: LayerNorm | RMSNorm | None = None,
         grid: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(first, positions=positions)
+        dim = len(weight)
+        super().__init__(first.reshape(1, dim), positions=positions.reshape(-1, dim), norm=norm)
+        self.shapes = {"embed.weight": first.shape, "pos_embed.weight": positions.shape}
         self.grid = grid
         self.patch = weight.shape[-2:]
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
@@ -224,7 +229,8 @@ class PatchEmbedding(Embedding):
         positions, grid = found["pos_embed.weight"], saved.rows.grid
         if self.grid is not None and grid != self.grid:
             positions = for_grid_back(positions, self.grid, grid)
-        return found | {"pos_embed.weight": positions[None]}
+        found["pos_embed.weight"] = positions
+        return found | {name: found[name].reshape(shape) for name, shape in self.shapes.items()}
 
     def _positions_of(self, ids: Any) -> Array:
         positions = super()._positions_of(ids)
@@ -245,13 +251,13 @@ class PatchEmbedding(Embedding):
     def _rows_back(self, grad: Array, ids: Patches) -> dict[str, Array]:
         patches = ids.pixels
         rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
-        _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=True)
-        assert bias is not None
+        has_bias = self.bias is not None
+        _, weight, bias = linear_grad(patches, self.weight, rows[:, 1:], bias=has_bias)
         channels = patches.shape[-1] // math.prod(self.patch)
         return {
-            "embed.weight": rows[:, 0].sum(0)[None, None],
+            "embed.weight": rows[:, 0].sum(0),
             "patch_embed.weight": weight.T.reshape(-1, channels, *self.patch),
-            "patch_embed.bias": bias,
+            **({} if bias is None else {"patch_embed.bias": bias}),
         }
 
 

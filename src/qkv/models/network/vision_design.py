@@ -20,12 +20,17 @@ class VisionDesign(Design):
         image: the height and width of an image.
         patch: those of a patch; what is left of the image at the lower and right edge is not seen.
         any_size: whether images of other sizes are taken too, with positions that are interpolated.
+        patch_bias: whether the linear layer from a patch to its vector has a bias.
+        batched: whether files hold the first token and the positions as those of a batch of one
+            image, (1, 1, D) and (1, N + 1, D), and not as (D,) and (N + 1, D).
     """
 
     channels: int
     image: tuple[int, int]
     patch: tuple[int, int]
     any_size: bool = False
+    patch_bias: bool = True
+    batched: bool = True
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -35,21 +40,23 @@ class VisionDesign(Design):
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Each parameter by our name and its shape; lazily, since a config can name any size."""
         rows, columns = self.grid
-        yield "embed.weight", (1, 1, self.dim)
+        places = rows * columns + 1, self.dim
+        yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
         yield "patch_embed.weight", (self.dim, self.channels, *self.patch)
-        yield "patch_embed.bias", (self.dim,)
-        yield "pos_embed.weight", (1, rows * columns + 1, self.dim)
+        if self.patch_bias:
+            yield "patch_embed.bias", (self.dim,)
+        yield "pos_embed.weight", (1, *places) if self.batched else places
         yield from (part for part in super().shapes() if part[0] != "embed.weight")
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
         """The model with these parameters, used where they stand."""
-        first = parameters["embed.weight"][0]
-        body = super().build({**parameters, "embed.weight": first})
+        body = super().build(parameters)
         body.embedding = PatchEmbedding(
-            first,
+            parameters["embed.weight"],
             parameters["patch_embed.weight"],
-            parameters["patch_embed.bias"],
-            positions=parameters["pos_embed.weight"][0],
+            parameters.get("patch_embed.bias"),
+            positions=parameters["pos_embed.weight"],
+            norm=self.norm(parameters, "embed_norm"),
             grid=self.grid if self.any_size else None,
         )
         return body
