@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.files.preprocessor import Pixels
-from qkv.models.files.read import PREPROCESSOR
+from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.vision_design import VisionDesign
 from qkv.models.tasks.edit_arguments import Ablate, Edit
@@ -73,6 +73,7 @@ class VisionModel(Model):
         super().__init__(**others)
         self._pixels = pixels
         self._json_files[PREPROCESSOR] = None if pixels is None else pixels.values
+        self._json_files[PROCESSOR] = None  # the first says it all
 
     @property
     def grid(self) -> tuple[int, int]:

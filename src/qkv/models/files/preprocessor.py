@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.extras import need
 from qkv.models.files.config import Config
-from qkv.models.files.read import PREPROCESSOR, ModelError, is_number
+from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.vision_design import VisionDesign
 
 _MOST = 1e30  # of a mean or a deviation, which are float32
@@ -51,13 +51,20 @@ class Pixels:
     def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
         """What the file in this folder says for a model of this design; None where there is none.
 
+        Where there is a processor of texts and images, the other's part for images says it.
+
         Raises:
             ModelError: it is broken, or asks for something that qkv does not know.
         """
         path = folder / PREPROCESSOR
-        if not path.is_file():
+        whole = folder / PROCESSOR
+        if path.is_file():
+            config = Config.read(path)
+        elif whole.is_file() and (inner := Config.read(whole).table("image_processor")):
+            path, config = whole, Config(inner, f"{whole}: image_processor")
+        else:
             return None
-        config, channels = Config.read(path), design.channels
+        channels = design.channels
         for key in ("image_processor_type", "feature_extractor_type"):
             config.only(key, *_PROCESSORS, None)
         kind = config.spelling("image_processor_type", "feature_extractor_type")

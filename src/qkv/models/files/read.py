@@ -12,6 +12,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # of texts and images
 MODULES = "modules.json"
 ROUTER = "router_config.json"
 SENTENCE = "sentence_bert_config.json"
@@ -20,8 +21,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _FILES = (
-    *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS, INDEX),
-    *("*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
+    *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, PROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS),
+    *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
     "*sentence_*_config.json",
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES)]  # of a model on the Hub
