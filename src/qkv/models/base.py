@@ -18,9 +18,9 @@ from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
 from qkv.models.files.sentence import Sentence
+from qkv.models.network.designs import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
-from qkv.models.network.seq2seq_design import AnyDesign
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.edit import Edits

@@ -28,7 +28,7 @@ class Parameters(MutableMapping[str, Array]):
     >>> model.parameters["blocks.0.attn.out_proj.weight"] = weight
     """
 
-    def __init__(self, arrays: dict[str, Array], changed: Callable[[], None]) -> None:
+    def __init__(self, arrays: MutableMapping[str, Array], changed: Callable[[], None]) -> None:
         self._arrays, self._changed = arrays, changed
 
     def __getitem__(self, name: str) -> Array:

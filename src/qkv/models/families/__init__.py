@@ -38,7 +38,7 @@ from qkv.models.families.vit import VIT
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
-from qkv.models.network.seq2seq_design import AnyDesign
+from qkv.models.network.designs import AnyDesign
 
 _PUBLISHED = (
     ALBERT,

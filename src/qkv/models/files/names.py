@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from qkv.arrays import Array, Shape
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.files.tensors import FLOATS, TYPES, Tensors
-from qkv.models.network.seq2seq_design import AnyDesign
+from qkv.models.network.designs import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
@@ -191,7 +191,7 @@ class Weights:
     """
 
     names: Names
-    parameters: dict[str, Array]
+    parameters: MutableMapping[str, Array]
     heads: dict[str, Array] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
 
@@ -236,7 +236,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if theirs not in stored:
             raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], fused.whole(shape[-1]))
+        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # one number has no columns
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
@@ -265,7 +265,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     parameters, places = {}, {}
     for name, (theirs, fused) in wanted.items():
         array = tensors[stored[theirs]].read()
-        array = fused.cut(array.T if family.transposed(name) else array)
+        array = array.T if family.transposed(name) else array
+        array = fused.cut(array) if fused.count > 1 else array
         parameters[name] = array.astype(kind, copy=False)
         prefix = family.prefix if stored[theirs].startswith(family.prefix) else ""
         places[name] = prefix + theirs

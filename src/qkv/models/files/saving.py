@@ -36,7 +36,7 @@ def save_model(
         raise NotADirectoryError(f"save: {home} is a file: name a folder")
     inner = home / sentence.home
     inner.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(one) for name, one in weights.to_files().items()}
+    arrays = {name: np.asarray(one, order="C") for name, one in weights.to_files().items()}
     kind = next(iter(weights.parameters.values())).dtype.name
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
     last = None if config is None else {**about, "dtype": kind}

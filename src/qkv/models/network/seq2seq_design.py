@@ -54,6 +54,3 @@ class Seq2SeqDesign:
         if self.head is not None:
             decoder.head = self.head.build(parameters, norm=self.decoder.norm)
         return EncoderDecoder(encoder, decoder, self.start)
-
-
-AnyDesign = Design | Seq2SeqDesign
