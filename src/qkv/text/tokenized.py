@@ -46,9 +46,9 @@ def is_piece(token: str) -> bool:
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     """Tokens as a reader knows them: a word is plain, and what continues one begins with "##".
 
-    Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"), and
-    write other bytes than ASCII as letters that stand for them. Tokens without such marks are given
-    back as they are.
+    Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"),
+    CLIP's the end of a word ("cat</w>"), and those of bytes write others than ASCII as letters that
+    stand for them. Tokens without such marks are given back as they are.
 
     Args:
         tokens: of one text, in their order.
@@ -62,7 +62,11 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     ['the', 'cat', '##s']
     >>> plain_tokens(["▁今天", "天气", "很好"], [False] * 3)
     ['今天', '天气', '很好']
+    >>> plain_tokens(["a</w>", "cat", "t</w>", "cafÃ©</w>"], [False] * 4)
+    ['a', 'cat', '##t', 'café']
     """
+    if any(token.endswith(_END) for token in tokens):
+        return _without_ends(tokens, special)
     if not marks_blanks(tokens):
         return list(tokens)
     found, before = [], ""
@@ -78,6 +82,16 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
         joined = joined and not without_blanks(before[-1] + plain[0])
         found.append(f"##{plain}" if joined else plain)
         before = plain
+    return found
+
+
+def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """Tokens as a reader knows them, where those that end a word are marked."""
+    found, goes_on = [], False
+    for token, is_special in zip(tokens, special, strict=True):
+        plain = token if is_special else from_bytes(token.removesuffix(_END))
+        found.append(f"##{plain}" if goes_on and not is_special else plain)
+        goes_on = not is_special and not token.endswith(_END)
     return found
 
 
@@ -115,6 +129,7 @@ def _letters_of_bytes() -> dict[str, int]:
 _BLANKS = ("Ġ", "▁")
 _NO_BLANKS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _NEWLINE = "Ċ"
+_END = "</w>"
 _BYTES = _letters_of_bytes()
 
 
