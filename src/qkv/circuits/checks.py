@@ -57,7 +57,8 @@ def check_words(model: Any, call: str) -> Model:
     found = check_model(model, call)
     head = found.design.head
     if head is None or head.pool is not None or head.classes:
-        has = "no head" if head is None else "a head for classes"
+        of = "vectors" if head is not None and head.embeds else "classes"
+        has = "no head" if head is None else f"a head for {of}"
         raise ValueError(
             f"{call}: {found.name} has {has}, so it gives no logits over words: load a model with "
             "its head (architectures in its config.json says ...ForMaskedLM or ...ForCausalLM)"

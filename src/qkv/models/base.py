@@ -68,7 +68,7 @@ class ModelBase:
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._build()
         self._sentence = sentence or Sentence()
-        self._sentence.width(self.dim)  # raises where its layers do not fit
+        self._sentence.width(self._vector_size)  # raises where its layers do not fit
         self._eos_ids = eos_ids(config, self._generation, name)
         limits = filter(None, (design.max_seq_length, self._sentence.max_seq_length))
         self._max_length: int | None = min(limits, default=None)
@@ -184,7 +184,7 @@ class ModelBase:
         found = copy(self)
         found._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         found._sentence = sentence
-        sentence.width(self.dim)
+        sentence.width(found._vector_size)
         return found
 
     @property
@@ -196,6 +196,18 @@ class ModelBase:
     def _head(self) -> BuiltHead | None:
         """What gives logits."""
         return self._body.head
+
+    @property
+    def _embedder(self) -> BuiltHead | None:
+        """What makes one vector of a text or an image, unless its files say how to pool."""
+        head = self._head
+        embeds = head is not None and head.steps.embeds
+        return head if embeds and not self._sentence.has_pooling else None
+
+    @property
+    def _vector_size(self) -> int:
+        """How many numbers are made of a text, before the layers that its files may name."""
+        return self.dim if self._embedder is None else self._embedder.steps.outputs
 
     @property
     def embedding(self) -> Embedding:
@@ -318,7 +330,8 @@ class ModelBase:
         """V, how many words the head gives logits for, or an error where it gives none."""
         head = self._head
         if head is None or not head.predicts:
-            has = "no head" if head is None else "a head for classes, not for words"
+            of = "vectors" if head is not None and head.steps.embeds else "classes"
+            has = "no head" if head is None else f"a head for {of}, not for words"
             raise ValueError(
                 f"{call}: {self.name} has {has}, so it gives no logits over words: load a model "
                 "with its head (architectures in its config.json says ...ForMaskedLM or "

@@ -280,6 +280,7 @@ class EncoderModel(RoutedModel):
             dim=model.dim,
             dtype=model._body.dtype,
             run=model._body.packed,
+            head=model._embedder,
             task=task,
             **options,
         )
@@ -302,4 +303,4 @@ class EncoderModel(RoutedModel):
         8
         """
         first = next(iter(self.routes.values()), self)
-        return first._sentence.width(first.dim)
+        return first._sentence.width(first._vector_size)

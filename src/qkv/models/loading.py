@@ -162,6 +162,8 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     """A design without its head where the files hold nothing of one, as those of embedders may."""
     if type(design) is not Design or design.head is None:
         return design
+    if design.head.embeds:
+        return design
     missing = [names.place(name)[0] for name, _ in design.head.shapes(design.dim)]
     there = {names.family.today(place) for place in tensors}
     if not missing or not there.isdisjoint(missing):

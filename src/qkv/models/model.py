@@ -42,21 +42,30 @@ class ModelOutput:
         last_hidden_state: (B, T, D), 0 where the attention mask hides.
         logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
             (B, classes) for a classifier.
+        embeds: (B, E), where the head gives a vector of each text or image in place of logits.
         encoder_last_hidden_state: (B, S, D) where there is an encoder beside the decoder, to
             which the other two belong.
     """
 
     last_hidden_state: Array
     logits: Array | None = None
+    embeds: Array | None = None
     encoder_last_hidden_state: Array | None = None
 
 
-def output_of(body: Transformer, rows: Array, mask: Array, **others: Array) -> ModelOutput:
-    """What comes of a transformer's last vectors (total, D), those that a mask (B, T) shows."""
+def output_of(
+    body: Transformer, rows: Array, mask: Array, ids: Array | None = None, **others: Array
+) -> ModelOutput:
+    """What comes of a transformer's last vectors (total, D), those that a mask (B, T) shows.
+
+    `ids` (B, T) are those of the tokens, where there are any.
+    """
     out = unpacked(rows, mask, body.dtype)
     if body.head is None:
         return ModelOutput(out, **others)
-    found = body.head(rows, starts_of(mask.sum(1)))
+    found = body.head(rows, starts_of(mask.sum(1)), None if ids is None else ids[mask])
+    if body.head.steps.embeds:
+        return ModelOutput(out, embeds=found, **others)
     return ModelOutput(out, found if body.head.pools else unpacked(found, mask), **others)
 
 
@@ -78,7 +87,6 @@ class Model(ComparingModel):
     """
 
     continues: ClassVar[bool] = True  # whether what it generates goes on from the prompt
-    _last_is_normed: ClassVar[bool] = True  # of a trace: see `Trace`
 
     def trace(
         self,
@@ -291,7 +299,7 @@ class Model(ComparingModel):
             single=single,
             model=self.name,
             changed=changed,
-            last_is_normed=self._last_is_normed,
+            last_is_normed=self.design.last_is_normed,
             num_layers=len(body.layers),
         )
 
@@ -780,7 +788,7 @@ class Model(ComparingModel):
         edited = self._edits(edit, ablate, hide, texts, "model")
         options = self._of_columns(edited, ids, mask)
         rows, _ = self._body.masked(ids, mask, **options)
-        return output_of(self._body, rows, mask)
+        return output_of(self._body, rows, mask, ids)
 
     def _of_columns(self, edited: Edits, ids: Array, mask: Array) -> dict[str, Any]:
         """The options of `Transformer.masked` for these edits of ids (B, T)."""

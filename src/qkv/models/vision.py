@@ -6,18 +6,21 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float
+from qkv.arrays import Array, as_array, is_float, whole_number
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
+from qkv.models.network.finishing import to_length_one
 from qkv.models.network.vision_design import VisionDesign
 from qkv.models.tasks.edit_arguments import Ablate, Edit
 from qkv.models.tasks.hide_arguments import Hide
+from qkv.models.tasks.streams import parts
+from qkv.progress import progress
 from qkv.text import Tokenized
 
 FIRST = "[CLS]"  # the token before the patches
@@ -67,7 +70,6 @@ class VisionModel(Model):
     """
 
     design: VisionDesign
-    _last_is_normed: ClassVar[bool] = False
 
     def __init__(self, *, pixels: Pixels | None = None, **others: Any) -> None:
         super().__init__(**others)
@@ -159,6 +161,60 @@ class VisionModel(Model):
         shown = np.ones((len(images), math.prod(self._grid_of(images)) + 1), bool)
         options = edited.packed(range(len(images)), shown.shape[1])
         return output_of(self._body, self._through(images, **options)[0], shown)
+
+    def encode(  # type: ignore[override]  # it is given images, not texts
+        self,
+        images: Any,
+        *,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        normalize_embeddings: bool = False,
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
+    ) -> Array:
+        """A vector for each image, by a model whose head gives such, as CLIP's does.
+
+        Args:
+            images: as for `pixels`, or floats (B, C, H, W) as it gives them.
+            batch_size: how many are run at once.
+            show_progress_bar: None for one on a terminal if it takes long.
+            normalize_embeddings: whether vectors are scaled to length 1.
+            ablate: heads to go without, as in `trace`.
+            hide: patches by their names, and places, that no token may look at, as in `trace`.
+            edit: activations to change, as in `trace`; a function gets images that are run
+                together, arrays are indexed by image.
+
+        Returns:
+            (n, E) in the order of the images, (E,) for one that stands alone; float32, or float64
+            for a model of that.
+
+        Raises:
+            TypeError: text, or the path of a file; as for `trace`.
+            ValueError: the model's head gives no vectors, an image has another type or shape, or
+                there is none; as for `trace`.
+        """
+        head = self._embedder
+        if head is None:
+            has = "no head" if self._head is None else "a head for classes"
+            raise ValueError(
+                f"encode: {self.name} looks at images and has {has}, not one that makes a vector "
+                "of an image: take a token's, as model(pixel_values).last_hidden_state[:, 0]"
+            )
+        batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        _, batch = self._texts(images, "encode")
+        edited = self._edits_of(edit, ablate, hide, batch, "encode", batch_size)
+        found = []
+        with progress("encode", len(batch), show_progress_bar) as advance:
+            for part in parts(batch, batch_size):
+                own = batch[part.start : part.stop]
+                rows, cu_lengths = self._run(own, **edited.packed(part, max(map(len, own))))
+                found.append(head(rows, cu_lengths))
+                advance(len(own))
+        vectors = np.concatenate(found)
+        vectors = to_length_one(vectors) if normalize_embeddings else vectors
+        return vectors if several else vectors[0]
 
     @property
     def _wants(self) -> str:

@@ -46,6 +46,7 @@ class Sentence:
     Attributes:
         home: the folder of config.json inside the model's folder.
         modes: how the vectors of the tokens are pooled; several are joined side by side.
+        has_pooling: whether files say so, and not only what is done where none does.
         include_prompt: whether the tokens of a prompt are pooled with the others.
         steps: what follows the pooling, in order.
         static: whether the vectors of tokens are rows of a table and nothing else, as those of
@@ -67,6 +68,7 @@ class Sentence:
 
     home: str = ""
     modes: tuple[str, ...] = ("mean",)
+    has_pooling: bool = False
     include_prompt: bool = True
     steps: tuple[Step, ...] = ()
     static: bool = False

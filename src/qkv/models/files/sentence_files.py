@@ -108,7 +108,7 @@ def _pooling(path: Path) -> dict[str, Any]:
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
             f"qkv knows {', '.join(POOLING)}"
         )
-    return {"modes": tuple(modes), "include_prompt": include_prompt}
+    return {"modes": tuple(modes), "has_pooling": True, "include_prompt": include_prompt}
 
 
 def _dense(folder: Path, place: str) -> Dense:

@@ -98,6 +98,8 @@ class Design:
         layer_scale: whether what each part gives is multiplied by a learned vector before it is
             added.
         final_norm: whether there is one after the last block.
+        last_is_normed: whether the last of the hidden states, as `transformers` counts them, is
+            behind that norm.
         rms: whether the norms leave the mean where it is.
         norm_bias: whether they have biases.
         norm_offset: what is added to their weights.
@@ -134,6 +136,7 @@ class Design:
     first_norm: bool = True
     layer_scale: bool = False
     final_norm: bool = True
+    last_is_normed: bool = True
     rms: bool = False
     norm_bias: bool = True
     norm_offset: float = 0.0

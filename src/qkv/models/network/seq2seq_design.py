@@ -29,6 +29,11 @@ class Seq2SeqDesign:
     head: Head | None = None
 
     @property
+    def last_is_normed(self) -> bool:
+        """Whether the last hidden states of both are behind their final norms."""
+        return self.encoder.last_is_normed
+
+    @property
     def max_seq_length(self) -> int | None:
         """The most tokens of a text that is read."""
         return self.encoder.max_seq_length

@@ -25,6 +25,7 @@ class VisionDesign(Design):
             image, (1, 1, D) and (1, N + 1, D), and not as (D,) and (N + 1, D).
     """
 
+    last_is_normed: bool = False
     channels: int
     image: tuple[int, int]
     patch: tuple[int, int]

@@ -13,6 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models.files.sentence import Sentence
+from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.inputs import check_ids
 from qkv.models.tasks.layout import Layout
@@ -60,6 +61,7 @@ class Encoder:
         dtype: that of its vectors.
         run: from the ids of texts to the vectors of their tokens, end to end, and where each text
             begins; `Transformer.packed`.
+        head: what makes a text's vector of these in the place of pooling, None for pooling.
         batch_size: and so on, the options of `Model.encode`.
         call: who is named in an error.
     """
@@ -72,6 +74,7 @@ class Encoder:
     dim: int
     dtype: np.dtype[Any]
     run: Callable[..., tuple[Array, Array]]
+    head: BuiltHead | None = None
     batch_size: int = 32
     normalize_embeddings: bool | None = None
     output_value: str | None = "sentence_embedding"
@@ -167,7 +170,7 @@ class Encoder:
     @property
     def width(self) -> int:
         """How many numbers a text's vector has, before it is cut."""
-        return self.sentence.width(self.dim)
+        return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
 
     def ids(self, texts: Sequence[str]) -> list[Array]:
         """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
@@ -216,6 +219,12 @@ class Encoder:
         The options are those of `Transformer.run`.
         """
         rows, cu_lengths = self.run(batch, **options)
+        return self._pooled(batch, rows, cu_lengths)
+
+    def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
+        """A vector of each text, of those of its tokens, (total, D), laid end to end."""
+        if self.head is not None:
+            return self.head(rows, cu_lengths, np.concatenate(batch))
         pool, unread = self.sentence.pool, self._unread
         return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
 
@@ -255,7 +264,7 @@ class Encoder:
         tokens = [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
         if self.output_value is not None:
             return tokens
-        pooled = np.array([self.sentence.pool(own, self._unread) for own in tokens])
+        pooled = self._pooled(batch, rows, cu_lengths)
         vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
         return [
             {

@@ -213,6 +213,8 @@ def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
     """A head that gives each text one number, or an error that says what a model has instead."""
     if head is None or not head.pools:
         has = "no head" if head is None else "a head for each token"
+    elif head.steps.embeds:
+        has = "a head for vectors"
     elif head.steps.outputs != 1:
         has = f"a head for {head.steps.outputs} classes"
     else:

@@ -120,7 +120,7 @@ def read_body(body: dict[str, Any], model: Model, most: int) -> Asked:
         raise _refused("encoding_format", f"is {shown(encoding)}: choose {' or '.join(FORMATS)}")
     dimensions = body.get("dimensions")
     if dimensions is not None:
-        width = model._sentence.width(model.dim)
+        width = model.get_embedding_dimension()
         if type(dimensions) is not int or not 1 <= dimensions <= width:
             said = f"is {shown(dimensions)}: give a whole number from 1 to {width}"
             raise _refused("dimensions", said)
