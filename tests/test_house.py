@@ -80,6 +80,7 @@ STEPS = {
         {"comparing"},
         {"model"},
         {"seq2seq", "vision"},
+        {"dual_encoder"},
         {"untrained"},
         {"loading"},
         {"pool"},

@@ -25,6 +25,14 @@ T5 = {
     **{"d_kv": 8, "d_ff": 20, "relative_attention_num_buckets": 10},
     **{"relative_attention_max_distance": 10, "pad_token_id": 0, "decoder_start_token_id": 0},
 }
+CLIP_TEXT = {
+    **{key: value for key, value in ENCODER.items() if key != "pad_token_id"},
+    **{"eos_token_id": 7, "projection_dim": 10},
+}
+CLIP_VISION = {
+    **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_channels": 2},
+    **{"intermediate_size": 20, "image_size": 12, "patch_size": 4, "projection_dim": 10},
+}
 # The sizes of a small model, and the classes of transformers whose logits are compared.
 SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "albert": (
@@ -37,6 +45,12 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("BloomForCausalLM", "BloomForSequenceClassification"),
     ),
     "camembert": (ENCODER, ("CamembertForMaskedLM", "CamembertForSequenceClassification")),
+    "clip": (
+        {"text_config": CLIP_TEXT, "vision_config": CLIP_VISION, "projection_dim": 10},
+        ("CLIPModel", "CLIPForImageClassification"),
+    ),
+    "clip_text_model": (CLIP_TEXT, ("CLIPTextModelWithProjection", "CLIPTextModel")),
+    "clip_vision_model": (CLIP_VISION, ("CLIPVisionModelWithProjection", "CLIPVisionModel")),
     "dinov2": (
         {
             **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -157,5 +171,5 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "xlm-roberta": (ENCODER, ("XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification")),
 }
 
-IMAGES = ("vit", "dinov2")  # families that look at them
+IMAGES = ("clip", "clip_vision_model", "dinov2", "vit")  # families that look at them
 MIXED = ("gpt_oss", "mixtral", "qwen3_moe")  # those of experts

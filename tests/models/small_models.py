@@ -47,6 +47,31 @@ CONFIGS = {
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
     },
+    "clip": {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": 6,
+        "text_config": {
+            "model_type": "clip_text_model",
+            "vocab_size": 30,
+            "hidden_size": 12,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "intermediate_size": 20,
+            "max_position_embeddings": 16,
+            "eos_token_id": 3,
+        },
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 10,
+            "image_size": 8,
+            "patch_size": 4,
+            "num_channels": 2,
+        },
+    },
     "dinov2": {
         "model_type": "dinov2",
         "architectures": ["Dinov2ForImageClassification"],
@@ -168,14 +193,14 @@ def arrays_of(config, seed=0, spread=0.5):
         for name, shape in design.shapes()
     }
     found = Weights(names, parameters).to_files()
-    return {name: np.ascontiguousarray(array) for name, array in found.items()}
+    return {name: np.asarray(array, order="C") for name, array in found.items()}
 
 
 def write_small(path, config, seed=0, spread=0.5):
     """A folder with a model of this config and the tokenizer of the small BERT."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    if "vocab_size" in config:
+    if "vocab_size" in config or "text_config" in config:
         (path / "tokenizer.json").write_text(tokenizer_json())
     save_file(arrays_of(config, seed, spread), path / "model.safetensors", {"format": "pt"})
     return path

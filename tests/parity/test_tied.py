@@ -19,6 +19,7 @@ from .models import Pair, compare_batch, compare_saved, made
 
 # Those without an output matrix of words, and those that other tests here are of.
 OTHERS = {
+    **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), "gives vectors"),
     "dinov2": "gives classes of images",
     "vit": "gives classes of images",
     "gemma3": "test_beside_images",

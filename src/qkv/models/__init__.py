@@ -1,5 +1,6 @@
 """Models: found, read, checked; texts in, traces and vectors out."""
 
+from qkv.models.dual_encoder import DualEncoder, DualOutput
 from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
@@ -9,6 +10,8 @@ from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 
 __all__ = [
+    "DualEncoder",
+    "DualOutput",
     "Factored",
     "HeadWeights",
     "Model",

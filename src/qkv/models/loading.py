@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import float_type
-from qkv.models.families import described
+from qkv.models.dual_encoder import DualEncoder
+from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
@@ -36,6 +37,7 @@ from qkv.models.files.sentence_files import read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import Model
 from qkv.models.network.design import Design
+from qkv.models.network.dual_design import DualDesign
 from qkv.models.network.seq2seq_design import Seq2SeqDesign
 from qkv.models.network.vision_design import VisionDesign
 from qkv.models.seq2seq import Seq2SeqModel
@@ -127,6 +129,9 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
         kind_of = Seq2SeqModel
     elif isinstance(design, VisionDesign):
         kind_of = partial(VisionModel, pixels=Pixels.read(home, design))
+    elif isinstance(design, DualDesign):
+        looks = Pixels.read(home, design.vision)
+        kind_of = partial(DualEncoder, pixels=looks, towers=towers(values, home / CONFIG))
     return kind_of(
         name=name,
         config=values,

@@ -25,7 +25,7 @@ SMALL = {"bert": CONFIG, **CONFIGS}
 NO_TENSOR = {  # whole numbers that no tensor has as a size: any is right
     *("max_position_embeddings", "sliding_window", "local_attention"),
     *("global_attn_every_n_layers", "relative_attention_max_distance", "decoder_start_token_id"),
-    "window_size",
+    *("eos_token_id", "window_size"),
 }
 NO_SIZE = {  # whole numbers that may be 0 or a fraction, or that say nothing of the text
     *("pad_token_id", "max_window_layers", "query_pre_attn_scalar", "rotary_emb_base"),
@@ -410,6 +410,7 @@ def measured(path):
             image = (np.ones((1, 2, 8, 8)),)
             pair = (IDS, None, IDS)
             inputs = {"vit": image, "dinov2": image, "t5": pair, "mt5": pair}
+            inputs |= {"clip": (IDS, None, *image), "clip_vision_model": (np.ones((1, 2, 12, 12)),)}
             found = model(*inputs.get(model.config["model_type"], (IDS,)))
         assert np.isfinite(found.last_hidden_state).all()
         return None, tracemalloc.get_traced_memory()[1]
@@ -423,7 +424,8 @@ def measured(path):
 def test_a_size_that_is_none(models, family, key):
     path = models / family / "config.json"
     pair = ("image_size", "patch_size")  # or two numbers
-    free = {"decoder_start_token_id": (0,), **dict.fromkeys(pair, ([12],))}.get(key, ())
+    ids = dict.fromkeys(("decoder_start_token_id", "eos_token_id"), (0,))
+    free = {**ids, **dict.fromkeys(pair, ([12],))}.get(key, ())
     for value in (0, -1, -(2**63), 1.5, 12.0, True, False, "12", [], [12], {}, float("nan")):
         if value in free and value is not False:
             continue

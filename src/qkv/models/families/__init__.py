@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv.models.families import clip
 from qkv.models.families.albert import ALBERT
 from qkv.models.families.attention_only import ATTENTION_ONLY
 from qkv.models.families.bert import BERT
 from qkv.models.families.bloom import BLOOM
+from qkv.models.families.clip import CLIP, CLIP_TEXT, CLIP_VISION
 from qkv.models.families.dinov2 import DINOV2
 from qkv.models.families.distilbert import DISTILBERT
 from qkv.models.families.electra import ELECTRA
@@ -45,6 +47,9 @@ _PUBLISHED = (
     BERT,
     BLOOM,
     CAMEMBERT,
+    CLIP,
+    CLIP_TEXT,
+    CLIP_VISION,
     DINOV2,
     DISTILBERT,
     ELECTRA,
@@ -79,7 +84,7 @@ _OWN = (LESSON, ATTENTION_ONLY)  # of no other library
 PUBLISHED: dict[str, Family] = {family.model_type: family for family in _PUBLISHED}
 FAMILIES: dict[str, Family] = {**PUBLISHED, **{family.model_type: family for family in _OWN}}
 
-__all__ = ["FAMILIES", "PUBLISHED", "described"]
+__all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
 
 
 def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
@@ -104,3 +109,14 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     design, names = family.design(config), Names.of(family, config)
     config.finish(family.harmless)
     return design, names
+
+
+def towers(
+    values: Mapping[str, Any], source: str | Path
+) -> dict[str, tuple[dict[str, Any], Names]]:
+    """Of two towers in one config.json each with its own config, and what its own files name."""
+    found = {}
+    for side, own in clip.towers(values, str(source)).items():
+        names = Names.of(FAMILIES[own["model_type"]], Config(own, str(source)))
+        found[side] = own, names
+    return found
