@@ -50,11 +50,33 @@ def _one_blas_thread() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend that this machine can run, in turn; it computes while the test runs."""
-    monkeypatch.setenv("QKV_BACKEND", request.param)
-    return request.param
+@pytest.fixture
+def backend() -> str:
+    """The backend that computes: a test that asks for it runs on each that this machine can run."""
+    return BACKENDS[0]
+
+
+@pytest.fixture
+def best_backend_alone() -> None:
+    """For a test of a folder where all run on each backend, which runs on the best one only."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a test once for each backend, where it asks for that: as one test, which costs less."""
+    if "backend" not in pyfuncitem.fixturenames:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for name in BACKENDS[:1] if "best_backend_alone" in pyfuncitem.fixturenames else BACKENDS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QKV_BACKEND", name)
+            patch.setattr(sys.modules["qkv.ops.threads"], "_threads", None)
+            try:
+                pyfuncitem.obj(**given | ({"backend": name} if "backend" in given else {}))
+            except BaseException as error:
+                error.add_note(f"on the backend {name}")
+                raise
+    return True
 
 
 @pytest.fixture(autouse=True)
