@@ -24,8 +24,8 @@ import qkv
 from .support import close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
-# is not installed; needs a GPU; is held by test_sentence_transformers.py, which names each
-NOT_RUN = {"TransformerLens", "flash-attn", "sentence-transformers"}
+# needs a GPU; is held by test_sentence_transformers.py, which names each
+NOT_RUN = {"flash-attn", "sentence-transformers"}
 B, L, S, H, HKV, D, DV = 2, 3, 5, 4, 2, 8, 6
 
 FIRST = "What goes wrong without an error"
