@@ -202,8 +202,6 @@ class Small:
                 states = [found.get("last_hidden_state", torch.zeros(0))]
             others = ("logits_per_image", "text_embeds", "image_embeds", "pooler_output")
             logits = next((found[one] for one in ("logits", *others) if one in found), None)
-            if self.kind.__name__ == "ElectraForPreTraining":  # one for each token, without an axis
-                logits = logits[..., None]
             return self.shown(states[-1].numpy(), logits)
 
     def ours(self, values: dict[str, Any]) -> list[Any] | str:

@@ -41,7 +41,8 @@ class ModelOutput:
     Attributes:
         last_hidden_state: (B, T, D), 0 where the attention mask hides.
         logits: where the model has a head: (B, T, V) over words, 0 where the mask hides, or
-            (B, classes) for a classifier.
+            (B, classes) for a classifier; of ELECTRA's discriminator (B, T), as transformers has
+            them.
         embeds: (B, E), where the head gives a vector of each text or image in place of logits.
         encoder_last_hidden_state: (B, S, D) where there is an encoder beside the decoder, to
             which the other two belong.
@@ -66,6 +67,8 @@ def output_of(
     found = body.head(rows, starts_of(mask.sum(1)), None if ids is None else ids[mask])
     if body.head.steps.embeds:
         return ModelOutput(out, embeds=found, **others)
+    if body.head.steps.flat:
+        found = found[:, 0]
     return ModelOutput(out, found if body.head.pools else unpacked(found, mask), **others)
 
 

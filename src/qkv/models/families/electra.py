@@ -30,7 +30,7 @@ def design(config: Config) -> Design:
 def head(config: Config, activation: str, width: int) -> Head | None:
     """The generator's words, the discriminator's logit for each token, or classes."""
     if config.head() == "PreTraining":
-        return Head(1, bias=True, classes=True, dense=True, activation=activation)
+        return Head(1, bias=True, classes=True, flat=True, dense=True, activation=activation)
     found = bert.head(config, "gelu", pooled="gelu")
     return replace(found, width=width) if found is not None and found.norm else found
 

@@ -37,6 +37,7 @@ class Head:
         classes: whether the logits of each token are over classes, not words.
         embeds: whether it gives a vector of each text in place of logits; it pools.
         projects: whether there is that last projection.
+        flat: whether the one logit of each token stands without an axis of its own, (B, T).
         dense: whether there is a linear layer before it, (D, D) unless `width` is given.
         width: what size that layer gives, and the last projection takes.
         dense_bias: whether that has a bias.
@@ -55,6 +56,7 @@ class Head:
     classes: bool = False
     embeds: bool = False
     projects: bool = True
+    flat: bool = False
     dense: bool = False
     width: int | None = None
     dense_bias: bool = True

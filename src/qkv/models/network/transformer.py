@@ -394,8 +394,8 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """Rows (total, n) where the mask (B, T) shows a token, and 0 elsewhere: (B, T, n)."""
-    out = np.zeros((*mask.shape, rows.shape[-1]), dtype or rows.dtype)
+    """Rows (total, ...) where the mask (B, T) shows a token, and 0 elsewhere: (B, T, ...)."""
+    out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
 
