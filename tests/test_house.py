@@ -76,6 +76,7 @@ STEPS = {
         {"parameters"},
         {"base"},
         {"routed"},
+        {"streaming"},
         {"encoding"},
         {"comparing"},
         {"model"},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, takewhile
+from itertools import pairwise, takewhile
 from operator import length_hint
 from typing import Any
 
@@ -17,10 +16,11 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.inputs import check_ids
 from qkv.models.tasks.layout import Layout
-from qkv.models.tasks.truncation import Truncator, callers
+from qkv.models.tasks.prompt import chosen_prompt
+from qkv.models.tasks.truncation import Truncator
+from qkv.models.tasks.windows import by_length, checked_texts, windows
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 from qkv.trace import Recorder
 
 OPTIONS = (
@@ -28,8 +28,6 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
-LETTERS = 2**19  # that have so many characters
 TOKENS = 128  # of a text as `batch_size` counts it
 
 
@@ -102,7 +100,9 @@ class Encoder:
                 f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
                 f"{self.output_value}: leave it out"
             )
-        self._before = self._chosen_prompt()
+        self._before = chosen_prompt(
+            self.sentence, self.prompt, self.prompt_name, name=self.name, call=self.call
+        )
         self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
         if self._before and not self.sentence.include_prompt:
             [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
@@ -129,7 +129,7 @@ class Encoder:
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
-            for texts in _windows(checked_texts(sentences, self.call)):
+            for texts in windows(checked_texts(sentences, self.call)):
                 first = truncator.cut.total
                 batch = self._ids(texts, truncator)
                 for number, ids in enumerate(batch, first):
@@ -280,60 +280,3 @@ class Encoder:
         """Texts behind the prompt; blanks around one are no part of it."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
-
-    def _chosen_prompt(self) -> str:
-        """What goes before each text."""
-        prompts, name = self.sentence.prompts, self.prompt_name
-        if self.prompt is not None:
-            if name is not None:
-                said = f"{self.call}: prompt and prompt_name are both given: "
-                said += "prompt_name is not used"
-                warnings.warn(said, UserWarning, stacklevel=callers())
-            return check_text(self.prompt, call=self.call, name="prompt")
-        name = self.sentence.default_prompt if name is None else name
-        if name is None:
-            return ""
-        if name not in prompts:
-            raise ValueError(
-                f"{self.call}: there is no prompt {name!r:.80}: {self.name} has "
-                f"{', '.join(prompts)}"
-            )
-        return prompts[name]
-
-
-def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
-    """The numbers of texts of like length, which have so many tokens together, or of one text.
-
-    >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
-    [[2], [0, 3, 1]]
-    """
-    order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
-    places = iter(order)
-    for part in parts_of([batch[index] for index in order], most):
-        yield list(islice(places, len(part)))
-
-
-def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Texts that are strings; those of a list are looked at before any work is done."""
-    check_no_mapping(sentences, call=call)
-    if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
-        return check_texts(sentences, call=call)
-    if isinstance(sentences, bytes | bytearray | str):
-        return [check_text(sentences, call=call, name="text")]
-    return (
-        check_text(text, call=call, name=f"text {number}") for number, text in enumerate(sentences)
-    )
-
-
-def _windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in their order, some thousand at a time."""
-    window: list[str] = []
-    letters = 0
-    for text in texts:
-        window.append(text)
-        letters += len(text)
-        if len(window) == TEXTS or letters >= LETTERS:
-            yield window
-            window, letters = [], 0
-    if window:
-        yield window

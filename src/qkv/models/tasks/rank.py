@@ -15,8 +15,9 @@ from qkv.models.files.sentence import Sentence
 from qkv.models.files.sentence_files import ACTIVATIONS
 from qkv.models.network.finishing import activated
 from qkv.models.network.head import BuiltHead
-from qkv.models.tasks.encode import LETTERS, TOKENS, by_length
+from qkv.models.tasks.encode import TOKENS
 from qkv.models.tasks.truncation import Truncator, callers
+from qkv.models.tasks.windows import LETTERS, by_length
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 

@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from qkv.models.tasks.encode import by_length
 from qkv.models.tasks.rank import Pair, Ranker, best
+from qkv.models.tasks.windows import by_length
 from qkv.serve.bodies import described, read_json
 from qkv.serve.errors import Refused
 
