@@ -80,7 +80,7 @@ STEPS = {
         {"encoding"},
         {"comparing"},
         {"model"},
-        {"seq2seq", "vision"},
+        {"cross_encoder", "seq2seq", "vision"},
         {"dual_encoder"},
         {"untrained"},
         {"loading"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -254,15 +253,3 @@ def test_similarity(tmp_path: Path, how: str | None) -> None:
     close(ours.similarity(few[0], many[0]), theirs.similarity(few[0], many[0]))
     close(ours.similarity_pairwise(few, many[:9]), theirs.similarity_pairwise(few, many[:9]))
     assert ours.similarity(torch.tensor(few), many).dtype == np.float32
-
-
-def test_what_they_take_is_known_here() -> None:
-    """But for what chooses a device, and options of a model's own code."""
-    theirs = inspect.signature(SentenceTransformer.encode).parameters
-    ours = inspect.signature(qkv.Model.encode).parameters
-    missing = {"device", "kwargs"}
-    assert set(theirs) - set(ours) == missing
-    differing = {
-        name for name in set(theirs) & set(ours) if theirs[name].default != ours[name].default
-    }
-    assert differing == {"normalize_embeddings"}  # None: as the model's files say

@@ -1,5 +1,6 @@
 """Models: found, read, checked; texts in, traces and vectors out."""
 
+from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder, DualOutput
 from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
@@ -10,6 +11,7 @@ from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 
 __all__ = [
+    "CrossEncoderModel",
     "DualEncoder",
     "DualOutput",
     "Factored",

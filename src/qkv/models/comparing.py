@@ -9,7 +9,11 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, whole_number
 from qkv.models.encoding import EncoderModel
-from qkv.models.tasks.rank import Ranker, activation_of, best, need_ranking
+from qkv.models.network.head import BuiltHead
+from qkv.models.tasks.activation import Activation, activation_of, given_activation
+from qkv.models.tasks.inputs import check_device
+from qkv.models.tasks.prompt import chosen_prompt
+from qkv.models.tasks.rank import Ranker, best, need_ranking
 from qkv.models.tasks.vectors import similarity, similarity_pairwise
 from qkv.progress import progress
 from qkv.text.tokenizer import check_text, check_texts
@@ -76,8 +80,12 @@ class ComparingModel(EncoderModel):
         top_k: int | None = None,
         return_documents: bool = False,
         *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
+        activation_fn: Any = None,
+        device: Any = None,
     ) -> list[dict[str, Any]]:
         """Which documents answer a query best, by a cross-encoder, which reads both together.
 
@@ -89,13 +97,17 @@ class ComparingModel(EncoderModel):
             documents: what may answer it.
             top_k: how many are wanted; None for all.
             return_documents: whether the documents themselves are wanted too.
+            prompt_name: which prompt goes before the query, as for `encode`.
+            prompt: what goes before it, in place of those.
             batch_size: how many pairs of 128 tokens are run at once, as for `encode`.
             show_progress_bar: None for one on a terminal if it takes long.
+            activation_fn: what the logits go through: a function of an array, or one of torch.nn's
+                activations; None for what the model's files say, or a sigmoid.
+            device: None or "cpu".
 
         Returns:
             The best first, those alike in their order: each {"corpus_id": its place among the
-            documents, "score": what the model gives the pair}, and "text" where it is wanted. A
-            score goes through a sigmoid, or what the model's files say.
+            documents, "score": what the model gives the pair}, and "text" where it is wanted.
 
         Raises:
             TypeError: a text is not a string.
@@ -110,7 +122,8 @@ class ComparingModel(EncoderModel):
         Traceback (most recent call last):
         ValueError: rank: random has no head and does not rank: ...
         """
-        ranker = self.ranker()
+        check_device(device, "rank")
+        ranker = self.ranker(prompt_name, prompt, activation_fn)
         check_text(query, call="rank", name="query")
         texts = check_texts(documents, call="rank")
         batch_size = whole_number(batch_size, call="rank", name="batch_size", least=1)
@@ -122,23 +135,49 @@ class ComparingModel(EncoderModel):
         ranker.warn(pairs)
         return best(scores, texts, top_k, return_documents)
 
-    def ranker(self) -> Ranker:
+    def ranker(
+        self, prompt_name: str | None = None, prompt: str | None = None, activation_fn: Any = None
+    ) -> Ranker:
         """What `rank` scores with, for who has documents of several callers to rank.
 
+        Args:
+            prompt_name: as for `rank`, and so are the others.
+            prompt: the same.
+            activation_fn: the same.
+
         Raises:
-            ValueError: the model does not rank, or has no tokenizer.
+            TypeError: as for `rank`.
+            ValueError: the model does not rank, or has no tokenizer; as for `rank`.
         """
         head = need_ranking(self._head, self.name)
+        return self._scorer(head, "rank", prompt_name, prompt, activation_fn)
+
+    def _scorer(
+        self,
+        head: BuiltHead,
+        call: str,
+        prompt_name: str | None,
+        prompt: str | None,
+        activation_fn: Any,
+    ) -> Ranker:
+        """What pairs of texts are scored with, by a head for one class or for several."""
         kinds = self._body.embedding.token_types
         apart = kinds is not None and len(kinds) > 1 and self._sentence.tells_texts_apart
         limits = filter(None, (self.max_seq_length, self._sentence.pair_limit))
+        activation: Activation
+        if activation_fn is None:
+            classes = head.steps.outputs
+            activation = activation_of(self._sentence, self.config, self.name, classes)
+        else:
+            activation = given_activation(activation_fn, call)
         return Ranker(
             name=self.name,
-            tokenizer=self._need_tokenizer("rank"),
+            tokenizer=self._need_tokenizer(call),
             sentence=self._sentence,
+            before=chosen_prompt(self._sentence, prompt, prompt_name, name=self.name, call=call),
             limit=min(limits, default=None),
             run=self._body.packed,
             head=head,
             tells_texts_apart=apart,
-            activation=activation_of(self._sentence, self.config, self.name),
+            activation=activation,
         )

@@ -13,6 +13,7 @@ from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, is_nothing
 from qkv.models.tasks.encode import OPTIONS, Encoder
 from qkv.models.tasks.hide_arguments import Hide
+from qkv.models.tasks.inputs import check_device
 from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
 from qkv.models.tasks.windows import checked_texts
 from qkv.text import Tokenized
@@ -35,6 +36,7 @@ class EncoderModel(StreamingModel):
         precision: str = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
+        device: Any = None,
         pool: Any = None,
         chunk_size: int | None = None,
         task: str | None = None,
@@ -69,6 +71,7 @@ class EncoderModel(StreamingModel):
                 above 0, eight of them in an int8 (less 128) or uint8.
             convert_to_numpy: False for a list of tensors of torch, one for each text.
             convert_to_tensor: True for one tensor of torch, (n, D).
+            device: None or "cpu", where everything is computed.
             pool: processes that share the work, a `qkv.models.Pool` of this model.
             chunk_size: how many texts each of them gets at a time; a tenth of its share if it is
                 not said.
@@ -106,6 +109,7 @@ class EncoderModel(StreamingModel):
         >>> qkv.load("random").encode(["I love you"], precision="ubinary").shape
         (1, 1)
         """
+        check_device(device, "encode")
         check_precision(precision, call="encode", output_value=output_value)
         tensors = convert_to_tensor or not convert_to_numpy
         torch = need("torch", "torch") if tensors else None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import float_type
+from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
@@ -132,6 +133,8 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     elif isinstance(design, DualDesign):
         looks = Pixels.read(home, design.vision)
         kind_of = partial(DualEncoder, pixels=looks, towers=towers(values, home / CONFIG))
+    elif design.head is not None and design.head.pool is not None and not design.head.embeds:
+        kind_of = CrossEncoderModel
     return kind_of(
         name=name,
         config=values,

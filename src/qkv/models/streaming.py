@@ -89,3 +89,12 @@ class StreamingModel(RoutedModel):
         """
         first = next(iter(self.routes.values()), self)
         return first._sentence.width(first._vector_size)
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """The old name of `get_embedding_dimension`, which is still much in use.
+
+        >>> import qkv
+        >>> qkv.load("random").get_sentence_embedding_dimension()
+        8
+        """
+        return self.get_embedding_dimension()

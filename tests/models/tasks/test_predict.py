@@ -388,10 +388,13 @@ def test_models_without_a_head_over_words(small: Path, tmp_path: Path) -> None:
         ids = [2, 4, 3]
         for name, call in {
             "trace": lambda model=model: model.trace("the cat", logits=True),
-            "predict": lambda model=model: model.predict("the cat"),
+            "blanks": lambda model=model: model.blanks("the cat"),
             "unembed": lambda model=model: model.unembed(np.zeros(12)),
         }.items():
-            with pytest.raises(ValueError, match=rf"^{name}: \w+ has {has}.*ForMaskedLM"):
+            with pytest.raises(
+                ValueError,
+                match=rf"^{name.replace('blanks', 'predict')}: \w+ has {has}.*ForMaskedLM",
+            ):
                 call()
         assert model(np.array([ids]), hide=[1]).last_hidden_state.shape == (1, 3, 12)
     with pytest.raises(ValueError, match=r"^predict: vit has a head for classes"):

@@ -61,6 +61,32 @@ def test_scores(ranks, apart):
     ]
 
 
+def test_pairs(ranks):
+    """Each text with its own, in order; one pair alone; and behind a prompt."""
+    model = load(ranks.path)
+    pairs = [(QUERY, "a dog ran ."), ("the river", ""), ("", "a mat"), ("a", "the river bank runs")]
+    expected = [sigmoid(by_hand(model, ids_of(model, *pair))) for pair in pairs]
+    np.testing.assert_allclose(model.predict(pairs), expected, atol=1e-5)
+    np.testing.assert_allclose(model.predict(pairs * 99, batch_size=2), expected * 99, atol=1e-5)
+    assert model.predict(pairs[0]) == pytest.approx(expected[0], abs=1e-5)
+    moved = sigmoid(by_hand(model, ids_of(model, "a dog the river", "")))
+    assert model.predict(pairs[1], prompt="a dog ") == pytest.approx(moved, abs=1e-5)
+    logits = model.predict(pairs, activation_fn=lambda x: x)
+    np.testing.assert_allclose(sigmoid(logits), expected, atol=1e-5)
+    assert model.predict([]).shape == (0,)
+    with pytest.raises(ValueError, match="predict: there is no prompt 'x'"):
+        model.predict(pairs, prompt_name="x")
+    with pytest.raises(ValueError, match="there is no token in it"):
+        model.predict([("", " ")])
+
+
+def test_pairs_that_are_too_long(ranks):
+    model = load(ranks.path)
+    model.max_seq_length = 9
+    with pytest.warns(UserWarning, match="1 of 2 pairs were cut to 9 tokens"):
+        model.predict([(QUERY, "the dog ran on"), ("a", "a")])
+
+
 def test_batches_change_nothing(ranks):
     model = load(ranks.path)
     documents = [f"{'bank ' * n}{WORDS[4 + n % 8]}" for n in range(10)] * 20

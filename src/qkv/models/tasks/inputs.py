@@ -144,3 +144,19 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
             f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "
             "no room is left for words"
         )
+
+
+def check_device(device: Any, call: str) -> None:
+    """An error where somebody asks for another device than the processor.
+
+    >>> check_device("cuda", "encode")
+    Traceback (most recent call last):
+    ValueError: encode: device is cuda: qkv computes on the CPU: leave it out
+    """
+    if isinstance(device, list | tuple):
+        raise ValueError(
+            f"{call}: device is a list of {len(device)}: make `with qkv.models.Pool(model, "
+            f"{len(device)}) as pool`, and encode(texts, pool=pool)"
+        )
+    if device is not None and str(device).partition(":")[0] != "cpu":
+        raise ValueError(f"{call}: device is {device!s:.40}: qkv computes on the CPU: leave it out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,13 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.files.sentence import Sentence
-from qkv.models.files.sentence_files import ACTIVATIONS
-from qkv.models.network.finishing import activated
 from qkv.models.network.head import BuiltHead
+from qkv.models.tasks.activation import Activation, applied
 from qkv.models.tasks.encode import TOKENS
 from qkv.models.tasks.truncation import Truncator, callers
-from qkv.models.tasks.windows import LETTERS, by_length
+from qkv.models.tasks.windows import LETTERS, TEXTS, by_length
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
-
-# Where config.json says what follows the logits: before sentence-transformers 4 by the second key.
-_KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
-_SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 
 @dataclass(frozen=True)
@@ -117,22 +112,25 @@ class Ranker:
         name: the model's, for errors.
         tokenizer: the model's.
         sentence: what its files say about texts.
+        before: the prompt, which goes before the first text.
         limit: the most tokens of a pair.
         run: from the ids of texts to the vectors of their tokens, end to end, and where each
             begins; `Transformer.packed`.
-        head: from these vectors to one logit for each text.
+        head: from these vectors to the logits of each text.
         tells_texts_apart: whether it is told which tokens are of the second text.
-        activation: what follows the logits.
+        activation: what follows the logits: the name of one of `ACTIVATIONS`, a function of an
+            array, or None for nothing.
     """
 
     name: str
     tokenizer: Tokenizer
     sentence: Sentence
+    before: str
     limit: int | None
     run: Callable[..., tuple[Array, Array]]
     head: BuiltHead
     tells_texts_apart: bool
-    activation: str | None
+    activation: Activation
 
     def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
         """A query with each of these documents, cut at the limit.
@@ -140,13 +138,8 @@ class Ranker:
         Raises:
             ValueError: the query has no token, or the limit leaves none of it.
         """
-        query = self.sentence.prepared(query.strip())
-        frame = frame_of(self.tokenizer, query, self.name)
-        if self.limit is not None and self.limit < len(frame) + 2:
-            raise ValueError(
-                f"rank: max_seq_length is {self.limit}, and a query and a document have "
-                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
-            )
+        query = self._whole(query)
+        frame = self._frame(query)
         # whole, since which of two is longer decides which is cut
         truncator, found = Truncator(self.tokenizer, None), list[Pair]()
         [first] = self._ids(truncator, [query])
@@ -155,6 +148,36 @@ class Ranker:
                 frame.pair(first, second, self.limit) for second in self._ids(truncator, part)
             ]
         return found
+
+    def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
+        """Each text with the one in its place, cut at the limit.
+
+        Raises:
+            ValueError: no text has a token, or the limit leaves none.
+        """
+        firsts = [self._whole(text) for text in firsts]
+        known = (text for text in (*firsts, *seconds) if text.strip())
+        frame = self._frame(next(known, ""))
+        truncator, found = Truncator(self.tokenizer, None), list[Pair]()
+        for start in range(0, len(firsts), TEXTS):
+            part = slice(start, start + TEXTS)
+            one, other = (self._ids(truncator, texts[part]) for texts in (firsts, seconds))
+            found += [frame.pair(a, b, self.limit) for a, b in zip(one, other, strict=True)]
+        return found
+
+    def _whole(self, text: str) -> str:
+        """The first of two texts, behind the prompt."""
+        return self.sentence.prepared((self.before + text).strip())
+
+    def _frame(self, text: str) -> Frame:
+        """What stands around two texts, which leaves room for both."""
+        frame = frame_of(self.tokenizer, text, self.name)
+        if self.limit is not None and self.limit < len(frame) + 2:
+            raise ValueError(
+                f"rank: max_seq_length is {self.limit}, and a query and a document have "
+                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
+            )
+        return frame
 
     def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
         """The ids of texts (T,), without special tokens."""
@@ -166,29 +189,35 @@ class Ranker:
         return by_length(pairs, batch_size * TOKENS)
 
     def scores(self, pairs: Sequence[Pair]) -> Array:
-        """The score of each of these pairs, run together, (n,)."""
+        """The scores of each of these pairs, run together: (n,), or (n, C) for C classes."""
         options = {}
         if self.tells_texts_apart:
             options["segments"] = [pair.segments for pair in pairs]
         rows, cu_lengths = self.run([pair.ids for pair in pairs], **options)
-        logits = self.head(rows, cu_lengths)[:, 0]
-        return logits if self.activation is None else activated(logits, self.activation)
+        logits = self.head(rows, cu_lengths)
+        scores = applied(self.activation, logits)
+        return scores[:, 0] if self.classes == 1 else scores
+
+    @property
+    def classes(self) -> int:
+        """C, how many numbers a pair gets."""
+        return self.head.steps.outputs
 
     def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
-        """The scores (n,) of any number of pairs; `advance` is told how many are done."""
-        found = np.empty(len(pairs), np.float64)
+        """The scores (n,) or (n, C) of any number of pairs; `advance` is told how many are done."""
+        shape = (len(pairs),) if self.classes == 1 else (len(pairs), self.classes)
+        found = np.empty(shape, np.float64)
         for numbers in self.parts(pairs, batch_size):
             found[numbers] = self.scores([pairs[number] for number in numbers])
             advance(len(numbers))
         return found
 
-    def warn(self, pairs: Sequence[Pair]) -> None:
+    def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
         """Say how many pairs were cut, if any was."""
         count = sum(not pair.whole for pair in pairs)
         if count:
             warnings.warn(
-                f"{count} of {len(pairs)} documents, with the query, were cut to {self.limit} "
-                "tokens",
+                f"{count} of {len(pairs)} {what} were cut to {self.limit} tokens",
                 UserWarning,
                 stacklevel=callers(),
             )
@@ -225,25 +254,3 @@ def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
         "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
         "encode"
     )
-
-
-def activation_of(sentence: Sentence, config: Mapping[str, Any], name: str) -> str | None:
-    """What follows the logits of a cross-encoder, as its files say it; else a sigmoid.
-
-    As in sentence-transformers, what config_sentence_transformers.json says comes first, and a
-    function that is not torch's is not run.
-
-    Raises:
-        ValueError: it is none that we know.
-    """
-    inner = config.get(_KEYS[0])
-    older = [inner.get("activation_fn") if isinstance(inner, Mapping) else None]
-    said = [sentence.activation, *older, config.get(_KEYS[1])]
-    own = [one for one in said if isinstance(one, str) and one.startswith("torch.")]
-    function = own[0] if own else _SIGMOID
-    if function not in ACTIVATIONS:
-        raise ValueError(
-            f"rank: what follows the logits of {name} is {function:.80}: qkv knows "
-            f"{', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[function]
