@@ -1274,7 +1274,11 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: plain(q, k, v)[0], ["shape (2,)", "(2, 2)"]),
         (
             attend(scaled_by(lambda q, k: 1 / 8)),
-            ["0.125 where it should be 0.7071 (d = 2)", "only the sharpness"],
+            ["the scores are divided by 8 whatever the size d", "only the sharpness"],
+        ),
+        (
+            attend(scaled_by(lambda q, k: 1 / 8 / q.shape[-1])),
+            ["0.0625 where it should be 0.7071 (d = 2)", "only the sharpness"],
         ),
         (
             attend(scaled_by(lambda q, k: -1 / np.sqrt(q.shape[-1]))),

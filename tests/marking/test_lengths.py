@@ -50,6 +50,24 @@ def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
     assert "factor" not in result.text(2)
 
 
+@pytest.mark.parametrize(("size", "d"), [(1.414213562, 2), (2.0, 4), (8.0, 64)])
+def test_a_scale_that_is_fixed_is_told_as_one_and_leaves_points(size, d):
+    def function(q, k, v):
+        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(d)
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True) @ v
+
+    result = check(function)
+    assert (result.mistakes, result.points) == (("scale-wrong",), 6)
+    assert f"divided by {size:.4g} whatever the size d" in result.message
+    assert "q.shape[-1]" not in result.text(2)
+
+
+def test_what_goes_wrong_at_three_words_leaves_points_where_that_explains_it():
+    result = check(tiled(2, whole=True))
+    assert (result.mistakes, result.points) == (("some-lengths",), 6)
+
+
 def test_the_lengths_that_are_right_are_told_once_each():
     said = check(tiled(2, out=False)).message
     assert "right for 1 x 2, 3 x 2, 2 x 2 (queries x keys), wrong for 2 x 3" in said

@@ -154,6 +154,7 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
 def raises(run: Outcome, what: str) -> Finding:
     """The function raises an error; some errors have a name of their own."""
     key, says, where, remedy = "raises", f"it raises an error ({what})", "", ""
+    nudge = "Call it with the smallest input alone, and print what there is before that line."
     if isinstance(run.error, SystemExit):
         key, says = "exits", "it ends the program instead of returning"
         where, remedy = "the call of sys.exit, exit or quit", "return the result"
@@ -167,7 +168,7 @@ def raises(run: Outcome, what: str) -> Finding:
     elif isinstance(run.error, RecursionError):
         key, says = "endless-recursion", "it calls itself without an end"
         where, remedy = "the call of the function in itself", "call another function, or loop"
-    return Finding(key, says, told(run), remedy, where=where, run=run)
+    return Finding(key, says, told(run), remedy, nudge=nudge, where=where, run=run)
 
 
 def unexplained(runs: list[Outcome], what: str, returns: str, hints: list[str]) -> Finding:

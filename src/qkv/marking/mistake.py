@@ -13,6 +13,7 @@ Kind = Literal["wrong", "fragile", "convention"]
 # a computation, each step by its name
 Steps = Mapping[str, Callable[..., Any]]
 
+_NO_NUDGE = "Work the smallest input out by hand: from which step on are your numbers others?"
 _NO_LINE = "The example says what should come out: work back from there, step by step."
 
 
@@ -43,9 +44,8 @@ class Mistake:
     @property
     def hint(self) -> tuple[str, ...]:
         """Three grades: a nudge, where to look, the line that mends it."""
-        nudge = self.nudge or sentence(f"{self.shows[:1].upper()}{self.shows[1:]}")
         where = self.where or sentence(f"{self.says[:1].upper()}{self.says[1:]}")
-        return nudge, where, self.remedy or _NO_LINE
+        return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
 
 
 def mistake(

@@ -222,7 +222,8 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
     """Is it softmax of the scores times some other number? Then say which."""
-    said, sign, off = [], 1.0, False
+    factors: dict[int, float] = {}
+    sign, off = 1.0, False
     for run in runs:
         if run.case.mask is not None or run.case.causal:
             return None
@@ -240,7 +241,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
             return None
         d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
         times = round(times, 12) + 0.0
-        said.append(f"{times * d**-0.5:.4g} where it should be {d**-0.5:.4g} (d = {d})")
+        factors[d] = times * d**-0.5
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3
     if not off:
         return None
@@ -249,10 +250,17 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         shows = "the order is reversed: the key with the lowest score takes the largest weight"
     if sign == 0:
         shows = "every key takes the same weight, whatever the scores are"
+    said = (f"{by:.4g} where it should be {d**-0.5:.4g} (d = {d})" for d, by in factors.items())
+    says = f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}"
+    least, most = min(factors.values()), max(factors.values())
+    if len(factors) > 1 and least > 0 and most - least < 1e-3 * most:
+        says = f"the scores are divided by {1 / most:.4g} whatever the size d of the queries is"
     return Finding(
         "scale-wrong",
-        f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}",
+        says,
         shows,
         SCALE,
+        nudge="Give it queries and keys of another size d: what are the scores divided by?",
+        where="the line of the scores: what are they divided by?",
         run=first_wrong(runs),
     )

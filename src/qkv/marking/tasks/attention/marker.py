@@ -54,7 +54,9 @@ class AttentionMarking(Marking):
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """What the sizes that go wrong tell, or the properties of the output."""
         odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
-        return odd or findings.unexplained(self.call, runs, what)
+        found = odd or findings.unexplained(self.call, runs, what)
+        self.explained = self.explained or found.key in ("scale-wrong", "some-lengths")
+        return found
 
 
 def _mark_function(function: Callable[..., Any], signature: str) -> CheckResult:
