@@ -145,7 +145,7 @@ def summed(
             ) -> None:
                 for name in names:
                     values = measured.values(name, weights, first)  # (B, H, Q)
-                    found.sums[name][layer] += values.sum((0, 2), dtype=np.float64)
+                    found.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
                     if seen is not None:
                         seen.batch(name, layer, first, batch, measured, values, weights)
 

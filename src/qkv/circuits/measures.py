@@ -152,9 +152,9 @@ def _entropy(about: Measured, weights: Array, first: int) -> Array:
 
 def _strongest(about: Measured, weights: Array, first: int) -> Array:
     """The largest weight on a place that is neither the first nor a special token's."""
-    words = about.words[:, None, None].astype(weights.dtype)
-    found: Array = (weights * words).max(-1)
-    return found
+    seen = weights * about.words[:, None, None].astype(weights.dtype)
+    # NumPy finds where the largest is sooner than what it is
+    return np.take_along_axis(seen, seen.argmax(-1)[..., None], -1)[..., 0]
 
 
 _MEASURES = {

@@ -190,10 +190,9 @@ class _Best:
 
     def examples(self) -> dict[str, list[list[list[HeadExample]]]]:
         """By measure, layer and head, the most first."""
-        tokens = {
-            number: named(text.ids, np.ones(len(text.ids), bool), self.model.tokenizer).tokens
-            for number, text in self.texts.items()
-        }
+        ids = np.unique([one for text in self.texts.values() for one in text.ids.tolist()])
+        tokens = named(ids, np.ones(len(ids), bool), self.model.tokenizer).tokens
+        spelled = dict(zip(ids.tolist(), tokens, strict=True))
         return {
             name: [
                 [
@@ -202,7 +201,7 @@ class _Best:
                             -below,
                             number,
                             self.texts[number].given,
-                            tokens[number],
+                            [spelled[one] for one in self.texts[number].ids.tolist()],
                             query,
                             None if key < 0 else key,
                         )
