@@ -174,6 +174,13 @@ def test_traces_are_of_texts_and_of_images(model):
     np.testing.assert_array_equal(scores["previous"], alone["previous"])
 
 
+def test_a_walk_is_through_the_tower_for_texts(model):
+    steps = qkv.walk("the bank", model=model).steps
+    alone = qkv.walk("the bank", model=model.text).steps
+    assert [step.name for step in steps] == [step.name for step in alone]
+    np.testing.assert_array_equal(steps[0].values, alone[0].values)
+
+
 def test_saved_and_loaded_again(model, tmp_path):
     texts, images = ["the bank", "a river"], pixels(2)
     model.save(tmp_path / "both")

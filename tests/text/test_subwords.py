@@ -230,3 +230,37 @@ def test_minilm_is_neither_padded_nor_cut(minilm: Path) -> None:
     tokenizer = SubwordTokenizer.from_file(minilm / "tokenizer.json")  # the file pads, cuts at 128
     assert len(tokenizer("cat")) == 3
     assert len(tokenizer("cat " * 100_000)) == 100_002
+
+
+def clip() -> tokenizers.Tokenizer:
+    """As CLIP's: words end in a mark, and what stands for the unknown ends a text as well."""
+    names = ["a</w>", "b", "b</w>", "cat</w>", "<|start|>", "<|end|>", "c", "ca", "t</w>"]
+    model = models.BPE(
+        {name: number for number, name in enumerate(names)},
+        [("ca", "t</w>")],
+        unk_token="<|end|>",
+        end_of_word_suffix="</w>",
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
+    around = [("<|start|>", 4), ("<|end|>", 5)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A <|end|>", special_tokens=around
+    )
+    return tokenizer
+
+
+def test_marks_at_the_end_of_words_are_blanks_in_a_text() -> None:
+    tokenizer = SubwordTokenizer(clip())
+    found = tokenizer("a bb a")
+    assert found.tokens == ["<|start|>", "a</w>", "b", "b</w>", "a</w>", "<|end|>"]
+    assert tokenizer.decode(found.ids) == "a bb a"
+    assert tokenizer.decode(found.ids[:3]) == "a b"
+
+
+def test_an_unknown_token_that_ends_texts_is_special() -> None:
+    tokenizer = SubwordTokenizer(clip())
+    assert [tokenizer.is_special(index) for index in (3, 4, 5)] == [False, True, True]
+    assert tokenizer.unknown == "<|end|>"

@@ -42,10 +42,11 @@ class Tokenizer:
         self._inner = inner
         self._at_once = max(1, int(GROWN / factor))  # characters that may grow by this factor
         self.unknown = _unknown(inner)
+        around = set(inner.encode("").ids) if self._frames else set()
         self._special_ids = {
             index
             for index, token in inner.get_added_tokens_decoder().items()
-            if token.special and token.content != self.unknown
+            if token.special and (token.content != self.unknown or index in around)
         }
         self._size = max(inner.get_vocab().values(), default=-1) + 1
 
@@ -168,7 +169,7 @@ class Tokenizer:
         """The text of token ids `(T,)`.
 
         Blanks are put back where the tokenizer's rules put them, not where they were. Unknown
-        words show as `unknown`.
+        words show as `unknown`, unless that is put around texts too and so is special.
 
         Raises:
             TypeError: `ids` are not integers.
@@ -188,7 +189,10 @@ class Tokenizer:
             )
         wanted = [index for index in wanted if index not in self._special_ids]
         with _said("decode"):
-            return self._inner.decode(wanted, skip_special_tokens=False)
+            found = self._inner.decode(wanted, skip_special_tokens=False)
+        end = getattr(self._inner.model, "end_of_word_suffix", None)
+        # CLIP's own rules leave the mark at the end of a word
+        return found.replace(end, " ").rstrip(" ") if end else found
 
     def token(self, index: int) -> str | None:
         """The token of an id as the vocabulary spells it; None where there is none."""

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.options import settings as settings_of
+from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families.lessons import AttentionOnly
 from qkv.models.network.embedding import Embedding
 from qkv.see.analysis.heads import heads_of
@@ -56,6 +57,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         IndexError: there is no such layer or head.
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
+    if isinstance(model, DualEncoder):
+        model = model.text  # whose parameters have the names of one model
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
