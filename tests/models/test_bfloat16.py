@@ -125,13 +125,17 @@ def config_of(name):
 def numbers_of(model):
     """What a model makes of some ids, or of an image."""
     kind = model.config["model_type"]
+    rng, looks = np.random.default_rng(0), getattr(model, "vision", model).design
     if kind in IMAGES:
-        rng = np.random.default_rng(0)
-        return model(rng.standard_normal((2, 2, 8, 8)).astype(np.float32)).logits
+        shape = (2, looks.channels, *looks.image)
+        images = rng.standard_normal(shape).astype(np.float32)
     ids = np.array([[2, 4, 5, 6, 3, 0], [5, 7, 8, 9, 1, 4]])
     mask = np.array([[1, 1, 1, 1, 1, 0], [1] * 6])
+    if kind == "clip":
+        return model(ids, mask, images).logits_per_image
     more = {"decoder_input_ids": [[2, 5, 7], [2, 8, 1]]} if kind in ("t5", "mt5") else {}
-    return model(ids, mask, **more).logits
+    found = model(images) if kind in IMAGES else model(ids, mask, **more)
+    return found.embeds if found.logits is None else found.logits
 
 
 @pytest.mark.parametrize("name", CONFIGS)
