@@ -6,6 +6,7 @@ is a GPT-2, or with an argument `gpt_neox` or `llama`, of random weights.
 """
 
 import ast
+import json
 import sys
 import tempfile
 import warnings
@@ -24,6 +25,7 @@ MODULES = {"TransformerLens": "transformer_lens"}  # of a library, where it has 
 FOLDERS = {'"gpt2"': "decoder", '"bert-base-uncased"': "encoder"}  # what the page loads
 BOUND = 1e-4
 LOWEST = -1e30  # a score that is hidden
+HEAD = 1, 2  # the layer and the head that rows name
 
 Found = dict[str, Any]
 
@@ -40,8 +42,9 @@ def main() -> None:
         worst = 0.0
         for number, row in sorted(page.rows.items()):
             names = spaces.get(row.library)
-            if names is None:
-                print(f"{number:3}  {row.library:15}  not installed")
+            if names is None or (sys.argv[1:] and ".transformer." in row.theirs):
+                why = "not installed" if names is None else "names the modules of GPT-2"
+                print(f"{number:3}  {row.library:15}  {why}")
                 continue
             run(row.theirs, names, folder / f"row{number}.py")
             found = {key: names[key] for key in assigned(row.theirs)}
@@ -138,6 +141,45 @@ def written(theirs: Found, ours: Found) -> float:
     return float(not theirs["written"].endswith(ours["written"]))
 
 
+def moved(theirs: Found, ours: Found) -> float:
+    """How far the metric moves, and where to, which differ by the same everywhere."""
+    one, other = theirs["estimate"].detach().numpy(), ours["estimate"]
+    return away(one + (other - one)[0, 0], other)
+
+
+def scores(theirs: Found, ours: Found) -> float:
+    """Means over all queries; of ours that of induction is over fewer, the same for all heads."""
+    one, other = theirs["scores"], ours["scores"]
+    few = other["induction"] / one["induction"].numpy()
+    return max(
+        *(away(one[name], other[name]) for name in ("previous", "same")),
+        away(few, np.full_like(few, few[0, 0])),
+    )
+
+
+def compositions(theirs: Found, ours: Found) -> float:
+    """Kinds in capital letters, and in small ones."""
+    each = ours["scores"].items()
+    return max(away(theirs["scores"][kind.upper()].scores, array) for kind, array in each)
+
+
+def drawn(theirs: Found, ours: Found) -> float:
+    """The weights in the page that bertviz makes, and those of ours."""
+    return away(in_page(theirs["view"])[HEAD], ours["view"].to_dict()["weights"])
+
+
+def both_drawn(theirs: Found, ours: Found) -> float:
+    """The weights of all heads in two pages, and in one."""
+    sides = zip(theirs["view"], ours["view"].sides, strict=True)
+    return max(away(in_page(page), side.heads.weights) for page, side in sides)
+
+
+def in_page(page: Any) -> np.ndarray:
+    """The weights (layers, heads, T, T) that a page of bertviz holds."""
+    begin = page.data.index('{"attention"')
+    return np.array(json.JSONDecoder().raw_decode(page.data, begin)[0]["attention"][0]["attn"])
+
+
 COMPARED: Mapping[int, Callable[[Found, Found], float]] = {
     1: caches,
     7: caches,
@@ -147,9 +189,13 @@ COMPARED: Mapping[int, Callable[[Found, Found], float]] = {
     17: shares,
     18: lambda theirs, ours: away(theirs["shares"][:, 0], np.ravel(ours["shares"])),
     19: weights,
+    27: moved,
+    35: scores,
+    36: compositions,
+    38: drawn,
+    39: both_drawn,
 }
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()
