@@ -99,17 +99,10 @@ _SAID = MappingProxyType(
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
     """No points, and why: a key of the table above, how it shows, and of which task."""
     names = {"it": task or "the file", **names}
-    says, *hint = (text.format_map(_Given(names)) for text in _SAID[key])
+    says, *hint = (text.format_map(names) for text in _SAID[key])
     *_, remedy = hint
     lines = [f"{says}.", sentence(f"It shows: {shows}"), f"What mends it: {remedy}"]
     return CheckResult("\n".join(lines), (key,), points=0, task=task, hint=tuple(hint))
-
-
-class _Given(dict[str, str]):
-    """Names for a text; what is in brackets and is none of them stays as it is."""
-
-    def __missing__(self, name: str) -> str:
-        return f"{{{name}}}"
 
 
 def of_error(error: BaseException, file: str) -> CheckResult:
