@@ -1,0 +1,63 @@
+"""Every public name has its entry in the reference."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import qkv
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
+ROOMS = ("attend", "circuits", "embed", "layers", "learn", "marking", "models", "scale", "see")
+ROOMS += ("text", "trace")
+
+
+def found(path: str) -> object:
+    """What a dotted name stands for."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except AttributeError:
+        return import_module(path)
+
+
+def entries(text: str) -> dict[str, object]:
+    """What sphinx is told to document, by name: of a module its members, all or those listed."""
+    given: dict[str, object] = {}
+    for directive in re.split(r"^\.\. ", text, flags=re.MULTILINE)[1:]:
+        kind, _, rest = directive.partition(":: ")
+        path = rest.split("\n", 1)[0].strip()
+        options = dict(re.findall(r"^   :([\w-]+): ?(.*)$", rest, flags=re.MULTILINE))
+        if kind != "automodule":
+            given[path] = found(path)
+            continue
+        module = import_module(path)
+        listed = [name for name in options.get("members", "").split(", ") if name]
+        left_out = options.get("exclude-members", "").split(", ")
+        for name in listed or module.__all__:
+            if name not in left_out:
+                given[f"{path}.{name}"] = getattr(module, name)
+    return given
+
+
+def test_no_public_name_is_left_out() -> None:
+    known = [id(one) for one in entries(REFERENCE.read_text(encoding="utf-8")).values()]
+    public = [(qkv, name) for name in qkv.__all__]
+    for room in ROOMS:
+        module = import_module(f"qkv.{room}")
+        public += [(module, name) for name in module.__all__]
+    for name in ("chroma", "langchain", "sklearn"):  # their classes are made of these
+        public.append((import_module(f"qkv.integrations.{name}"), "Encoding"))
+    missing = sorted(
+        f"{module.__name__}.{name}"
+        for module, name in public
+        if callable(getattr(module, name)) and id(getattr(module, name)) not in known
+    )
+    assert not missing
+
+
+def test_a_module_lists_all_or_those_that_are_named() -> None:
+    some = entries(".. automodule:: qkv.circuits\n   :members: patch, rollout\n")
+    assert list(some) == ["qkv.circuits.patch", "qkv.circuits.rollout"]
+    rest = entries(".. automodule:: qkv.scale\n   :members:\n   :exclude-members: encode\n")
+    assert "qkv.scale.encode" not in rest
+    assert "qkv.scale.attention" in rest
