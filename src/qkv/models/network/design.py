@@ -86,6 +86,9 @@ class Design:
         token_types: the rows of a table of segments, 0 for none.
         embed_dim: E, the size of the rows of these tables where it is not D: a projection from the
             one to the other follows the norm over them.
+        embed_bias: whether that projection has a bias.
+        projects_first: whether it is of the rows of the token table alone, before the others are
+            added, which are of size D.
         embed_scale: what the rows of the token table are multiplied by.
         embed_norm: whether there is a norm over the embeddings.
         norms: where those of a block stand: "after" each part and the sum behind it, "before" the
@@ -128,6 +131,8 @@ class Design:
     counted: bool = False
     token_types: int = 0
     embed_dim: int | None = None
+    embed_bias: bool = True
+    projects_first: bool = False
     embed_scale: float = 1.0
     embed_norm: bool = False
     norms: Literal["after", "before", "both", "behind"] = "before"
@@ -153,14 +158,15 @@ class Design:
         """Each parameter by our name and its shape; lazily, since a config can name any size."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
+        if self.embed_dim is not None:
+            yield from shapes_of("embed_proj", size, self.dim, bias=self.embed_bias)
+        size = self.dim if self.projects_first else size
         if self.positions:
             yield "pos_embed.weight", (self.positions, size)
         if self.token_types:
             yield "token_type_embed.weight", (self.token_types, size)
         if self.embed_norm:
             yield from self._norm_shapes("embed_norm", size)
-        if self.embed_dim is not None:
-            yield from shapes_of("embed_proj", size, self.dim, bias=True)
         if self.buckets is not None:
             yield "relative_bias.weight", (self.buckets.count, self.layers[0].num_heads)
         for number, layer in enumerate(self.layers):
@@ -183,6 +189,7 @@ class Design:
                 token_types=parameters.get("token_type_embed.weight"),
                 norm=self.norm(parameters, "embed_norm"),
                 projection=under(parameters, "embed_proj."),
+                projects_first=self.projects_first,
                 scale=self.embed_scale,
                 first_position=self.first_position,
                 padding=self.padding,

@@ -46,8 +46,10 @@ class Embedding:
         positions: (rows, D), a row for each place in a text.
         token_types: (segments, D), of which row 0 is used where nothing else is said.
         norm: over their sum.
-        projection: "weight" (E, D) and "bias" (D,), behind that norm, where the rows of the
-            tables are of another size E.
+        projection: "weight" (E, D) and "bias" (D,), if there is one, behind that norm, where the
+            rows of the tables are of another size E.
+        projects_first: whether it is of the token table's rows alone, before the others are added,
+            which are of size D.
         scale: what the rows of the token table are multiplied by.
         first_position: the row of place 0.
         padding: the id of the padding token, where positions count the other tokens alone.
@@ -62,6 +64,7 @@ class Embedding:
         token_types: Array | None = None,
         norm: LayerNorm | RMSNorm | None = None,
         projection: Mapping[str, Array] | None = None,
+        projects_first: bool = False,
         scale: float = 1.0,
         first_position: int = 0,
         padding: int | None = None,
@@ -71,6 +74,7 @@ class Embedding:
         self.norm, self.scale, self.first_position = norm, scale, first_position
         self.padding, self.counted = padding, counted
         given = (projection or {}).items()
+        self.projects_first = projects_first
         self.projection = {f"{_PROJECTION}.{name}": array for name, array in given}
 
     @property
@@ -104,6 +108,9 @@ class Embedding:
         if self.scale != 1:
             x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
         x = keep(record, "hook_embed", x, cu_lengths)
+        narrow = None
+        if self.projects_first:
+            narrow, x = x, self._projected(x)
         if self.token_types is not None:
             chosen = self.token_types[0 if segments is None else segments]
             kinds = np.broadcast_to(chosen, x.shape)
@@ -114,10 +121,8 @@ class Embedding:
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
-        narrow = None
-        if self.projection:
-            weight, bias = self.projection.values()
-            narrow, x = x, linear(narrowed(x, weight), weight, bias, wide=True)
+        if self.projection and not self.projects_first:
+            narrow, x = x, self._projected(x)
         x = keep(record, "hook_full_embed", x, cu_lengths)
         return x, EmbeddingSaved(rows, places, norm, segments, narrow)
 
@@ -136,11 +141,11 @@ class Embedding:
         """
         found: dict[str, Array] = {}
         keep(record, "hook_full_embed", grad, cu_lengths)
-        if saved.narrow is not None:
+        if saved.narrow is not None and not self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
         if self.norm is not None:
             grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
-        for hook in self.hooks[:-1]:  # what is added up
+        for hook in self.hooks[1:-1]:  # what is added up
             keep(record, hook, grad, cu_lengths)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
@@ -154,7 +159,16 @@ class Embedding:
             else:
                 kinds = rows_back(rows, saved.segments.ravel(), kinds.shape)
             found["token_type_embed.weight"] = kinds
-        return found | self._rows_back(rows, saved.rows)
+        if saved.narrow is not None and self.projects_first:
+            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
+        keep(record, "hook_embed", grad, cu_lengths)
+        return found | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
+
+    def _projected(self, x: Array) -> Array:
+        """Vectors (..., E) as (..., D)."""
+        weight = self.projection[f"{_PROJECTION}.weight"]
+        bias = self.projection.get(f"{_PROJECTION}.bias")
+        return linear(narrowed(x, weight), weight, bias, wide=True)
 
     def _rows(self, ids: Array) -> tuple[Array, Any]:
         """The row (..., D) of each token or patch, and what `_rows_back` needs."""
