@@ -235,6 +235,8 @@ class Small:
             return "refused" if refused else "not theirs"
         if isinstance(ours, str):
             return f"refused, but not by name: {ours}"
+        if key == "word_embed_proj_dim":  # their last vectors are behind what our head begins with
+            ours, theirs = ours[1:], theirs[1:]
         if not all(map(near, ours, theirs)):
             return "unlike"
         same = all(map(near, self.base, theirs))

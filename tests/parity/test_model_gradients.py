@@ -31,6 +31,10 @@ CASES = {
 ROPE = {"rope_theta": 500.0}
 CASES |= {
     "clip's text at the largest id": ("CLIPTextModel", {**CLIP_TEXT, "eos_token_id": 2}),
+    "opt with embeddings of another size": (
+        "OPTForCausalLM",
+        {**SMALL["opt"][0], "word_embed_proj_dim": 10, "do_layer_norm_before": False},
+    ),
     "bert of one head": ("BertForMaskedLM", {**ENCODER, "num_attention_heads": 1}),
     "bert of relu": ("BertForMaskedLM", {**ENCODER, "hidden_act": "relu"}),
     "bert with its own output": ("BertForMaskedLM", {**ENCODER, "tie_word_embeddings": False}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qkv.models.families import gpt2
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, projections
@@ -18,11 +20,15 @@ def design(config: Config) -> Design:
     vocabulary = config.size("vocab_size", 50272)
     positions = config.size("max_position_embeddings", 2048)
     embedded = config.size_or_none("word_embed_proj_dim") or dim
-    if embedded != dim:
+    projects, head = embedded != dim, gpt2.head(config, vocabulary)
+    if projects and head is None:
         raise ModelError(
             f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: qkv "
-            "supports no embeddings of another size (as opt-350m has): they must be the same"
+            "projects the last vectors in a head alone: take the model with its head "
+            "(architectures says OPTForCausalLM), or both must be the same"
         )
+    if projects and head is not None:
+        head = replace(head, dense=True, width=embedded, dense_bias=False)
     config.only("layer_norm_elementwise_affine", True)
     before, bias = config.flag("do_layer_norm_before", True), config.flag("enable_bias", True)
     removed = config.flag("_remove_final_layer_norm", False)
@@ -38,12 +44,15 @@ def design(config: Config) -> Design:
         positions=positions + _FIRST,
         first_position=_FIRST,
         counted=True,
+        embed_dim=embedded if projects else None,
+        embed_bias=False,
+        projects_first=projects,
         norms="before" if before else "after",
         final_norm=before and not removed,
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=bias,
-        head=gpt2.head(config, vocabulary),
+        head=head,
     )
 
 
@@ -59,6 +68,8 @@ OPT = Family(
         "blocks.*.mlp.up_proj": "decoder.layers.*.fc1",
         "blocks.*.mlp.down_proj": "decoder.layers.*.fc2",
         "final_norm": "decoder.final_layer_norm",
+        "embed_proj": "decoder.project_in",
+        "head.dense_proj": "decoder.project_out",
         "head.out_proj": "score" if config.head() == "SequenceClassification" else "lm_head",
     },
     prefix="model.",
