@@ -69,7 +69,8 @@ def no_array(run: Outcome, remedy: str) -> Finding:
         return nothing_returned(run, "it returns None", remedy)
     says = f"it returns {kind_of(run.returned)}, not an array of numbers"
     shows = "what comes back should be an array"
-    return Finding("wrong-type", says, shows, remedy, where=where, run=run)
+    nudge = "Print what it returns, and the type of that."
+    return Finding("wrong-type", says, shows, remedy, nudge=nudge, where=where, run=run)
 
 
 def nothing_done(runs: list[Outcome]) -> Finding | None:
@@ -77,17 +78,20 @@ def nothing_done(runs: list[Outcome]) -> Finding | None:
     outs = [run.out for run in runs]
     if all(run.is_right for run in runs) or any(out is None or not out.size for out in outs):
         return None
+    nudge = "Call it with two inputs: what is the same in both outputs, and should not be?"
     for name in runs[0].case.shown():
         if all(_equal(run.out, run.case.shown().get(name)) for run in runs):
             says, shows = f"it returns its input {name} as it is", "the output is the input"
             where = "the return statement: which of your arrays does it name?"
-            return Finding("returns-input", says, shows, where=where, run=first_wrong(runs))
+            wrong = first_wrong(runs)
+            return Finding("returns-input", says, shows, nudge=nudge, where=where, run=wrong)
     numbers = {number for out in outs if out is not None for number in np.unique(out).tolist()}
     if len(numbers) == 1 and np.isfinite([*numbers]).all():
         says = f"it returns {numbers.pop():g} everywhere, whatever it is given"
         shows = "the output does not depend on the input"
         where = "the array that is returned: is it ever written to?"
-        return Finding("constant", says, shows, where=where, run=first_wrong(runs))
+        wrong = first_wrong(runs)
+        return Finding("constant", says, shows, nudge=nudge, where=where, run=wrong)
     return None
 
 
@@ -98,8 +102,8 @@ def _equal(out: Array | None, given: Any) -> bool:
 def nothing_returned(run: Outcome, says: str, remedy: str) -> Finding:
     """The function returned None."""
     shows = "a function that ends without a return statement gives None"
-    where = "the return statement"
-    return Finding("returns-nothing", says, shows, remedy, where=where, run=run)
+    nudge, where = "Print what a call of it gives.", "the return statement"
+    return Finding("returns-nothing", says, shows, remedy, nudge=nudge, where=where, run=run)
 
 
 def changed_inputs(runs: list[Outcome]) -> Finding | None:
@@ -192,6 +196,7 @@ def unexplained(runs: list[Outcome], what: str, returns: str, hints: list[str]) 
             f"the output has the shape {wrong.out.shape}, it should be {right.shape} ({what})",
             f"on {shapes(wrong)}",
             returns,
+            nudge="Print the shape after each line: from which on is it another than it should be?",
             run=wrong,
         )
     off = np.max(np.abs(wrong.out.astype(float) - right), initial=0.0)
