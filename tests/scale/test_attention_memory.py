@@ -65,14 +65,14 @@ def test_a_worker_that_is_killed_changes_nothing(client: Any, tmp_path: Any) -> 
     given = numbers((2, 960, 16), 0)
     x = da.from_array(given, chunks=(1, 120, 16)).map_blocks(slow, dtype=np.float32, meta=given[:0])
     out = client.compute(scale.attention(x, x, x, is_causal=True))
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while len(begun := sorted(tmp_path.iterdir())) < 5:
         assert time.monotonic() < end, "nothing was computed"
         time.sleep(0.02)
     killed = int(begun[-1].name.partition("-")[2])
     os.kill(killed, signal.SIGKILL)
     assert not out.done(), "it was killed too late"
-    found = out.result(timeout=100)
+    found = out.result(timeout=300)
     client.wait_for_workers(2, timeout=60)
     assert killed not in client.run(os.getpid).values()
     with dask.config.set(scheduler="synchronous"):
