@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import (
     NomicBertConfig,
     NomicBertForMaskedLM,
@@ -20,7 +20,7 @@ from transformers import (
 
 import qkv
 
-from .models import compare, compare_saved, made
+from .models import Pair, compare, compare_saved, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {"hidden_size": 36, "num_attention_heads": 3},
@@ -88,3 +88,21 @@ def test_the_names_of_the_first_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = qkv.load(tmp_path)(np.arange(3, 40)[None]).last_hidden_state
     np.testing.assert_array_equal(found, expected)
+
+
+def test_the_prefix_of_the_first_files(tmp_path: Path) -> None:
+    """As nomic-bert-2048 has it, which transformers saves under another."""
+    pair = made(tmp_path, NomicBertForMaskedLM, config_of("three heads"))
+    ids = np.arange(3, 40)[None]
+    expected = pair.ours(ids)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("nomic_bert.", "bert.", 1) if name.startswith("nomic_bert.") else name: one
+        for name, one in tensors.items()
+    }
+    assert "bert.encoder.layers.2.attn.Wqkv.weight" in renamed
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    found = qkv.load(tmp_path)
+    np.testing.assert_array_equal(found(ids).logits, expected.logits)
+    np.testing.assert_array_equal(found(ids).last_hidden_state, expected.last_hidden_state)
+    compare_saved(Pair(found, pair.theirs, pair.bound), tmp_path / "ours")

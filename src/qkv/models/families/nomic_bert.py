@@ -78,6 +78,7 @@ NOMIC_BERT = Family(
     design=design,
     names=names,
     prefix="nomic_bert.",
+    old_prefix="bert.",
     instead=bert.BERT.instead,
     body=("embeddings.", "emb_ln.", "encoder."),
     unused=(

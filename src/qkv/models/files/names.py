@@ -107,6 +107,7 @@ class Family:
             the config to that.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
+        old_prefix: what old files have in its place; written is today's.
         old: endings that old files have -> what they are called now.
         instead: a tensor -> the one that stands for it in files that lack it.
         body: the beginnings of names that belong to the model itself; a tensor of another name
@@ -122,6 +123,7 @@ class Family:
     names: Mapping[str, str | Fused] | Callable[[Config], Mapping[str, str | Fused]]
     layout: Literal["out_in", "in_out"] = "out_in"
     prefix: str = ""
+    old_prefix: str = ""
     old: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
     body: tuple[str, ...] = ()
@@ -131,7 +133,7 @@ class Family:
 
     def today(self, place: str) -> str:
         """What a tensor of the files is called without the prefix and in today's spelling."""
-        name = place.removeprefix(self.prefix)
+        name = place.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
@@ -268,7 +270,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         array = array.T if family.transposed(name) else array
         array = fused.cut(array) if fused.count > 1 else array
         parameters[name] = array.astype(kind, copy=False)
-        prefix = family.prefix if stored[theirs].startswith(family.prefix) else ""
+        begins = tuple(filter(None, (family.prefix, family.old_prefix)))
+        prefix = family.prefix if stored[theirs].startswith(begins) else ""
         places[name] = prefix + theirs
     return Weights(names, parameters, heads, places)
 
