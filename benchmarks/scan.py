@@ -1,10 +1,10 @@
 """All heads over 10,000 sentences: eight measures of each, and the ten texts with most of each.
 
-Torch gives all weights (`output_attentions=True`, eager attention) of 32 texts at a time, sorted
-by length within a thousand, and measures them as `qkv.circuits.scan_heads` does. Both begin with
-texts, cut by the same tokenizer, or with ids. The memory is that of a whole process, interpreter
-and model included, which reads its texts from a file. The error is the largest one, in means and
-in examples, whose entropies are in nats.
+Torch gives all weights (`output_attentions=True`, eager attention) of texts that are sorted by
+length within a thousand, as many at a time as are fastest, and measures them as
+`qkv.circuits.scan_heads` does. Both begin with texts, cut by the same tokenizer, or with ids. The
+memory is that of a whole process, interpreter and model included, which reads its texts from a
+file. The error is the largest one, in means and in examples, whose entropies are in nats.
 """
 
 import json
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ GPT2 = {
 }
 COUNT, FEW = 10_000, 500  # texts; and those of the larger model, which takes 0.1 s for one
 TOP = 10
-WINDOW, BATCH = 1024, 32  # texts that torch is given sorted, and at once
+WINDOW = 1024  # texts that torch is given sorted
+BATCHES = (4, 8, 16, 32, 64)  # at once: tried for torch, and the best is measured
 MOST = 300e6  # bytes
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy", "strongest")
 
@@ -77,7 +79,7 @@ def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal)
     peer = in_torch(folder)
     ways = {
         "qkv": Way(partial(scan_heads, model, texts, NAMES, TOP), error),
-        "torch": peer and Way(partial(torch_scan, *peer, texts), error),
+        "torch": peer and Way(partial(torch_scan, *peer, texts, best(*peer, texts)), error),
     }
     memory = {OURS: partial(alone, "qkv", folder, file)}
     if peer:
@@ -113,25 +115,39 @@ def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
     return model.eval(), qkv.load(folder)
 
 
-def torch_scan(model: Any, own: qkv.Model, texts: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
+def best(model: Any, own: qkv.Model, texts: list[Any]) -> int:
+    """The quickest number of texts at once, on some of the texts."""
+    some = texts[:: max(1, len(texts) // 100)]
+    times = {}
+    for batch in BATCHES:
+        torch_scan(model, own, some[:8], batch)
+        begin = perf_counter()
+        torch_scan(model, own, some, batch)
+        times[batch] = perf_counter() - begin
+    return min(times, key=times.__getitem__)
+
+
+def torch_scan(
+    model: Any, own: qkv.Model, texts: Iterable[Any], at_once: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The means (names, layers, heads), and the most of each text and head, the best `TOP`."""
     library, rows = torch(), len(own.embedding.table)
     special = [own.tokenizer is not None and own.tokenizer.is_special(n) for n in range(rows)]
     special = library.tensor(special)
     sums = library.zeros((len(NAMES), own.num_layers, own.num_heads), dtype=library.float64)
     counts = np.zeros(len(NAMES))
-    best = library.zeros((*sums.shape, TOP))
+    largest = library.zeros((*sums.shape, TOP))
     rest = iter(texts)
     while window := list(islice(rest, WINDOW)):
         if own.tokenizer is not None:
             window = [text.ids.tolist() for text in own.tokenizer.tokenize_batch(window)]
         window.sort(key=len, reverse=True)
-        for first in range(0, len(window), BATCH):
-            values = torch_batch(model, window[first : first + BATCH], special, counts)
+        for first in range(0, len(window), at_once):
+            values = torch_batch(model, window[first : first + at_once], special, counts)
             sums += values.sum((2, 4), dtype=library.float64)
             most = values.amax(4).permute(0, 1, 3, 2)
-            best = library.cat([best, most], -1).topk(TOP, -1).values
-    return sums.numpy() / counts[:, None, None], best.numpy()
+            largest = library.cat([largest, most], -1).topk(TOP, -1).values
+    return sums.numpy() / np.maximum(counts, 1)[:, None, None], largest.numpy()
 
 
 def torch_batch(model: Any, batch: list[list[int]], special: Any, counts: np.ndarray) -> Any:
@@ -180,7 +196,7 @@ def main() -> None:
         if way == "qkv":
             scan_heads(qkv.load(folder), texts, NAMES, TOP)
         else:
-            torch_scan(*in_torch(Path(folder)), texts)
+            torch_scan(*in_torch(Path(folder)), texts, 16)
     print(resident()[1])
 
 
