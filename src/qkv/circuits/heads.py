@@ -127,12 +127,11 @@ def summed(
     """
     shape = model.num_layers, model.num_heads
     found = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
-    rows, tokenizer = len(model.embedding.table), model.tokenizer
-    is_special = np.array([bool(tokenizer and tokenizer.is_special(n)) for n in range(rows)])
+    special = sorted(model.tokenizer.special_ids) if model.tokenizer else []
     for window in windows(model, texts, call):
         for batch in batches(window, room(model)):
             ids = [text.ids for text in batch]
-            measured = Measured(ids, is_special)
+            measured = Measured(ids, special)
             for name in names:
                 found.counts[name] += measured.count(name)
 

@@ -28,16 +28,16 @@ class Measured:
 
     Args:
         batch: the ids of the texts, (T,) each.
-        is_special: (V,), which ids stand for no text.
+        special: the ids that stand for no text.
     """
 
-    def __init__(self, batch: Sequence[Array], is_special: Array) -> None:
+    def __init__(self, batch: Sequence[Array], special: Sequence[int]) -> None:
         starts = starts_of(map(len, batch))
         packed = np.concatenate(batch)
         self.ids = padded(packed, starts)  # (B, T), 0 in the padding
         self.ends = np.diff(starts)  # (B,)
         self.there = padded(np.ones(len(packed), bool), starts)
-        self.words = padded(~is_special[packed], starts)  # (B, T), where `STRONGEST` looks
+        self.words = padded(~np.isin(packed, special), starts)  # (B, T), where `STRONGEST` looks
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 

@@ -202,6 +202,11 @@ class Tokenizer:
         """Whether an id is that of a special token, which stands for no text."""
         return index in self._special_ids
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of all special tokens."""
+        return frozenset(self._special_ids)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a tokenizer.json, which `SubwordTokenizer.from_file` reads.
 
