@@ -7,10 +7,12 @@ is a GPT-2, or with an argument `gpt_neox` or `llama`, of random weights.
 
 import ast
 import json
+import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 
-from .coming_from import Theirs, assigned, setups
+from .coming_from import PAGE, Theirs, assigned, setups
 
 MODULES = {"TransformerLens": "transformer_lens"}  # of a library, where it has another name
 FOLDERS = {'"gpt2"': "decoder", '"bert-base-uncased"': "encoder"}  # what the page loads
@@ -64,8 +66,14 @@ def main() -> None:
 
 def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
     """The names that its set-up gives, or None where it is not installed."""
-    if find_spec(MODULES.get(library, library)) is None:
+    module = MODULES.get(library, library)
+    if find_spec(module) is None:
         return None
+    for number in re.findall(rf"{library} (\d+\.\d+)", PAGE.read_text(encoding="utf-8")):
+        here = metadata.version(module)
+        assert here.startswith(f"{number}."), (
+            f"the page is of {library} {number}, and here is {here}"
+        )
     for name, place in FOLDERS.items():
         code = code.replace(name, repr(str(folder / place)))
     names: Found = {key: getattr(page, key) for key in ("text", "texts", "clean", "corrupted")}
