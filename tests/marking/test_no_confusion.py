@@ -191,3 +191,12 @@ def test_what_is_told_otherwise_is_there():
 
 def test_there_are_at_least_150_mistakes():
     assert len({one.key for known in KNOWN.values() for one in known}) >= 150
+
+
+def test_each_mistake_has_hints_of_its_own_in_three_grades():
+    for known in KNOWN.values():
+        for one in known:
+            assert one.nudge, one.key
+            assert one.where, one.key
+            assert len({*one.hint}) == 3, one.key
+            assert one.remedy not in one.nudge, one.key

@@ -107,6 +107,7 @@ MISTAKES = (
             "each column has an angle of its own; a sine and the cosine after it share one",
             "the squares of a pair do not sum to 1, so it is no point on a circle",
             {"exponent": lambda column, dim: column / dim},
+            nudge="Square the two numbers of a pair and add them up: what should come out?",
         ),
         mistake(
             "positions-multiplied",
@@ -114,6 +115,7 @@ MISTAKES = (
             "the columns turn ever faster instead of ever more slowly",
             {"turn": lambda place, power: place * power},
         ),
+        nudge="Print the angles of place 1: by which factor does each pair fall to the next?",
         where=_POWER,
     ),
     mistake(
@@ -156,6 +158,7 @@ MISTAKES = (
             {"exponent": _to_the_end},
             remedy=_ANGLE,
         ),
+        nudge="Print the row of place 1 for dim=4, and work its four numbers out by hand.",
         where="the lines that fill the columns",
         kind="convention",
     ),

@@ -128,7 +128,9 @@ MASKING = mended(
         "right word by word, since softmax knows no order; wrong where a mask counts the places",
         {"reads": _before, "keeps": _before},
         remedy=_KEEP,
+        nudge="Print the keys after the second call: in which order do the words stand?",
     ),
+    nudge="Print which keys each new word sees, in a first call of three words and in the next.",
     where="the mask: key j is visible to new word i where j <= before + i",
 )
 
@@ -158,6 +160,8 @@ PLACING = mended(
         "positions make no difference",
         "two equal words at different places give the same",
         {"places": lambda new, before, calls: np.full(new, -1)},  # the last row is zeros
+        nudge="Give the same word twice: may its two rows be equal?",
     ),
+    nudge="Print the places that the second call gives its words.",
     where="the line that adds positions to x: which rows of the table belong to these words?",
 )

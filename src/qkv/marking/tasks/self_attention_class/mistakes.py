@@ -55,6 +55,7 @@ LAYER = (
         {"join": _backwards},
         remedy=_OUT,
         where="the line that joins the heads",
+        nudge="Put the number of its head into every cell: in which order does a row hold them?",
     ),
     *mended(
         "q = np.swapaxes((x @ self.w_q).reshape(T, num_heads, d), 0, 1)  # (H, T, d)",
@@ -64,6 +65,7 @@ LAYER = (
             " columns",
             "as good for a layer that is trained so; weights from elsewhere will not fit",
             {"split": _interleaved, "join": _interleaved_again},
+            nudge="Put the number of its column into every cell: which columns does head 0 get?",
         ),
         where="the line that splits the heads",
         kind="convention",
@@ -147,6 +149,7 @@ HIDDEN = Mistake(
     "self.w_q, self.w_k, self.w_v, self.w_o = ...  # in __init__",
     "convention",
     where="the names of the attributes",
+    nudge="Print vars(layer): what are its arrays called?",
 )
 UNSCALED = Mistake(
     "class-weights-unscaled",

@@ -32,6 +32,7 @@ ENDS = (
         remedy="return logits",
         where="the return statement",
         kind="convention",
+        nudge="Add up a row of the output.",
     ),
     mistake(
         "decoder-embedding-scaled",

@@ -84,6 +84,7 @@ LAYER = (
             "the norm adds 1e-5 to the mean square, whatever config says: this model has 1e-6",
             "right for models that were trained with 1e-5",
             {"normalize": lambda x, eps: rms_norm(x, 1e-5)},
+            nudge="Which numbers of config does your function read, and which does it leave out?",
         ),
         where="the function of the norm",
         kind="fragile",

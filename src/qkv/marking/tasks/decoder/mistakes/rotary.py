@@ -51,12 +51,14 @@ ROTARY = (
             "scores depend on a word's place, not on the distance between two",
             {"rotates": lambda q, k, v, turn: (turn(q), k, v)},
             {"rotates": lambda q, k, v, turn: (q, turn(k), v)},
+            nudge="Put two words two places further on: do their scores stay as they were?",
         ),
         mistake(
             "rotary-values",
             "the values are rotated too",
             "what a word gives depends on its place",
             {"rotates": lambda q, k, v, turn: (turn(q), turn(k), turn(v))},
+            nudge="Which of queries, keys and values meet in the scores?",
         ),
         mistake(
             "rotary-before-split",
@@ -88,6 +90,7 @@ ROTARY = (
             "the pairs turn by powers of 10000, whatever config says: this model's base is 500",
             "right for models that were trained with 10000",
             {"speeds": lambda base, d, width: 10000.0 ** (-np.arange(0, d, 2) / d)},
+            nudge="Which numbers of config does your function read, and which does it leave out?",
         ),
         where="the line that makes the angles",
         kind="fragile",
