@@ -190,6 +190,14 @@ def test_several_poolings_stand_side_by_side(folder):
     np.testing.assert_array_equal(model.encode("the cat"), np.hstack([tokens[0], tokens.mean(0)]))
 
 
+def test_files_that_name_no_pooling_take_the_mean(folder):
+    folder.write()
+    folder.sentence({"pooling_mode_mean_tokens": False})
+    model = load(folder.path)
+    tokens = model.encode("the cat", output_value="token_embeddings")
+    np.testing.assert_array_equal(model.encode("the cat"), tokens.mean(0))
+
+
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
@@ -198,7 +206,6 @@ def test_several_poolings_stand_side_by_side(folder):
         ({"pooling_mode": "median"}, "median"),
         ({"pooling_mode": 3}, "is 3"),
         ({"pooling_mode": [{}]}, "{}"),
-        ({"pooling_mode_mean_tokens": False}, "none"),
     ],
 )
 def test_a_pooling_that_is_not_known(folder, pooling, named):
