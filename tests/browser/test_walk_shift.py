@@ -58,6 +58,16 @@ SMALL = {
 MODELS = {
     "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL},
+    # both parts of a block read what came in, by a norm each or by one
+    "gpt_neox": {
+        **{"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
+        **SMALL,
+    },
+    "gptj": {
+        **{"model_type": "gptj", "architectures": ["GPTJForCausalLM"], "rotary_dim": 2},
+        **{"n_embd": 8, "n_head": 2, "n_layer": 2, "n_inner": 12, "n_positions": 8},
+        "vocab_size": 20,
+    },
 }
 
 
@@ -316,6 +326,29 @@ def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
         *("X R", "out R", "R N2", "N2 pre", "pre act", "N2 up", "act post", "up post"),
         *("post mlp", "R Y", "mlp Y", "Y Z", "Z final", "final y", "y logits", "logits chances"),
     ]
+
+
+@pytest.mark.parametrize(("name", "ribbon"), [("gpt_neox", "X N2"), ("gptj", "N pre")])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_the_mlp_reads_in_parallel_goes_around_the_attention(
+    visit: Visit, name: str, ribbon: str, width: int
+) -> None:
+    page = visit(walk_page(model_walk(name)), width=width)
+    first, last = ribbon.split()
+    ribbons = page.locator(f'.ribbon[data-from="{first}"][data-to="{last}"]')
+    assert ribbons.count() == 1
+    behind = ribbons.evaluate(
+        """(ribbon) => {
+          const { left, top } = ribbon.ownerSVGElement.getBoundingClientRect();
+          const nodes = [...document.querySelectorAll(".block-name")].filter((node) => {
+            const box = node.getBoundingClientRect();
+            const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+            return ribbon.isPointInFill(new DOMPoint(x - left, y - top));
+          });
+          return nodes.map((node) => node.textContent.trim().split(" ")[1]);
+        }"""
+    )
+    assert set(behind) <= {first, last}
 
 
 def test_ribbons_are_those_of_the_row_that_is_chosen(visit: Visit) -> None:

@@ -43,6 +43,7 @@
 
 const LINE = 44; // from one line of nodes to the next, in pixels
 const WIDEST = 34; // of a ribbon
+const FAR = 6; // lines, between which a ribbon goes around what it does not belong to
 const THIN = 2; // of what is no vector, or one of other numbers than the stream's
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "chances"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
@@ -172,6 +173,17 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
   return `M ${[...left, ...right].join(" L ")} Z`;
 }
 
+/** The same around the nodes between, upright at `x` on its way. */
+function ribbonAround(x0, y0, wide0, x1, y1, wide1, x) {
+  const [from, to] = [y0 + 1.5 * LINE, y1 - 1.5 * LINE];
+  return [ribbonPath(x0, y0, wide0, x, from, wide0), ribbonPath(x, from, wide0, x, to, wide0), ribbonPath(x, to, wide0, x1, y1, wide1)].join(" ");
+}
+
+/** Whether a ribbon would pass behind the attention: in parallel the MLP reads what the attention reads. */
+function isAround(from, to) {
+  return to.lane === 2 && from.lane !== 3 && to.line - from.line > FAR;
+}
+
 /**
  * The block: its nodes are tabs, which show what they name.
  * @param {any} ui
@@ -237,7 +249,9 @@ function blockPart(ui, { onshow, panel }) {
         const kind = lengths[i] === null ? "numbers" : places[i].lane || places[k].lane ? "branch" : "stream";
         const last = stays && lengths[i] !== null ? wide[i] : wide[k];
         const about = { class: `ribbon ${kind}`, "data-from": steps[i].name, "data-to": step.name, "data-wide": wide[i].toFixed(3) };
-        return svg("path", { ...about, d: ribbonPath(at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last) });
+        const ends = [at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last];
+        const around = isAround(places[i], places[k]);
+        return svg("path", { ...about, d: around ? ribbonAround(...ends, (3 * stream + 2 * first) / 5) : ribbonPath(...ends) });
       });
     });
     const said = steps.map((_, k) => svg("text", { x: stream + 66, y: at[k][1] + 4, class: "block-words" }, streamWords(flow, k, token, before)));
