@@ -140,6 +140,9 @@ AT_THE_TOP = {
 }
 
 
+parsed = functools.cache(ast.parse)  # several rules read each file
+
+
 def floor(room: str) -> int:
     """The height of a room; the package itself (`from qkv import ...`) is above all of them."""
     if room == "":
@@ -189,7 +192,7 @@ def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[
     """What a module's imports do that the house forbids, in words."""
     broken = []
     room = room_of(module)
-    for target, at_top in imports(ast.parse(source), module, is_package):
+    for target, at_top in imports(parsed(source), module, is_package):
         top = target.partition(".")[0]
         if top == "qkv":
             there = room_of(target)
@@ -276,7 +279,7 @@ def test_what_is_allowed_passes(module: str, source: str) -> None:
 def files_imported(source: str) -> set[str]:
     """The files of the package that a file imports, for types alone too."""
     known, found = modules(), set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -64,7 +64,7 @@ def listed(folder: Path) -> set[str]:
 
 def until(folder: Path, count: int, known: int = 0) -> None:
     """Wait until a folder holds so many parts, and its manifest lists so many."""
-    for _ in range(10_000):
+    for _ in range(60_000):
         if parts(folder) >= count and len(listed(folder)) >= known:
             return
         time.sleep(0.01)
