@@ -73,7 +73,7 @@ STEPS = {
         {"files"},
         {"families"},
         {"tasks"},
-        {"parameters"},
+        {"elsewhere", "parameters"},
         {"base"},
         {"routed"},
         {"streaming"},

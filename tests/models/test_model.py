@@ -824,3 +824,12 @@ def test_on_a_terminal_a_bar_comes_with_long_work_only(model, capfd, monkeypatch
     monkeypatch.setattr("qkv.progress.PATIENCE", -1.0)
     model.encode(TEXTS)
     assert "100%" in capfd.readouterr().err
+
+
+def test_a_name_of_another_library_says_what_to_do():
+    model = load("random")
+    with pytest.raises(AttributeError, match=r"'Model' object has no attribute 'cuda': .* CPU"):
+        model.cuda()
+    with pytest.raises(AttributeError, match=r"no attribute 'encoded'$"):
+        model.encoded()
+    assert not hasattr(model, "eval")

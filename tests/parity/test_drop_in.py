@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
 from qkv.models.cross_encoder import CrossEncoderModel
+from qkv.models.elsewhere import ELSEWHERE
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS
@@ -97,6 +98,8 @@ def program(model: Any, folder: Path, load: Any) -> dict[str, Any]:
     found["similar"] = model.similarity(found["query"], found["document"])
     found["of tensors"] = model.similarity(tensor[:3], tensor)
     found["pairwise"] = model.similarity_pairwise(tensor[:3], tensor[3:6])
+    found["nearest"] = torch.topk(model.similarity(tensor[0], tensor[1:]), k=3).indices.tolist()
+    found["plain"] = model.encode(TEXTS, precision=None)
     best = found["similar"].argmax(axis=1)
     found["best"] = [int(one) for one in best]
     found["score"] = float(found["similar"][0][0])
@@ -145,6 +148,31 @@ def test_the_same_program(both: tuple[qkv.Model, SentenceTransformer], tmp_path:
     compared(program(ours, tmp_path / "a", qkv.load), program(theirs, tmp_path / "b", load))
 
 
+@pytest.mark.filterwarnings("ignore:.*text(s were| was) cut to 24 tokens:UserWarning")
+def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransformer]) -> None:
+    """Their functions that search, given our model or its vectors."""
+    found = []
+    for model in both:
+        query, texts = model.encode_query(TEXTS[:5]), model.encode(TEXTS, convert_to_tensor=True)
+        hits = util.semantic_search(query, texts, top_k=3)
+        pairs = util.paraphrase_mining(model, TEXTS[:40], top_k=2)
+        groups = util.community_detection(texts, threshold=0.99, min_community_size=2)
+        hit = [[one["corpus_id"] for one in row] for row in hits]
+        found.append((hit, sorted((i, j) for _, i, j in pairs), sorted(map(sorted, groups))))
+    assert found[0] == found[1]
+
+
+def test_what_is_done_otherwise(both: tuple[qkv.Model, SentenceTransformer]) -> None:
+    """Names of theirs that are none here say what to do; they are theirs, and not ours."""
+    for name in ELSEWHERE:
+        assert hasattr(both[1], name) or hasattr(CrossEncoder, name), name
+        assert not hasattr(both[0], name)
+        with pytest.raises(AttributeError, match=f"^'Model' object has no attribute '{name}': "):
+            getattr(both[0], name)
+    with pytest.raises(AttributeError, match=r"no attribute 'no_such_name'$"):
+        both[0].no_such_name  # noqa: B018  # it is the error that is asked for
+
+
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("kind", cross.KINDS)
 @pytest.mark.filterwarnings("ignore:.* pairs were cut to 32:UserWarning")
@@ -155,6 +183,7 @@ def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.Mo
     monkeypatch.setitem(cross.KINDS, kind, (which, changed))
     ours, theirs = cross.both(cross.written(tmp_path, kind))
     assert isinstance(ours, CrossEncoderModel)
+    assert ours.num_labels == theirs.num_labels == classes
     for options in (
         {},
         {"batch_size": 3, "apply_softmax": True},

@@ -252,4 +252,9 @@ def test_similarity(tmp_path: Path, how: str | None) -> None:
     close(ours.similarity(few[0], many), theirs.similarity(few[0], many))
     close(ours.similarity(few[0], many[0]), theirs.similarity(few[0], many[0]))
     close(ours.similarity_pairwise(few, many[:9]), theirs.similarity_pairwise(few, many[:9]))
-    assert ours.similarity(torch.tensor(few), many).dtype == np.float32
+    for given in (torch.tensor(few), list(torch.tensor(few))):
+        for name in ("similarity", "similarity_pairwise"):
+            found = getattr(ours, name)(given, torch.tensor(many[:9]))
+            expected = getattr(theirs, name)(given, torch.tensor(many[:9]))
+            assert found.dtype == expected.dtype == torch.float32
+            close(found, expected)

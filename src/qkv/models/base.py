@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
 from qkv.layers import Block
+from qkv.models.elsewhere import ELSEWHERE
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
 from qkv.models.files.saving import save_model
@@ -87,6 +88,15 @@ class ModelBase:
             nearest = f": the nearest are {', '.join(near)}" if near else ""
             raise AttributeError(f"model: there is no {name!r} to set{nearest}")
         object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:  # where it stands, any name would be known to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """An error for what there is not, which says what to do instead if it is known."""
+            about = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(
+                f"{about}: {ELSEWHERE[name]}" if name in ELSEWHERE else about, name=name, obj=self
+            )
 
     def __repr__(self) -> str:
         kind = self.config.get("model_type")

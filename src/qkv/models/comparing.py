@@ -7,14 +7,14 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import whole_number
 from qkv.models.encoding import EncoderModel
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.activation import Activation, activation_of, given_activation
 from qkv.models.tasks.inputs import check_device
 from qkv.models.tasks.prompt import chosen_prompt
 from qkv.models.tasks.rank import Ranker, best, need_ranking
-from qkv.models.tasks.vectors import similarity, similarity_pairwise
+from qkv.models.tasks.vectors import as_given, similarity, similarity_pairwise
 from qkv.progress import progress
 from qkv.text.tokenizer import check_text, check_texts
 
@@ -27,7 +27,7 @@ class ComparingModel(EncoderModel):
         """How `similarity` compares: "cosine", "dot", "euclidean" or "manhattan", by the files."""
         return self._sentence.similarity
 
-    def similarity(self, a: ArrayLike, b: ArrayLike) -> Array:
+    def similarity(self, a: ArrayLike, b: ArrayLike) -> Any:
         """How alike each vector is to each other: the larger, the more.
 
         By their cosine, or as the model's files say (`similarity_fn_name`): by their dot product,
@@ -38,7 +38,8 @@ class ComparingModel(EncoderModel):
             b: (m, D), or (D,) for one.
 
         Returns:
-            (n, m), float32, or float64 where one of them is of that.
+            (n, m), float32, or float64 where one of them is of that; a tensor of torch where
+            one of them is one.
 
         Raises:
             TypeError: they are not of numbers.
@@ -50,9 +51,9 @@ class ComparingModel(EncoderModel):
         >>> model.similarity(vectors[0], vectors).round(4)[0, [0, 2]].tolist()
         [1.0, 1.0]
         """
-        return similarity(a, b, self._sentence.similarity)
+        return as_given(similarity(a, b, self._sentence.similarity), a, b)
 
-    def similarity_pairwise(self, a: ArrayLike, b: ArrayLike) -> Array:
+    def similarity_pairwise(self, a: ArrayLike, b: ArrayLike) -> Any:
         """How alike each vector is to the one in its place, measured as `similarity` does.
 
         Args:
@@ -60,7 +61,8 @@ class ComparingModel(EncoderModel):
             b: (n, D), or (D,) for one.
 
         Returns:
-            (n,), float32, or float64 where one of them is of that.
+            (n,), float32, or float64 where one of them is of that; a tensor of torch where
+            one of them is one.
 
         Raises:
             TypeError: they are not of numbers.
@@ -71,7 +73,7 @@ class ComparingModel(EncoderModel):
         >>> qkv.load("random").similarity_pairwise(vectors, vectors).round(4).tolist()
         [1.0, 1.0]
         """
-        return similarity_pairwise(a, b, self._sentence.similarity)
+        return as_given(similarity_pairwise(a, b, self._sentence.similarity), a, b)
 
     def rank(
         self,

@@ -20,6 +20,12 @@ from qkv.text.tokenizer import check_text
 class CrossEncoderModel(Model):
     """A model whose head has classes for a text, by which `qkv.load` knows it."""
 
+    @property
+    def num_labels(self) -> int:
+        """C, how many numbers a pair gets."""
+        assert self._head is not None  # `qkv.load` has seen it
+        return self._head.steps.outputs
+
     def predict(  # type: ignore[override]  # it is given pairs of texts, and words are not guessed
         self,
         inputs: Sequence[str] | Iterable[Sequence[str]],

@@ -33,7 +33,7 @@ class EncoderModel(StreamingModel):
         prompt_name: str | None = None,
         prompt: str | None = None,
         truncate_dim: int | None = None,
-        precision: str = "float32",
+        precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: Any = None,
@@ -65,10 +65,10 @@ class EncoderModel(StreamingModel):
                 As in sentence-transformers, vectors that the model's files scale to length 1 are
                 scaled before they are cut, and `normalize_embeddings=True` scales what is left.
                 Vectors of tokens are not cut.
-            precision: "float32" leaves vectors as they are. "int8" and "uint8" divide what lies
-                between the least and the largest that a number is among these texts into 256 steps;
-                other texts have other steps. "binary" and "ubinary" keep whether each number is
-                above 0, eight of them in an int8 (less 128) or uint8.
+            precision: "float32", or None, leaves vectors as they are. "int8" and "uint8" divide
+                what lies between the least and the largest that a number is among these texts into
+                256 steps; other texts have other steps. "binary" and "ubinary" keep whether each
+                number is above 0, eight of them in an int8 (less 128) or uint8.
             convert_to_numpy: False for a list of tensors of torch, one for each text.
             convert_to_tensor: True for one tensor of torch, (n, D).
             device: None or "cpu", where everything is computed.
@@ -110,6 +110,7 @@ class EncoderModel(StreamingModel):
         (1, 1)
         """
         check_device(device, "encode")
+        precision = "float32" if precision is None else precision
         check_precision(precision, call="encode", output_value=output_value)
         tensors = convert_to_tensor or not convert_to_numpy
         torch = need("torch", "torch") if tensors else None

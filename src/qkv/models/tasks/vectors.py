@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,6 +78,19 @@ def as_tensors(found: Any, torch: Any, *, joined: bool) -> Any:
         return {name: torch.from_numpy(array) for name, array in found.items()}
     tensor = torch.from_numpy(found)
     return tensor if joined else list(tensor)
+
+
+def as_given(found: Array, *given: Any) -> Any:
+    """An array as a tensor of torch where one of what is given is one, or a list of such.
+
+    >>> as_given(np.zeros(2), [[0.5]])
+    array([0., 0.])
+    """
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    first = [one[0] if isinstance(one, list) and one else one for one in given]
+    if torch is None or not any(isinstance(one, torch.Tensor) for one in first):
+        return found
+    return torch.from_numpy(found)
 
 
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
