@@ -104,6 +104,13 @@ def test_what_lies_beside_the_file_can_be_imported_and_nothing_is_left_behind(
     assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "helpers_of_mine.py"}
 
 
+def test_a_file_may_be_named_from_here_and_go_elsewhere(file, tmp_path, monkeypatch):
+    file(SOFTMAX, "helpers_of_mine.py")
+    path = file("import os\nos.chdir('/')\nfrom helpers_of_mine import softmax, np\n" + ATTENTION)
+    monkeypatch.chdir(tmp_path)
+    assert only(path.name).points == 10
+
+
 @pytest.mark.usefixtures("quick")
 def test_an_imported_function_is_marked_only_if_it_was_asked_for(file):
     file(SOFTMAX, "helpers_of_mine.py")
@@ -306,6 +313,36 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
     result = only(file(source), seconds=0.05)  # five times asked
     assert result.mistakes == ("endless-loop",)
     assert len(asked) > 15
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(file, monkeypatch):
+    monkeypatch.setattr(process, "processor", lambda pid: (True, 0.0))
+    monkeypatch.setattr(process, "_PATIENCE", 3)
+    monkeypatch.setattr(process, "_TICK", 0.01)
+    begin = time.monotonic()
+    result = only(file("def softmax(x):\n    while True: pass"), seconds=0.2)
+    assert result.mistakes == ("endless-loop",)
+    assert time.monotonic() - begin >= 0.6  # three times what it may take
+
+
+@pytest.mark.usefixtures("quick")
+def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
+    monkeypatch.setattr(process, "_TICK", 0.01)
+    calls = []
+    check_file(file("while True: pass"), seconds=0.3, waiting=lambda: calls.append(1))
+    assert len(calls) >= 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says it so")
+def test_a_process_that_sleeps_does_not_wait_for_a_processor():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
+        for _ in range(3000):  # it starts, and then has nothing to do
+            if not process.processor(sleeper.pid)[0]:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("it says that it runs, or waits to")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says it so")
