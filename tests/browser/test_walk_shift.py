@@ -337,17 +337,20 @@ def test_what_the_mlp_reads_in_parallel_goes_around_the_attention(
     first, last = ribbon.split()
     ribbons = page.locator(f'.ribbon[data-from="{first}"][data-to="{last}"]')
     assert ribbons.count() == 1
-    behind = ribbons.evaluate(
+    count, behind = ribbons.evaluate(
         """(ribbon) => {
           const { left, top } = ribbon.ownerSVGElement.getBoundingClientRect();
-          const nodes = [...document.querySelectorAll(".block-name")].filter((node) => {
+          const all = [...ribbon.getRootNode().querySelectorAll(".block-name")];
+          const nodes = all.filter((node) => {
             const box = node.getBoundingClientRect();
             const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
             return ribbon.isPointInFill(new DOMPoint(x - left, y - top));
           });
-          return nodes.map((node) => node.textContent.trim().split(" ")[1]);
+          const named = (node) => node.textContent.trim().split(" ")[1];
+          return [all.length, nodes.map(named)];
         }"""
     )
+    assert count > 20
     assert set(behind) <= {first, last}
 
 

@@ -175,7 +175,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
 
 /** The same around the nodes between, upright at `x` on its way. */
 function ribbonAround(x0, y0, wide0, x1, y1, wide1, x) {
-  const [from, to] = [y0 + 1.5 * LINE, y1 - 1.5 * LINE];
+  const [from, to] = [y0 + 0.7 * LINE, y1 - 1.5 * LINE];
   return [ribbonPath(x0, y0, wide0, x, from, wide0), ribbonPath(x, from, wide0, x, to, wide0), ribbonPath(x, to, wide0, x1, y1, wide1)].join(" ");
 }
 
