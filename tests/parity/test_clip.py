@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sentence_transformers import SentenceTransformer
 from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
@@ -206,6 +208,29 @@ def tokenizer() -> CLIPTokenizer:
     merges = [("c", "a"), ("ca", "t</w>"), ("d", "o"), ("do", "g</w>")]
     names += [*("".join(pair) for pair in merges), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={name: id for id, name in enumerate(names)}, merges=merges)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_folder_of_sentence_transformers(tmp_path: Path, is_old: bool) -> None:
+    text = {**TEXT["three heads"], "vocab_size": 58, "eos_token_id": 57}
+    pair = made(tmp_path / "theirs", CLIPModel, both(text, VISION["three heads"]))
+    looks = CLIPImageProcessorPil(size={"shortest_edge": 24}, crop_size={"height": 20, "width": 20})
+    CLIPProcessor(looks, tokenizer()).save_pretrained(tmp_path / "theirs")
+    theirs = SentenceTransformer(str(tmp_path / "theirs"))
+    theirs.save(str(tmp_path / "ours"))
+    if is_old:  # as clip-ViT-B-32 has it
+        path = tmp_path / "ours" / "modules.json"
+        kind = "sentence_transformers.models.CLIPModel"
+        path.write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    model = qkv.load(tmp_path / "ours")
+    assert isinstance(model, DualEncoder)
+    texts = TEXTS[:2]
+    pair.near(model.encode(texts), theirs.encode(texts), "texts")
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (31, 50, 3), np.uint8)) for _ in range(2)]
+    pair.near(model.encode_image(images), theirs.encode(images), "images")
+    model.text.save(tmp_path / "text")
+    pair.near(qkv.load(tmp_path / "text").encode(texts), theirs.encode(texts), "the tower")
 
 
 TEXTS = ["a cat", "a Dog and two cats", "", "a cat! a dog", "dogs " * 20]

@@ -11,7 +11,7 @@ from typing import Any
 from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, read_json
 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
-READ = ("Transformer", "StaticEmbedding", "Pooling", *STEPS)
+READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # by today's name and the old one
 _TEXT = "text"  # what every input is to a router here
@@ -168,13 +168,22 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return
-    first = 1 if kinds[0] == "StaticEmbedding" else 2
-    fine = first == 1 or kinds[:2] == ["Transformer", "Pooling"]
+    own = "Pooling" not in kinds and _pools_itself(path.parent, modules[0])
+    whole = own or kinds[0] == "StaticEmbedding"
+    first = 1 if whole else 2
+    fine = whole or kinds[:2] == ["Transformer", "Pooling"]
     if not fine or set(kinds[first:]) - {*STEPS}:
         raise ModelError(
             f"{path}: its modules are {', '.join(kinds)}: qkv knows Transformer and Pooling, or "
             f"StaticEmbedding, and then any of {', '.join(STEPS)}"
         )
+
+
+def _pools_itself(folder: Path, module: Module) -> bool:
+    """Whether it is a CLIP, whose own head makes a vector of a text, by its name of old or not."""
+    config = folder / module.place / CONFIG
+    is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
+    return is_model and str(read_json(config).get("model_type")).startswith("clip")
 
 
 def is_cross_encoder(folder: Path) -> bool:
