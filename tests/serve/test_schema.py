@@ -13,6 +13,7 @@ from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from models.small_models import CONFIGS, write_small
+from models.support import cross_encoder
 
 from .conftest import serve
 
@@ -34,12 +35,30 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
 
 
+@pytest.fixture(scope="module")
+def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
+    """The same of a cross-encoder, without which no ranking is ever answered."""
+    model = cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path
+    with serve("--model", model) as it:
+        yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
+
+
 def test_every_route_is_described(api: BaseSchema) -> None:
     assert {one.ok().label for one in api.get_all_operations()} == set(ROUTES)
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_route_does_as_it_says(api: BaseSchema, route: str) -> None:
+    assert answers(api, route)
+
+
+def test_a_ranking_is_answered_as_it_says(ranking: BaseSchema) -> None:
+    assert 200 in answers(ranking, "POST /v1/rerank")
+
+
+def answers(api: BaseSchema, route: str) -> set[int]:
+    """The status of each answer, none of which is other than it says."""
+    seen: set[int] = set()
     [operation] = [one.ok() for one in api.get_all_operations() if one.ok().label == route]
     print(f"{route}: seed {SEED}, {EXAMPLES} examples of each kind")
     modes = list(schemathesis.GenerationMode) if operation.method == "post" else [GOOD]
@@ -55,6 +74,7 @@ def test_a_route_does_as_it_says(api: BaseSchema, route: str) -> None:
         )
         @given(case=operation.as_strategy(generation_mode=mode))
         def check(case: schemathesis.Case) -> None:
-            case.call_and_validate(checks=CHECKS)
+            seen.add(case.call_and_validate(checks=CHECKS).status_code)
 
         check()
+    return seen
