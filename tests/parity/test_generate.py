@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import qkv
+from models.small_models import WRITERS
 from qkv.models.tasks.sampling import Sampling
 
 from .models import Pair, double, made
@@ -108,6 +109,10 @@ def theirs(pair: Pair, prompts: list[list[int]], **options: Any) -> list[list[in
             ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options
         )
     return [row[longest:].tolist() for row in found]
+
+
+def test_every_family_that_writes_is_here() -> None:
+    assert set(MODELS) == set(WRITERS)
 
 
 @pytest.mark.parametrize("family", MODELS)

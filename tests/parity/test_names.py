@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -129,6 +130,48 @@ FAMILIES = {
         **LLAMA_MLP,
         absent=("normalized_resid_post", "ln2_post.hook_normalized", "hook_pos_embed"),
     ),
+    "gpt_neox": Family(  # in parallel, with a norm for each part
+        transformers.GPTNeoXForCausalLM,
+        transformers.GPTNeoXConfig(
+            **{name: size for name, size in LLAMA_SIZES.items() if name != "num_key_value_heads"},
+            rotary_pct=0.5,
+        ),
+        norms={
+            "ln1": "gpt_neox.layers.*.input_layernorm",
+            "ln2": "gpt_neox.layers.*.post_attention_layernorm",
+        },
+        given={"mlp.hook_post": "gpt_neox.layers.*.mlp.dense_4h_to_h"},
+        gives={
+            "mlp.hook_pre": "gpt_neox.layers.*.mlp.dense_h_to_4h",
+            "hook_mlp_out": "gpt_neox.layers.*.mlp",
+        },
+        out_proj="gpt_neox.layers.*.attention.dense",
+        last="gpt_neox.final_layer_norm",
+        absent=("resid_mid", "normalized_resid_post", "mlp.hook_pre_linear"),
+    ),
+    "gptj": Family(  # in parallel, with one norm for both
+        transformers.GPTJForCausalLM,
+        transformers.GPTJConfig(vocab_size=97, n_embd=24, n_head=3, n_layer=2, rotary_dim=4),
+        norms={"ln1": "transformer.h.*.ln_1"},
+        given={"mlp.hook_post": "transformer.h.*.mlp.fc_out"},
+        gives={
+            "mlp.hook_pre": "transformer.h.*.mlp.fc_in",
+            "hook_mlp_out": "transformer.h.*.mlp",
+        },
+        out_proj="transformer.h.*.attn.out_proj",
+        last="transformer.ln_f",
+        absent=("resid_mid", "ln2.hook_normalized", "mlp.hook_pre_linear"),
+    ),
+    "olmo2": Family(  # norms behind the parts alone
+        transformers.Olmo2ForCausalLM,
+        transformers.Olmo2Config(**LLAMA_SIZES, rms_norm_eps=1e-2),
+        norms={
+            "ln1_post": "model.layers.*.post_attention_layernorm",
+            "ln2_post": "model.layers.*.post_feedforward_layernorm",
+        },
+        **LLAMA_MLP,
+        absent=("ln1.hook_scale", "ln2.hook_normalized", "normalized_resid_post"),
+    ),
     "gemma2": Family(
         Gemma2ForCausalLM,
         Gemma2Config(**LLAMA_SIZES, head_dim=10, sliding_window=6, query_pre_attn_scalar=10),
@@ -149,6 +192,40 @@ FAMILIES = {
         absent=("normalized_resid_post", "ln3.hook_scale"),
     ),
 }
+
+
+# What a block of the other families is made of, as far as norms, MLPs and sums have names.
+ALIKE = {
+    **dict.fromkeys(("albert", "camembert", "distilbert", "electra", "mpnet", "roberta"), "bert"),
+    "xlm-roberta": "bert",
+    **dict.fromkeys(("bloom", "gpt_neo", "opt"), "gpt2"),
+    **dict.fromkeys(("gemma", "mistral", "phi3", "qwen2", "qwen3"), "llama"),
+    **dict.fromkeys(("gemma3", "gemma3_text"), "gemma2"),
+}
+# Those whose blocks have what no other's have, or are of another kind, and where they are held.
+ELSEWHERE = {
+    "modernbert": "test_a_first_layer_without_its_norm",
+    "nomic_bert": "a BERT with a gate, whose parts both are held above",
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen3_moe"), "experts, whose inside has no names"),
+    **dict.fromkeys(("t5", "mt5"), "test_a_decoder_numbers_its_three_norms"),
+    **dict.fromkeys(("clip", "clip_text_model", "clip_vision_model"), "test_clip.py"),
+    **dict.fromkeys(("dinov2", "vit"), "images: test_dinov2.py and test_vit.py"),
+}
+
+
+def block_names(name: str) -> set[str]:
+    """What a trace calls norms, MLP and sums of the last layer of a family."""
+    sizes, kinds = SMALL[name]
+    design, _ = described({"model_type": name, "architectures": [kinds[0]], **sizes}, "config.json")
+    body = design.build({part: np.ones(shape) for part, shape in design.shapes()})
+    return {hook for hook in body.layers[-1].hooks if not hook.startswith("attn.")}
+
+
+def test_every_family_is_here_or_like_one_that_is() -> None:
+    assert not set(FAMILIES) & (set(ALIKE) | set(ELSEWHERE))
+    assert {*FAMILIES, *ALIKE, *ELSEWHERE} == set(PUBLISHED)
+    for name, other in ALIKE.items():
+        assert block_names(name) == block_names(other), name
 
 
 @contextmanager
