@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.model import Model
-from qkv.models.tasks.inputs import ids_given
+from qkv.models.tasks.inputs import as_ids, ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.text.tokenizer import check_text
 
@@ -34,7 +34,7 @@ class _Reader:
 
     def checked(self, text: Any, number: int) -> str | Array:
         """A text that can be read, or ids that are the model's."""
-        model, name = self.model, f"text {number}"
+        model, name, text = self.model, f"text {number}", as_ids(text)
         if not isinstance(text, np.ndarray | list | tuple):
             if self.truncator is None:
                 raise ValueError(
@@ -70,6 +70,7 @@ def windows(model: Model, texts: Any, call: str) -> Iterator[list[Read]]:
         TypeError: `texts` cannot be gone through, or a text is neither a string nor ids.
         ValueError: ids are not the model's, or a text is a string and the model has no tokenizer.
     """
+    texts = as_ids(texts)
     if isinstance(texts, str) or _is_ids(texts):
         texts = [texts]
     if not isinstance(texts, Iterable):

@@ -17,6 +17,18 @@ from qkv.text import Tokenized, Tokenizer
 Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
 
+def as_ids(given: Any) -> Any:
+    """Integers of another library, a tensor of torch, as an array; all else as it is.
+
+    >>> as_ids(np.array([3, 5])), as_ids("a text")
+    (array([3, 5]), 'a text')
+    """
+    if isinstance(given, np.ndarray | np.generic) or not hasattr(given, "__array__"):
+        return given
+    array = np.asarray(given)
+    return array if array.dtype.kind in "iu" else given
+
+
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
@@ -28,13 +40,14 @@ def ids_given(
         TypeError: a text is not of integers in one row.
         ValueError: it has none, or more than `limit`, or one has no row of the token table.
     """
+    texts = as_ids(texts)
     if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
         return None
-    one = texts[0]
+    one = as_ids(texts[0])
     single = isinstance(one, int | np.integer)
     if not single and not isinstance(one, np.ndarray | list | tuple):
         return None
-    found = [np.asarray(row) for row in ([texts] if single else texts)]
+    found = [np.asarray(as_ids(row)) for row in ([texts] if single else texts)]
     for number, row in enumerate(found, first):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(

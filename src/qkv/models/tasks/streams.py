@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, whole_number
+from qkv.models.tasks.inputs import as_ids
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.names import axes
@@ -108,6 +109,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
     call = "trace_stream"
     size = whole_number(batch_size, call=call, name="batch_size", least=1)
     check_no_mapping(texts, call=call)
+    texts = as_ids(texts)
     listed = isinstance(texts, list | tuple | np.ndarray) and len(texts) > 0
     if isinstance(texts, str | bytes | bytearray) or (listed and is_whole_number(texts[0])):
         raise TypeError(f"{call}: texts is one text: give a list of texts, or call trace(text)")

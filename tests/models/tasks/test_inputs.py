@@ -1,0 +1,76 @@
+"""Ids of tokens as other libraries hold them, in the place of texts."""
+
+import numpy as np
+import pytest
+
+from qkv.circuits import head_scores, patch
+from qkv.models import load
+
+from ..small_models import CONFIGS, write_small
+
+IDS = [3, 7, 1, 9, 4]
+OTHER = [3, 7, 8, 9, 2]
+
+
+class Tensor:
+    """What of a tensor of torch is asked for: it is no array, and gives one."""
+
+    def __init__(self, data):
+        self.data = np.asarray(data)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return Tensor(self.data[index])
+
+    def __iter__(self):
+        return map(Tensor, self.data)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs") / "llama"
+    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
+
+
+WAYS = {
+    "trace": lambda model, ids, _: model.trace(ids, logits=True)["logits"],
+    "trace of two": lambda model, *both: model.trace([*both], logits=True)["logits"],
+    "stream": lambda model, *both: [
+        one["resid_post", -1] for one in model.trace_stream([*both], batch_size=1)
+    ],
+    "gradient": lambda model, ids, _: model.gradient(ids, of=(-1, 5))["embed"],
+    "generate": lambda model, ids, _: model.generate(ids, max_new_tokens=3).ids,
+    "predict": lambda model, ids, _: [chance for _, chance in model.predict(ids)[0]],
+    "patch": lambda model, *both: patch(model, *both, at="z", metric=(-1, 5)),
+    "head_scores": lambda model, *both: head_scores(model, [*both], "previous")["previous"],
+    "head_scores of one": lambda model, ids, _: head_scores(model, ids, "first")["first"],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tensors_of_ids_are_ids(model, way):
+    run = WAYS[way]
+    np.testing.assert_array_equal(run(model, Tensor(IDS), Tensor(OTHER)), run(model, IDS, OTHER))
+
+
+def test_one_tensor_of_several_texts(model):
+    expected = model.trace([IDS, OTHER])
+    found = model.trace(Tensor([IDS, OTHER]))
+    assert found.ids == expected.ids
+    streamed = [one.ids for one in model.trace_stream(Tensor([IDS, OTHER]), batch_size=1)]
+    assert streamed == [[IDS], [OTHER]]
+
+
+def test_a_stream_of_one_tensor_of_ids_is_one_text(model):
+    with pytest.raises(TypeError, match="texts is one text: give a list of texts"):
+        model.trace_stream(Tensor(IDS), batch_size=1)
+
+
+def test_tensors_of_floats_are_no_ids(model):
+    with pytest.raises(TypeError, match="text 0 is Tensor, not a string"):
+        model.trace([Tensor([0.5, 1.5])])
