@@ -182,3 +182,13 @@ def compare(pair: Pair, *, length: int = 23, sides: tuple[str, ...] = ("right", 
     compare_layers(pair, length)
     for side in (*sides, "inside"):
         compare_batch(pair, [length, 5, 1, 14], side)
+
+
+def compare_all(folder: Path, kind: type, config: Any, dtype: torch.dtype = torch.float64) -> Pair:
+    """A random model of class `kind`, held against theirs in all of it, and saved again."""
+    pair = made(folder / "theirs", kind, config, dtype)
+    head = pair.ours.design.head
+    first = head is not None and head.pool in ("cls", "cls and mean")
+    compare(pair, sides=("right",) if first else ("right", "left"))
+    compare_saved(pair, folder / "ours")
+    return pair

@@ -19,7 +19,7 @@ from transformers import (
 
 import qkv
 
-from .models import Pair, compare, compare_layers, compare_saved, made
+from .models import Pair, compare_all, compare_layers, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "one set for all": {"hidden_size": 36, "num_attention_heads": 3, "embedding_size": 11},
@@ -61,10 +61,7 @@ def config_of(name: str) -> AlbertConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_albert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(name), dtype)
-    pooled = kind is AlbertForSequenceClassification
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(name), dtype)
 
 
 def test_the_bias_of_words_in_older_files(tmp_path: Path) -> None:

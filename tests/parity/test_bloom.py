@@ -15,7 +15,7 @@ from transformers import (
     BloomModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "four heads": {"hidden_size": 32, "n_head": 4},
@@ -37,9 +37,7 @@ def config_of(name: str) -> BloomConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_bloom(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, BloomForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, BloomForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +46,6 @@ def test_bloom(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    pair = made(tmp_path, kind, config_of("eleven heads, untied"), torch.float64)
-    compare(pair)
+    pair = compare_all(tmp_path, kind, config_of("eleven heads, untied"))
     with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
         pair.ours.generate([[3, 4]])

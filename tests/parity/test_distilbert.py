@@ -15,7 +15,7 @@ from transformers import (
     DistilBertModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {"dim": 33, "n_heads": 3},
@@ -43,7 +43,4 @@ def test_distilbert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -
     config = DistilBertConfig(
         vocab_size=97, hidden_dim=50, n_layers=3, max_position_embeddings=64, **CONFIGS[name]
     )
-    pair = made(tmp_path, kind, config, dtype)
-    pooled = kind is DistilBertForSequenceClassification
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config, dtype)

@@ -16,7 +16,7 @@ from transformers import (
     ElectraModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "narrow tables": {"hidden_size": 36, "num_attention_heads": 3, "embedding_size": 11},
@@ -55,7 +55,4 @@ def config_of(name: str) -> ElectraConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_electra(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(name), dtype)
-    pooled = kind is ElectraForSequenceClassification
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(name), dtype)

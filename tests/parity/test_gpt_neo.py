@@ -14,7 +14,7 @@ from transformers import (
     GPTNeoModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "windows in every second layer": {
@@ -45,13 +45,11 @@ def config_of(name: str) -> GPTNeoConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpt_neo(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, GPTNeoForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, GPTNeoForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
     "kind", [GPTNeoModel, GPTNeoForSequenceClassification], ids=lambda kind: kind.__name__
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("windows in every second layer"), torch.float64))
+    compare_all(tmp_path, kind, config_of("windows in every second layer"))

@@ -20,7 +20,7 @@ from transformers import (
 
 import qkv
 
-from .models import Pair, compare, compare_layers, compare_saved, made
+from .models import Pair, compare_all, compare_layers, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "in parallel": {"num_attention_heads": 3},
@@ -58,14 +58,12 @@ def config_of(name: str) -> GPTNeoXConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpt_neox(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, GPTNeoXForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, GPTNeoXForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.__name__)
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("in parallel"), torch.float64))
+    compare_all(tmp_path, kind, config_of("in parallel"))
 
 
 def test_files_as_pythia_has_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import (
     GptOssModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "two of five experts": {"num_attention_heads": 6, "num_key_value_heads": 2},
@@ -68,9 +68,7 @@ def config_of(name: str) -> GptOssConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, GptOssForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, GptOssForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,6 @@ def test_gpt_oss(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
     config = config_of("two of five experts")
-    pair = made(tmp_path, kind, config, torch.float64)
-    compare(pair)
+    pair = compare_all(tmp_path, kind, config)
     with pytest.raises(ValueError, match=r"^generate: "):  # classes are not words
         pair.ours.generate([[3, 4]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPTJConfig, GPTJForCausalLM, GPTJForSequenceClassification, GPTJModel
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "a part of each head": {"n_head": 3, "rotary_dim": 6},
@@ -32,13 +32,11 @@ def config_of(name: str) -> GPTJConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gptj(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, GPTJForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, GPTJForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
     "kind", [GPTJModel, GPTJForSequenceClassification], ids=lambda kind: kind.__name__
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("a part of each head"), torch.float64))
+    compare_all(tmp_path, kind, config_of("a part of each head"))

@@ -15,7 +15,7 @@ from transformers import (
     MixtralModel,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "two of five experts": {"num_attention_heads": 6, "num_key_value_heads": 2},
@@ -53,9 +53,7 @@ def config_of(name: str) -> MixtralConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_mixtral(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, MixtralForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, MixtralForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +62,4 @@ def test_mixtral(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("two of five experts"), torch.float64))
+    compare_all(tmp_path, kind, config_of("two of five experts"))

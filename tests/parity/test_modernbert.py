@@ -19,7 +19,7 @@ from transformers import (
 
 import qkv
 
-from .models import compare, compare_saved, made
+from .models import compare, compare_all, made
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -73,11 +73,7 @@ def config_of(name: str) -> ModernBertConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_modernbert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(name), dtype)
-    first = pair.theirs.config.classifier_pooling == "cls"
-    pooled = kind is ModernBertForSequenceClassification and first
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(name), dtype)
 
 
 def test_the_keys_of_transformers_4(tmp_path: Path) -> None:

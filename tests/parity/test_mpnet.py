@@ -19,7 +19,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qkv.models.network.relative_bias import Buckets
 
-from .models import compare, compare_saved, made
+from .models import compare, compare_all, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {"hidden_size": 33, "num_attention_heads": 3},
@@ -48,10 +48,7 @@ def config_of(name: str, **others: Any) -> MPNetConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_mpnet(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(name), dtype)
-    pooled = kind is MPNetForSequenceClassification
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(name), dtype)
 
 
 def test_texts_longer_than_the_buckets(tmp_path: Path) -> None:

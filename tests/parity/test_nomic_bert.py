@@ -20,7 +20,7 @@ from transformers import (
 
 import qkv
 
-from .models import Pair, compare, compare_saved, made
+from .models import Pair, compare_all, compare_saved, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {"hidden_size": 36, "num_attention_heads": 3},
@@ -56,10 +56,7 @@ def config_of(name: str) -> NomicBertConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_nomic_bert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(name), dtype)
-    pooled = kind is NomicBertForSequenceClassification
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(name), dtype)
 
 
 def test_the_names_of_the_first_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import (
     Olmo2Model,
 )
 
-from .models import compare, compare_saved, made
+from .models import compare_all
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "six heads over two": {"num_attention_heads": 6, "num_key_value_heads": 2},
@@ -49,13 +49,11 @@ def config_of(name: str) -> Olmo2Config:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_olmo2(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, Olmo2ForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, Olmo2ForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
     "kind", [Olmo2Model, Olmo2ForSequenceClassification], ids=lambda kind: kind.__name__
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("six heads over two"), torch.float64))
+    compare_all(tmp_path, kind, config_of("six heads over two"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import OPTConfig, OPTForCausalLM, OPTForSequenceClassification, OPTModel
 
-from .models import compare, compare_saved, double, ids_of, made
+from .models import compare_all, compare_saved, double, ids_of, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "norms before": {"num_attention_heads": 3},
@@ -42,16 +42,14 @@ def config_of(name: str) -> OPTConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_opt(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, OPTForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, OPTForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
     "kind", [OPTModel, OPTForSequenceClassification], ids=lambda kind: kind.__name__
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("norms before"), torch.float64))
+    compare_all(tmp_path, kind, config_of("norms before"))
 
 
 def projected(name: str, **others: Any) -> OPTConfig:

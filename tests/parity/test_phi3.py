@@ -18,7 +18,7 @@ from transformers import (
 
 import qkv
 
-from .models import Pair, compare, compare_layers, compare_saved, made
+from .models import Pair, compare_all, compare_layers, made
 
 LISTS = {
     "rope_type": "longrope",
@@ -73,9 +73,7 @@ def config_of(name: str) -> Phi3Config:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_phi3(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, Phi3ForCausalLM, config_of(name), dtype)
-    compare(pair)
-    compare_saved(pair, tmp_path / "saved")
+    compare_all(tmp_path, Phi3ForCausalLM, config_of(name), dtype)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_phi3(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare(made(tmp_path, kind, config_of("six heads over two"), torch.float64))
+    compare_all(tmp_path, kind, config_of("six heads over two"))
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])

@@ -28,7 +28,7 @@ from transformers import (
 
 import qkv
 
-from .models import compare, compare_saved, double, made
+from .models import compare, compare_all, double, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {"hidden_size": 33, "num_attention_heads": 3, "type_vocab_size": 1},
@@ -68,10 +68,7 @@ def config_of(kind: type, name: str) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_roberta(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path, kind, config_of(kind, name), dtype)
-    pooled = kind.__name__.endswith("SequenceClassification")
-    compare(pair, sides=("right",) if pooled else ("right", "left"))
-    compare_saved(pair, tmp_path / "ours")
+    compare_all(tmp_path, kind, config_of(kind, name), dtype)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
