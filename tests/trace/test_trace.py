@@ -198,6 +198,9 @@ def test_one_text_comes_without_its_padding() -> None:
     assert [text.tokens for text in trace] == trace.tokens
     with pytest.raises(IndexError, match=r"no text 2.*2 texts"):
         trace[2]
+    several: Any = slice(0, 2)
+    with pytest.raises(TypeError, match="of several texts: take one at a time, as trace"):
+        trace[several]
 
 
 def test_the_shortest_of_equal_texts_is_whole() -> None:

@@ -117,6 +117,11 @@ class Trace:
         """An array by its name, or text number `name` as a trace of its own."""
         if isinstance(name, (int, np.integer)):
             return self._text(int(name))
+        if isinstance(name, slice):
+            raise TypeError(
+                f"trace: {name} is of several texts: take one at a time, as trace[0], or rows of "
+                'an array, as trace["pattern", 0][:2]'
+            )
         found = self._find(name)
         if found is None:
             raise KeyError(self._unknown(name))
