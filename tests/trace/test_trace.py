@@ -170,7 +170,9 @@ def test_what_is_kept_only_where_asked_for_is_named(name: Any) -> None:
     [
         ("blocks.1.attn.hook_patern", "blocks.1.attn.hook_pattern"),
         ("patern", "hook_pattern"),
-        (("patern", 0), "hook_pattern"),
+        (("patern", 0), r"nearest are blocks\.0\.attn\.hook_pattern"),
+        (("patern", -1), r"nearest are blocks\.1\.attn\.hook_pattern"),
+        (("patern", -2, "attn"), r"nearest are blocks\.0\.attn\.hook_pattern"),
         ("embd", "hook_embed"),
     ],
 )

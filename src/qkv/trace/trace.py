@@ -440,7 +440,9 @@ class Trace:
                 f"{counted(kept)} {'are' if len(kept) > 1 else 'is'}"
             )
         shown = name[0] if isinstance(name, tuple) and name else name
-        short = {re.sub(r".*(hook_|\.)", "", full): full for full in self._arrays}
+        own = layer % self.num_layers if is_whole_number(layer) else -1  # its names come last
+        ordered = sorted(self._arrays, key=lambda full: split(full)[0] == own)
+        short = {re.sub(r".*(hook_|\.)", "", full): full for full in ordered}
         known = [*self._arrays, *short]
         near = difflib.get_close_matches(str(shown), known, n=3, cutoff=0.5)
         near = [short.get(match, match) for match in near] or list(self._arrays)[:3]
