@@ -74,3 +74,26 @@ def test_a_stream_of_one_tensor_of_ids_is_one_text(model):
 def test_tensors_of_floats_are_no_ids(model):
     with pytest.raises(TypeError, match="text 0 is Tensor, not a string"):
         model.trace([Tensor([0.5, 1.5])])
+
+
+def test_the_last_tokens_of_texts_of_unlike_lengths_are_changed_by_their_lengths(model):
+    texts, step = [IDS, OTHER[:2], OTHER[:3]], np.linspace(-1, 1, model.dim)
+    last = model.trace(texts, names="embed").lengths - 1
+
+    def by_lengths(resid):
+        resid[np.arange(len(resid)), last] += step
+        return resid
+
+    def of_one(resid):
+        resid[:, -1] += step
+        return resid
+
+    at = ("resid_post", 0)
+    found = model.trace(texts, edit={at: by_lengths}, logits=True)
+    for number, text in enumerate(texts):
+        expected = model.trace(text, edit={at: of_one}, logits=True)["logits"]
+        np.testing.assert_allclose(found[number]["logits"], expected, rtol=0, atol=1e-11)
+    in_padding = model.trace(texts, edit={at: of_one}, logits=True)
+    np.testing.assert_array_equal(
+        in_padding[1]["logits"], model.trace(texts[1], logits=True)["logits"]
+    )
