@@ -26,9 +26,10 @@ def places(cu: Array) -> tuple[Array, Array]:
 def padded(rows: Array, cu: Array) -> Array:
     """Rows `(total, ...)` as `(B, T, ...)`, T the longest text, 0 in the padding."""
     lengths = np.diff(cu)
-    if len(lengths) == 1:  # there is no padding
-        return rows[None].copy()
-    out = np.zeros((len(lengths), lengths.max(initial=0), *rows.shape[1:]), rows.dtype)
+    shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
+    if _alike(cu):
+        return rows.reshape(shape).copy()
+    out = np.zeros(shape, rows.dtype)
     out[places(cu)] = rows
     return out
 
@@ -40,7 +41,15 @@ def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
 
 def unpadded(whole: Array, cu: Array) -> Array:
     """`(B, T, ...)` as rows `(total, ...)`, without the padding."""
-    return whole[0] if len(cu) == 2 else whole[places(cu)]
+    if _alike(cu):
+        return whole.reshape(-1, *whole.shape[2:])
+    return whole[places(cu)]
+
+
+def _alike(cu: Array) -> bool:
+    """Whether all texts have the same length, so that there is no padding."""
+    lengths = np.diff(cu)
+    return len(lengths) > 0 and lengths.min() == lengths.max() > 0
 
 
 def inside(record: Recorder | None, part: str, cu: Array | None) -> Recorder | None:

@@ -1,0 +1,36 @@
+"""Texts end to end, and back to one row per text: by hand."""
+
+import numpy as np
+import pytest
+
+from qkv.layers.packed import padded, padded_heads, starts_of, unpadded
+
+LENGTHS = {
+    "one text": [3],
+    "texts of one length": [2, 2, 2],
+    "texts of several": [1, 3, 2],
+    "one without a token": [2, 0],
+    "texts without a token": [0, 0],
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_rows_stand_in_their_text_and_go_back(lengths: list[int]) -> None:
+    starts = starts_of(lengths)
+    rows = np.arange(2.0 * sum(lengths)).reshape(-1, 2) + 1
+    wanted = np.zeros((len(lengths), max(lengths), 2))
+    for text, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
+        for place in range(length):
+            wanted[text, place] = rows[begin + place]
+    found = padded(rows, starts)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(unpadded(found, starts), rows)
+    (heads,) = padded_heads([rows.reshape(-1, 2, 1).swapaxes(0, 1)], starts)  # (B, H, T, d)
+    np.testing.assert_array_equal(heads[..., 0], wanted.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_padded_rows_can_be_written_into(lengths: list[int]) -> None:
+    rows = np.ones((sum(lengths), 2))
+    padded(rows, starts_of(lengths))[:] = 5
+    np.testing.assert_array_equal(rows, 1)
