@@ -13,7 +13,7 @@ from qkv.models.tasks.inputs import as_ids, ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.text.tokenizer import check_text
 
-TEXTS, LETTERS = 1024, 2**19  # that are read and sorted at once, or fewer
+TEXTS, LETTERS = 4096, 2**19  # that are read and sorted at once, or fewer
 PLACES = 2**11  # that are run at once, padding included, or one text
 
 
@@ -100,15 +100,21 @@ def _is_ids(texts: Any) -> bool:
 def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Texts of like length together, of at most so many weights a head and `PLACES`, or one.
 
+    Half of these are enough where the next text is shorter: texts of one length need no padding.
+
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
     [[5], [3, 2, 1]]
+    >>> alike = [Read(n, "", np.zeros(length)) for n, length in enumerate([9] * 120 + [8] * 70)]
+    >>> [[len(batch), len(batch[0].ids)] for batch in batches(alike, 9**6)]
+    [[120, 9], [70, 8]]
     """
     batch: list[Read] = []
     for text in sorted(window, key=lambda text: -len(text.ids)):
         longest = len((batch or [text])[0].ids)
         places = (1 + len(batch)) * longest
-        if batch and (places > PLACES or places * longest > most):
+        shorter = len(text.ids) < longest and 2 * places > PLACES
+        if batch and (shorter or places > PLACES or places * longest > most):
             yield batch
             batch = []
         batch.append(text)
