@@ -34,6 +34,19 @@ REST = """() => new Promise((rested) => {
   look();
 })"""
 
+# Ends once a part has not changed for ten looks by the clock of the page, which painting delays.
+STILL = """(part) => new Promise((still) => {
+  let looks = 0;
+  const changes = new MutationObserver(() => { looks = 0; });
+  changes.observe(part, { subtree: true, childList: true, characterData: true, attributes: true });
+  const look = () => {
+    if (++looks <= 10) return setTimeout(look, 20);
+    changes.disconnect();
+    still();
+  };
+  look();
+})"""
+
 
 def address(**state: Any) -> str:
     """What stands behind the # for a state."""
@@ -87,5 +100,7 @@ def button(page: Page, name: str) -> Locator:
 
 
 def shown(page: Page) -> str:
-    """All that the page says."""
-    return page.locator(".view").inner_text()
+    """All that the page says once all of it is drawn: what unfolds is, in tasks of its own."""
+    view = page.locator(".view")
+    view.evaluate(STILL)
+    return view.inner_text()
