@@ -221,7 +221,9 @@ class Picture:
 
 @pytest.mark.parametrize("call", ["encode", "trace"])
 @pytest.mark.parametrize(
-    "given", [Picture(), [Picture()], np.zeros((8, 8, 2), np.uint8), pixels(1)], ids=str
+    "given",
+    [Picture(), [Picture()], np.zeros((8, 8, 2), np.uint8), pixels(1)],
+    ids=["picture", "pictures", "array", "pixels"],
 )
 def test_images_are_no_texts(model, call, given):
     with pytest.raises(TypeError, match=rf"^{call}: clip reads texts here, not images: .*vision"):
