@@ -169,10 +169,11 @@ class ComparingModel(EncoderModel):
         activation: Activation
         if activation_fn is None:
             classes = head.steps.outputs
-            activation = activation_of(self._sentence, self.config, self.name, classes)
+            activation = activation_of(self._sentence, self.config, self.name, classes, call)
         else:
             activation = given_activation(activation_fn, call)
         return Ranker(
+            call=call,
             name=self.name,
             tokenizer=self._need_tokenizer(call),
             sentence=self._sentence,

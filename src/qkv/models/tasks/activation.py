@@ -20,7 +20,7 @@ _IDENTITY = "torch.nn.modules.linear.Identity"
 Activation = str | Callable[[Array], Array] | None
 
 
-def applied(activation: Activation, logits: Array) -> Array:
+def applied(activation: Activation, logits: Array, call: str) -> Array:
     """What follows logits (n, C): as many numbers.
 
     Raises:
@@ -34,7 +34,7 @@ def applied(activation: Activation, logits: Array) -> Array:
     if not isinstance(found, np.ndarray) or found.shape != logits.shape:
         about = found.shape if isinstance(found, np.ndarray) else type(found).__name__
         raise TypeError(
-            f"rank: activation_fn gives {about}: it must give an array {logits.shape}, as it gets"
+            f"{call}: activation_fn gives {about}: it must give an array {logits.shape}, as it gets"
         )
     return found
 
@@ -59,7 +59,7 @@ def given_activation(function: Any, call: str) -> Activation:
 
 
 def activation_of(
-    sentence: Sentence, config: Mapping[str, Any], name: str, classes: int = 1
+    sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
 ) -> str | None:
     """What follows the logits of a cross-encoder, as its files say it.
 
@@ -77,7 +77,7 @@ def activation_of(
     function = own[0] if own else _SIGMOID if classes == 1 else _IDENTITY
     if function not in ACTIVATIONS:
         raise ValueError(
-            f"rank: what follows the logits of {name} is {function:.80}: qkv knows "
+            f"{call}: what follows the logits of {name} is {function:.80}: qkv knows "
             f"{', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[function]

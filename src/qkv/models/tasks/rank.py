@@ -82,7 +82,7 @@ def shortened(first: int, second: int, room: float) -> tuple[int, int]:
     return (least, room - least) if first <= second else (room - least, least)
 
 
-def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
+def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     """What a tokenizer puts around two texts, which a text of at least one token shows.
 
     Raises:
@@ -91,14 +91,16 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
     ids, segments, parts = tokenizer.pair(text, text)
     mine = [[place for place, part in enumerate(parts) if part == which] for which in (0, 1)]
     if not all(mine):
-        raise ValueError("rank: the query is empty: there is no token in it")
+        raise ValueError(f"{call}: the query is empty: there is no token in it")
     (a, b), (c, d) = ((places[0], places[-1] + 1) for places in mine)
     if b - a + d - c != sum(map(len, mine)) or b > c:
-        raise ValueError(f"rank: the tokenizer of {name} does not put two texts behind each other")
+        raise ValueError(
+            f"{call}: the tokenizer of {name} does not put two texts behind each other"
+        )
     pieces = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
     kinds = [set(segments[piece].tolist()) or {0} for piece in pieces]
     if max(map(len, kinds)) > 1:
-        raise ValueError(f"rank: the tokenizer of {name} gives parts of a text several segments")
+        raise ValueError(f"{call}: the tokenizer of {name} gives parts of a text several segments")
     before, between, behind = (ids[piece] for piece in pieces[::2])
     one, two, three, four, five = (kind.pop() for kind in kinds)
     return Frame((before, between, behind), (one, two, three, four, five))
@@ -109,6 +111,7 @@ class Ranker:
     """What `Model.rank` scores with.
 
     Attributes:
+        call: who is named in an error.
         name: the model's, for errors.
         tokenizer: the model's.
         sentence: what its files say about texts.
@@ -122,6 +125,7 @@ class Ranker:
             array, or None for nothing.
     """
 
+    call: str
     name: str
     tokenizer: Tokenizer
     sentence: Sentence
@@ -171,10 +175,10 @@ class Ranker:
 
     def _frame(self, text: str) -> Frame:
         """What stands around two texts, which leaves room for both."""
-        frame = frame_of(self.tokenizer, text, self.name)
+        frame = frame_of(self.tokenizer, text, self.name, self.call)
         if self.limit is not None and self.limit < len(frame) + 2:
             raise ValueError(
-                f"rank: max_seq_length is {self.limit}, and a query and a document have "
+                f"{self.call}: max_seq_length is {self.limit}, and a query and a document have "
                 f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
             )
         return frame
@@ -195,7 +199,7 @@ class Ranker:
             options["segments"] = [pair.segments for pair in pairs]
         rows, cu_lengths = self.run([pair.ids for pair in pairs], **options)
         logits = self.head(rows, cu_lengths)
-        scores = applied(self.activation, logits)
+        scores = applied(self.activation, logits, self.call)
         return scores[:, 0] if self.classes == 1 else scores
 
     @property
