@@ -17,7 +17,7 @@ from qkv.see.page.html import WITH_WORKER, document, fragment
 from qkv.see.page.payload import payload_of
 
 from .edited import Edit
-from .play import address, after, opened_at, ready
+from .play import STILL, address, after, opened_at, ready
 from .support import STATIC, Visit
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
@@ -92,6 +92,8 @@ def table(page: Page) -> np.ndarray:
     details = page.locator("[data-part=head] > details")
     if details.get_attribute("open") is None:
         details.locator("summary").click()
+        details.locator("tbody tr").first.wait_for(state="attached")
+    details.evaluate(STILL)
     rows = details.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
     )

@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 import qkv
 
 from .play import address, after, button, changed, chip, opened_at, part, ready, rest, shown
-from .playing import laid_out
+from .playing import STATE, held, laid_out
 from .support import Visit, tight
 from .test_page import problems
 
@@ -171,6 +171,40 @@ def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None
         page.evaluate("hash => { location.hash = hash; }", hash_)
         rest(page)
         assert shown(page) == plain, hash_
+
+
+def test_an_address_is_followed_though_another_is_written_over_it(page: Page) -> None:
+    write = """(hash) => {
+      const before = location.href;
+      location.hash = hash;
+      history.replaceState(null, "", before); // as the page does when the reader pauses
+    }"""
+    after(page, lambda: page.evaluate(write, address(**STATE | {"query": 3})))
+    assert held(page)["query"] == 3
+
+
+def test_an_address_is_written_once_all_is_drawn(page: Page) -> None:
+    slow = """() => {
+      let now = 0;
+      performance.now = () => (now += 5); // one job a task
+      const { postMessage } = MessagePort.prototype;
+      MessagePort.prototype.postMessage = function (...told) {
+        setTimeout(() => postMessage.apply(this, told), 50); // each of which comes late
+      };
+    }"""
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(slow)
+    first = page.evaluate(
+        """(hash) => new Promise((said) => {
+          location.hash = hash;
+          const asked = location.hash;
+          const view = document.querySelector(".qkv-view").shadowRoot.querySelector(".view");
+          const look = () => location.hash === asked ? setTimeout(look) : said(view.innerText);
+          look();
+        })""",
+        address(**STATE | {"query": 3}) + "&",
+    )
+    assert first == shown(page)
 
 
 def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> None:

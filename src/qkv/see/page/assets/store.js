@@ -57,6 +57,7 @@ function playStore(data, heard) {
   let unchanged = { key: "", run: null }; // the last run without edits
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let given = state !== start; // by an address, and not yet known to be possible
+  let drawn = Promise.resolve(); // kept when all that was told is drawn
 
   const self = {
     data,
@@ -167,7 +168,7 @@ function playStore(data, heard) {
   function settle(found) {
     shown = { ...found, state };
     given = false;
-    const drawn = tell();
+    tell();
     write();
     drawn.then(() =>
       requestAnimationFrame(() => {
@@ -181,14 +182,15 @@ function playStore(data, heard) {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const { run = null, original = null, second = null } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    return heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
+    drawn = heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
   }
 
-  /** Writes the address, when the reader pauses. */
+  /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
   function write() {
     clearTimeout(writing);
-    writing = setTimeout(() => {
-      if (going) return;
+    const mine = setTimeout(async () => {
+      await drawn;
+      if (going || mine !== writing) return;
       written = toHash(state, start);
       try {
         history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
@@ -196,13 +198,16 @@ function playStore(data, heard) {
         written = location.hash; // a page inside another has no address of its own
       }
     }, 250);
+    writing = mine;
   }
 
-  window.addEventListener("hashchange", () => {
-    if (location.hash === written) return;
+  // the event may come when the address has been written over, so what counts is the address it tells
+  window.addEventListener("hashchange", ({ newURL }) => {
+    const { hash } = new URL(newURL);
+    if (hash === written) return;
     past.push(state);
     carry = null;
-    state = fromHash(location.hash, start) ?? start;
+    state = fromHash(hash, start) ?? start;
     given = state !== start;
     if (self.engine) follow(RUN_FOR);
   });
