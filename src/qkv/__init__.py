@@ -16,7 +16,6 @@ from qkv.attend import (
 from qkv.embed import TokenEmbedding, alibi_slopes, apply_rotary, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, SelfAttention, self_attention
 from qkv.marking import check
-from qkv.models import Model, ModelError, load
 from qkv.ops.kernel import backend
 from qkv.ops.threads import get_num_threads, set_num_threads
 from qkv.text import WordTokenizer
@@ -24,6 +23,7 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.integrations.record import record
+    from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
 
 __version__ = "0.1.0"
@@ -78,15 +78,21 @@ _ROOMS = (
     "text",
 )
 
+# Where they are, of what loads on first use; the rest of it is in qkv.see.
+_LATER = {
+    "Model": "qkv.models",
+    "ModelError": "qkv.models",
+    "load": "qkv.models",
+    "record": "qkv.integrations.record",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What draws, and what works in other libraries, loads on first use."""
+    """Models, what draws and what works in other libraries load on first use."""
     if name in _ROOMS:
         return import_module(f"qkv.{name}")
-    if name == "record":
-        return import_module("qkv.integrations.record").record
     if name in __all__:
-        return getattr(import_module("qkv.see"), name)
+        return getattr(import_module(_LATER.get(name, "qkv.see")), name)
     raise AttributeError(f"module 'qkv' has no attribute {name!r}")
 
 
