@@ -92,6 +92,26 @@ def exponent_each(length, dim):
     return table
 
 
+def exponent_each_twice(length, dim):
+    """2i / dim as in the formula, where i already counts columns and not pairs."""
+    return [
+        [(math.cos if i % 2 else math.sin)(place / 10000 ** (2 * i / dim)) for i in range(dim)]
+        for place in range(length)
+    ]
+
+
+SPEEDS = 10000.0 ** (-np.arange(0, 32, 2) / 32)  # as they stand in the lesson, for 32 columns
+
+
+def speeds_from_outside(length, dim):
+    table = np.zeros((length, dim))
+    for place in range(length):
+        for pair in range(dim // 2):
+            table[place, 2 * pair] = np.sin(place * SPEEDS[pair])
+            table[place, 2 * pair + 1] = np.cos(place * SPEEDS[pair])
+    return table
+
+
 def multiplied(length, dim):
     return made(np.arange(length)[:, None] * 10000 ** (np.arange(0, dim, 2) / dim), dim)
 
@@ -159,6 +179,8 @@ def from_one_and_multiplied(length, dim):
         (exponent_twice, "positions-exponent-twice"),
         (exponent_whole, "positions-one-speed"),
         (exponent_each, "positions-exponent-each"),
+        (exponent_each_twice, "positions-exponent-each"),
+        (speeds_from_outside, "positions-other-dim"),
         (multiplied, "positions-multiplied"),
         (one_speed, "positions-one-speed"),
         (only_sine, "positions-only-sine"),
@@ -175,7 +197,12 @@ def test_a_mistake_is_told_by_its_name(function, key):
 
 
 def test_the_base_is_read_from_the_table():
-    assert "the base is 4096" in check(base_4096, task="positions").message
+    assert "as if the base were 4096;" in check(base_4096, task="positions").message
+
+
+def test_the_other_size_is_read_from_the_table():
+    said = check(speeds_from_outside, task="positions").message
+    assert "the speeds are those of 32 columns" in said
 
 
 def test_two_mistakes_are_told_apart():

@@ -107,6 +107,7 @@ MISTAKES = (
             "each column has an angle of its own; a sine and the cosine after it share one",
             "the squares of a pair do not sum to 1, so it is no point on a circle",
             {"exponent": lambda column, dim: column / dim},
+            {"exponent": lambda column, dim: 2 * column / dim},
             nudge="Square the two numbers of a pair and add them up: what should come out?",
         ),
         mistake(
@@ -165,21 +166,33 @@ MISTAKES = (
 )
 
 
-def _other_base(table: Array | None) -> tuple[Mistake, ...]:
-    """The base that a table (3, 4) was made with, if it is another one."""
+def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
+    """The base that a table (3, 4) was made with, or the dim, if it is another one."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # pair 1 of 4 columns turns by base ** (-2 / 4) from place to place
-    made = mistake(
+    other_base = mistake(
         "positions-base",
-        f"the base is {base:.6g}; it should be 10000",
+        f"the columns turn as if the base were {base:.6g}; it should be 10000",
         "the columns turn too fast or too slowly, the more so the later they are",
         {"base": lambda: base},
         remedy=_ANGLE,
         nudge="Compare the last columns with the picture in the paper: how fast do they turn?",
         where=_POWER,
     )
-    return (made,)
+    dim = round(-2 * np.log(BASE) / np.log(angle)) if angle < 1 else 0
+    if dim < 1:
+        return (other_base,)
+    other_dim = mistake(
+        "positions-other-dim",
+        f"the speeds are those of {dim} columns, however many there are: they depend on dim",
+        "only the first pair turns as it should",
+        {"exponent": lambda column, _: (column - column % 2) / dim},
+        remedy=_ANGLE,
+        nudge="Make a table of 4 columns and one of 8: do both have the same numbers in column 2?",
+        where="the exponent: which dim goes into it, that of the call or one from outside?",
+    )
+    return other_base, other_dim
 
 
 def _second_angle(table: Array) -> float:
@@ -222,7 +235,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         compute,
         RIGHT,
         (
-            Group("places, angles, columns", TABLES, (*MISTAKES, *_other_base(seen))),
+            Group("places, angles, columns", TABLES, (*MISTAKES, *_by_speed(seen))),
             Group("an odd dim", ODD, (), _odd_fails, if_right=True),
         ),
         returns="return table  # (length, dim)",
