@@ -115,6 +115,12 @@ def in_each(mask):
     return lambda m: mask(m) if m.ndim == 3 else m
 
 
+def hidden_before_softmax_and_after(q, k, v, mask):
+    """-1e9 and then 0, with the arguments of the first where in the wrong order."""
+    weights = softmax(np.where(mask, -1e9, scaled(q, k)))
+    return np.where(mask, weights, 0) @ v
+
+
 def hidden_right(read):
     def attention(q, k, v, mask):
         return hide(scaled(q, k), read(mask)) @ v
@@ -134,6 +140,11 @@ WRONG = [
     ("mask-times-inf", masked(lambda s, m: s + (1 - m) * -np.inf)),
     ("mask-inf-after-softmax", masked(after=lambda w, m: np.where(m, w, -np.inf))),
     ("mask-plus-inf", masked(instead(np.inf))),
+    ("mask-plus-inf", masked(lambda s, m: s + (1 - m) * 1e9)),
+    ("mask-times-large", masked(lambda s, m: s * np.where(m, 1, -np.inf))),
+    ("mask-times-large", masked(lambda s, m: s * np.where(m, 1, -1e9))),
+    ("mask-inverted", hidden_before_softmax_and_after),
+    ("scale-tokens", lambda q, k, v, mask: hide(q @ k.T / np.sqrt(len(k)), mask) @ v),
     ("mask-of-first-text", hidden_right(in_each(lambda m: m[:1]))),
     ("mask-of-all-texts", hidden_right(in_each(lambda m: m.all(axis=0)))),
     ("mask-of-all-texts", hidden_right(in_each(lambda m: m.any(axis=0)))),
@@ -161,6 +172,9 @@ def zeroed_where_nothing_is_seen(number):
 FRAGILE = [
     ("mask-not-low-enough", zeroed_where_nothing_is_seen(-100)),
     ("mask-not-low-enough", zeroed_where_nothing_is_seen(-1000)),
+    ("mask-not-low-enough", masked(instead(-100), lambda w, m: np.where(m, w, 0))),
+    ("mask-not-low-enough", masked(lambda s, m: s - 100 * ~m, lambda w, m: np.where(m, w, 0))),
+    ("mask-max-of-hidden", renormalised),
     ("masked-row-nan", masked(instead(-np.inf))),
     ("masked-row-uniform", masked(instead(-1e9))),
 ]
@@ -172,6 +186,34 @@ def test_what_is_fragile_passes_with_a_point_less(key, function):
     assert result.passed, str(result)
     assert result.fragile == (key,), str(result)
     assert result.points == 9
+
+
+def test_what_hides_everything_is_shown_with_the_mask_and_has_points():
+    result = check(hidden_before_softmax_and_after, task="mask")
+    assert result.points == 6
+    assert np.array_equal(result.example["mask"], np.eye(2))
+    assert not result.example["yours"].any()
+
+
+def test_a_number_above_the_scores_is_shown_with_a_mask_of_bools():
+    result = check(masked(lambda s, m: s + (1 - m) * 1e9), task="mask")
+    assert result.example["mask"].dtype == bool
+
+
+def test_what_some_masks_show_is_not_told_by_lengths():
+    def hides_scores_above_zero(s, m):
+        return np.where(m | (s <= 0), s, -np.inf)
+
+    assert check(masked(hides_scores_above_zero), task="mask").mistakes == ("unknown",)
+
+
+def test_a_causal_mask_that_nobody_asked_for_is_sought_where_masks_are():
+    def causal_too(q, k, v, mask):
+        return hide(scaled(q, k), mask & np.tri(q.shape[-2], k.shape[-2], dtype=bool)) @ v
+
+    result = check(causal_too, task="mask")
+    assert result.mistakes == ("causal-always",)
+    assert "mask" in result.hint[1]
 
 
 def test_attention_without_a_mask_is_no_answer():

@@ -76,6 +76,8 @@ def _by_length(runs: list[Outcome]) -> Finding | None:
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
+    if any(run.case.mask is not None for run in runs):
+        return None  # it may be the mask that differs
     return some_lengths(wrong[0], right) if right and wrong[0].error is None else None
 
 

@@ -168,6 +168,10 @@ def adds_its_mask(
     inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
+    # nor does one take numbers to add that hides where they are 0: where(mask, scores, -inf) does
+    explained = m.explain(added, known)
+    if explained and any(one.key == "mask-inverted" for one in explained[1]):
+        return False
     m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     return True
 

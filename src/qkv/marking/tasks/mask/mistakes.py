@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.marking.mistake import Steps, mended, mistake
 from qkv.marking.tasks.attention.steps import same
 
@@ -13,11 +14,28 @@ HIDE = "scores = np.where(mask, scores, -np.inf)  # before softmax"
 _WHERE = "the line that puts the mask on the scores"
 
 
-def _instead(*numbers: float) -> Iterator[Steps]:
+def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
     """A number in the place of a hidden score, or added to it."""
     for number in numbers:
-        yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": same}
-        yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": same}
+        yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
+        yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
+
+
+def _seen(weights: Array, visible: Array) -> Array:
+    """No weight for what is hidden; the others as they are."""
+    return np.where(visible, weights, 0.0)
+
+
+def _less_the_largest(scores: Array, visible: Array) -> Array:
+    """The largest score of a row is subtracted, and may be one that is hidden then."""
+    return np.where(visible, scores - scores.max(axis=-1, keepdims=True), -np.inf)
+
+
+def _over_no_zero(e: Array) -> Array:
+    """Divided by the sum of the row, where that is not 0."""
+    total = e.sum(axis=-1, keepdims=True)
+    out: Array = e / np.where(total == 0, 1, total)
+    return out
 
 
 WEAK = mended(
@@ -48,24 +66,46 @@ WEAK = mended(
         where="the order of the mask and softmax",
     ),
     mistake(
+        "mask-times-large",
+        "a hidden score is multiplied by -inf, or by a large negative number, not replaced by it",
+        "a score below zero becomes a large one above zero, and takes all the weight",
+        {"hide": lambda s, visible: np.where(visible, s, s * -np.inf), "blank": same},
+        {"hide": lambda s, visible: np.where(visible, s, s * -1e9), "blank": same},
+        nudge="What does a hidden score of -1 become?",
+        where=_WHERE,
+    ),
+    mistake(
         "mask-plus-inf",
-        "a hidden score becomes inf, not -inf",
-        "inf - inf is nan, and exp(inf) is not 0",
+        "a hidden score becomes inf or as large a number; it should be -inf",
+        "the hidden keys take all the weight, or inf - inf gives nan",
         {"hide": lambda s, visible: np.where(visible, s, np.inf), "blank": same},
+        {"hide": lambda s, visible: np.where(visible, s, 1e9), "blank": same},
+        {"hide": lambda s, visible: s + np.where(visible, 0.0, 1e9), "blank": same},
         nudge="Which score gives the weight 0?",
         where="the sign of the number that stands for hidden",
     ),
 )
 
+_TOO_HIGH = (-20, -50, -100, -200, -500, -999, -1000)
 LARGE = mended(
     HIDE,
     mistake(
         "mask-not-low-enough",
         "a number such as -100 stands for hidden, and scores may be lower than that",
         "where a visible score is far below 0, the hidden keys take its weight",
-        *_instead(-20, -50, -100, -200, -500, -999, -1000),
+        *_instead(*_TOO_HIGH),
+        *_instead(*_TOO_HIGH, blank=_seen),
         nudge="Let a visible score be -1000: which key takes the weight?",
         where="the number that stands for hidden",
+    ),
+    mistake(
+        "mask-max-of-hidden",
+        "the maximum that softmax subtracts may be that of a hidden score",
+        "where a hidden score is far above the visible ones, exp makes 0 of all of those",
+        {"hide": _less_the_largest, "shift": same},
+        {"hide": _less_the_largest, "shift": same, "normalise": _over_no_zero},
+        nudge="Let a hidden score be 1000 and a visible one 0: what is left after exp?",
+        where="the maximum before exp: is it taken before anything is hidden, or after?",
     ),
     kind="fragile",
 )

@@ -32,6 +32,7 @@ RESULT = mended(
         {"not_causal": lambda i, j: j <= i},
         remedy="apply the causal mask only where it is asked for: if is_causal: ...",
         nudge="Change the last value: does the first output change?",
+        where="the mask that is put on the scores in every call",
     ),
     where="the last product, and what is returned",
 )

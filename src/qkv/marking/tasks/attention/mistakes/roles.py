@@ -71,6 +71,7 @@ PROJECTIONS = mended(
         {"scale": lambda s, n: s / np.sqrt(n.width)},
         remedy=SCALE,
         nudge="Let x be wider than the queries: whose size counts?",
+        where="the line of the scores: what are they divided by?",
     ),
     mistake(
         "no-projection",
