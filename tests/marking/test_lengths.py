@@ -6,15 +6,25 @@ import pytest
 from qkv.marking import check
 
 
-def tiled(size, *, whole=False, total=True, out=True, keeps=True, of=lambda q, k: len(k)):
+def tiled(
+    size,
+    *,
+    whole=False,
+    total=True,
+    out=True,
+    keeps=True,
+    of=lambda q, k: len(k),
+    first=-np.inf,
+    largest=np.maximum,
+):
     """Attention by blocks of keys, with one thing left out; `whole`: the rest of the keys."""
 
     def function(q, k, v):
-        m, sums, sofar = np.full((len(q), 1), -np.inf), 0.0, 0.0
+        m, sums, sofar = np.full((len(q), 1), first), 0.0, 0.0
         end = max(size, of(q, k) // size * size) if whole else of(q, k)
         for at in range(0, end, size):
             scores = q @ k[at : at + size].T / np.sqrt(q.shape[-1])
-            new = np.maximum(m, scores.max(axis=-1, keepdims=True))
+            new = largest(m, scores.max(axis=-1, keepdims=True))
             factor, powers = np.exp(m - new), np.exp(scores - new)
             sums = sums * (factor if total else 1) + powers.sum(axis=-1, keepdims=True)
             sofar = sofar * (factor if out else 1) + powers @ v[at : at + size]
@@ -24,16 +34,22 @@ def tiled(size, *, whole=False, total=True, out=True, keeps=True, of=lambda q, k
     return function
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 64, 128, 500])
-def test_blocks_of_keys_that_are_right_pass(size):
+def text_by_text(one):
+    """What takes one text takes several."""
+
     def function(q, k, v):
         if q.ndim == 2:
-            return tiled(size)(q, k, v)
-        return np.stack([tiled(size)(*one) for one in zip(q, k, v, strict=True)])
+            return one(q, k, v)
+        return np.stack([one(*text) for text in zip(q, k, v, strict=True)])
 
-    result = check(function)
+    return function
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 64, 128, 500])
+def test_blocks_of_keys_that_are_right_pass(size):
+    result = check(text_by_text(tiled(size)))
     assert result.points == 10, str(result)
-    assert "131 keys, and as many queries" in result.message
+    assert "131 keys, and as many queries, scores of 1000 and 2000 of 131 keys" in result.message
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 16, 64, 128])
@@ -48,6 +64,36 @@ def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
     assert len(result.example["key"]) == max(3, size + 1)
     assert "blocks" in result.hint[1]
     assert "factor" not in result.text(2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 16, 64, 128])
+def test_a_maximum_that_the_next_block_forgets_is_fragile(size):
+    result = check(text_by_text(tiled(size, largest=lambda m, new: new)))
+    assert (result.passed, result.fragile, result.points) == (True, ("maximum-forgotten",), 9)
+    # the last block has lower scores alone, and no fewer keys have such a block
+    assert (result.example["key"][size:] == 1).all()
+    assert np.isnan(result.example["yours"]).tolist() == [[True], [False]]
+    twos = (len(result.example["key"]) + 1) // 2  # of score 2000, and of the values 0, 1, ...
+    assert np.allclose(result.example["right"][0], (twos - 1) / 2)
+    assert "np.maximum" not in result.text(2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 500])
+def test_a_maximum_that_begins_at_0_is_fragile(size):
+    result = check(text_by_text(tiled(size, first=0.0)))
+    assert (result.passed, result.fragile, result.points) == (True, ("maximum-from-zero",), 9)
+    assert np.isnan(result.example["yours"]).tolist() == [[False], [True]]
+    assert len(result.example["key"]) == 2
+    assert "inf" not in result.text(2)
+
+
+def test_large_scores_of_many_keys_that_go_wrong_otherwise_are_told_in_general():
+    def function(q, k, v):
+        return tiled(500)(q, k, v) + np.abs(k[2:]).sum() * (np.abs(q) == 1000).any()
+
+    result = check(text_by_text(function))
+    assert (result.fragile, result.points) == (("large-scores",), 9)
+    assert len(result.example["key"]) == 3
 
 
 @pytest.mark.parametrize(("size", "d"), [(1.414213562, 2), (2.0, 4), (8.0, 64)])

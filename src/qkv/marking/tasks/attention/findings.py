@@ -113,6 +113,35 @@ def large_scores(wrong: Outcome) -> Finding:
     )
 
 
+def large_ones(wrong: Outcome) -> Finding:
+    """A first row whose scores fall, a second whose scores rise and are all far below 0."""
+    nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
+    before = "it is right for small scores, and goes wrong where"
+    if nan == [True, False]:
+        return Finding(
+            "maximum-forgotten",
+            f"{before} the large ones of a row come first and lower ones far behind",
+            "exp(m - new) is inf where the new maximum is 1000 below the one before",
+            "new = np.maximum(m, scores.max(axis=-1, keepdims=True))  # never below m",
+            "fragile",
+            nudge="Let the first keys have the score 2000 and the last 1000: can a maximum fall?",
+            where="the maximum: is it that of all keys so far, or of the last few alone?",
+            run=wrong,
+        )
+    if nan == [False, True]:
+        return Finding(
+            "maximum-from-zero",
+            f"{before} all scores of a row are far below 0",
+            "every exp is 0 if what is subtracted is not below 0, and 0 / 0 is nan",
+            "m = np.full((*q.shape[:-1], 1), -np.inf)  # before the first key",
+            "fragile",
+            nudge="Let every score of a row be -1000: what is their maximum, and what is yours?",
+            where="the number that the maximum begins with",
+            run=wrong,
+        )
+    return large_scores(wrong)
+
+
 def empty_row(wrong: Outcome) -> Finding | None:
     """Only the rows that see nothing go wrong, in whatever way?"""
     row_nan, row_uniform = EMPTY

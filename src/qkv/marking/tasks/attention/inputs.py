@@ -139,6 +139,12 @@ def long_ones(length: int) -> list[Case]:
     return [_case("qkv", both, long, value), _case("qkv", long, both, value[:2])]
 
 
+def large_ones(length: int) -> Case:
+    """So many keys, whose scores fall from 2000 to 1000, and rise from -2000 to -1000."""
+    key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
+    return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
+
+
 def _case(signature: str, *rows: Any) -> Case:
     """A call with these arrays."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]

@@ -13,7 +13,15 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings, mistakes
-from qkv.marking.tasks.attention.inputs import CORE, MOST, NAMES, SIZES, cases, long_ones
+from qkv.marking.tasks.attention.inputs import (
+    CORE,
+    MOST,
+    NAMES,
+    SIZES,
+    cases,
+    large_ones,
+    long_ones,
+)
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
 from qkv.marking.tasks.attention.steps import RIGHT, compute
 from qkv.marking.tasks.task import Task
@@ -132,10 +140,21 @@ def _try_long_ones(m: AttentionMarking) -> None:
     """More keys, and more queries, than a block has; the fewest that go wrong are told."""
     m.tried.append(f"{MOST} keys, and as many queries")
     if all(run.is_right for run in m.run(long_ones(MOST))):
+        _try_large_ones(m)
         return
     cases = (case for length in range(4, MOST + 1) for case in long_ones(length))
     wrong = next(run for run in map(m.call, cases) if not run.is_right)
     m.find(findings.some_lengths(wrong, [run for run in m.runs if run.is_right]))
+
+
+def _try_large_ones(m: AttentionMarking) -> None:
+    """A maximum that is kept from block to block, for a function that seems to have one."""
+    if any(finding.kind == "fragile" for finding in m.found):
+        return
+    m.tried.append(f"scores of 1000 and 2000 of {MOST} keys")
+    if not m.call(large_ones(MOST)).is_right:
+        runs = map(m.call, map(large_ones, range(2, MOST + 1)))
+        m.find(findings.large_ones(next(run for run in runs if not run.is_right)))
 
 
 def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) -> bool:
