@@ -226,6 +226,61 @@ def without_scale(x, cache, w_q, w_k, w_v):
     return softmax(np.where(sees(len(q), len(k)), q @ k.T, -np.inf)) @ v, (k, v)
 
 
+def keys_alone(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        k = np.concatenate([cache[0], k])
+    return attend(q, k, v, sees(len(q), len(k))), (k, v)
+
+
+def values_alone(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        v = np.concatenate([cache[1], v])
+    return attend(q, k, v, sees(len(q), len(k))), (k, v)
+
+
+def summed(x, cache, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    if cache is not None:
+        k, v = cache[0] + k, cache[1] + v
+    return attend(q, k, v, sees(len(q), len(k))), (k, v)
+
+
+def mask_in_the_first_call(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, np.tri(len(q), dtype=bool) if cache is None else True), (k, v)
+
+
+def mask_but_in_the_first_call(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, True if cache is None else sees(len(q), len(k))), (k, v)
+
+
+def mask_of_a_row(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, np.arange(len(k)) <= np.arange(len(k) - len(q), len(k))), (k, v)
+
+
+def mask_after_two(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    before = 0 if cache is None else len(cache)
+    return attend(q, k, v, np.arange(len(k)) <= before + np.arange(len(q))[:, None]), (k, v)
+
+
+def cache_first(x, cache, w_q, w_k, w_v):
+    return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[::-1]
+
+
+def three_things(x, cache, w_q, w_k, w_v):
+    out, (k, v) = arrays_in_a_tuple(x, cache, w_q, w_k, w_v)
+    return out, k, v
+
+
 def only_the_output(x, cache, w_q, w_k, w_v):
     return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[0]
 
@@ -251,6 +306,15 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (nowhere, "cache-positions-ignored", 6),
         (without_scale, "no-scaling", 6),
         (only_the_output, "cache-not-returned", 6),
+        (three_things, "cache-not-returned", 6),
+        (cache_first, "cache-first", 6),
+        (keys_alone, "cache-one-of-two", 6),
+        (values_alone, "cache-one-of-two", 6),
+        (summed, "cache-summed", 6),
+        (mask_in_the_first_call, "cache-mask-first-call", 6),
+        (mask_but_in_the_first_call, "cache-mask-no-first", 6),
+        (mask_of_a_row, "cache-mask-row", 6),
+        (mask_after_two, "cache-counts-arrays", 6),
     ],
 )
 def test_a_mistake_is_told_by_its_name(function, key, points):
@@ -258,6 +322,33 @@ def test_a_mistake_is_told_by_its_name(function, key, points):
     assert (result.mistakes, result.points) == ((key,), points), str(result)
     assert len(result.hint) == 3
     assert all(result.hint)
+
+
+def test_what_comes_back_is_told_without_a_name_of_ours():
+    result = check(three_things, task="kv-cache")
+    assert "Error" not in str(result)
+    assert "cannot know what came before" not in str(result)  # it is there, in two pieces
+    assert result.example["yours"] == "a tuple of 3, not (out, cache)"
+    assert "cannot know what came before" in str(check(only_the_output, task="kv-cache"))
+
+
+def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():
+    def step(x, cache, w_q, w_k, w_v):
+        q = x @ w_q
+        k, v = joined(cache, x @ w_k, x @ w_v)
+        scores = np.where(sees(len(q), len(k)), q @ k.T / np.sqrt(x.shape[1]), -np.inf)
+        return softmax(scores) @ v, (k, v)
+
+    result = check(step, task="kv-cache")
+    assert result.mistakes == ("scale-model-width",)
+    assert "the line of the scores" in result.hint[1]
+
+
+def test_a_step_that_ends_the_program_is_told_so():
+    def step(x, cache, w_q, w_k, w_v):
+        raise SystemExit
+
+    assert check(step, task="kv-cache").mistakes == ("exits",)
 
 
 def test_two_mistakes_are_told_apart():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, nothing_returned
+from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import LARGE, core
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, PLACING
+from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, ONE_OF_TWO, PLACING, SUMMED
 from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
 from qkv.marking.tasks.task import Task
 
@@ -43,12 +44,16 @@ _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.item
 
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"))
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
-GROUPS = (
-    Group("one word at a time", WORD_BY_WORD, KNOWN),
-    Group("a prompt and then single words", _cases(20, (2, 1), (3, 1, 1)), KNOWN),
-    Group("several words after others", _cases(30, (1, 2), (2, 2), (1, 3, 2)), KNOWN),
-    Group("scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE),
-)
+SEVERAL = (*_cases(20, (2, 1), (3, 1, 1)), *_cases(30, (1, 2), (2, 2), (1, 3, 2)))
+
+
+def _groups(known: Sequence[Mistake]) -> tuple[Group, ...]:
+    """The tests of a step: what shows in calls of several words takes all of them to tell."""
+    return (
+        Group("one word at a time", WORD_BY_WORD, known),
+        Group("several words in one call, first or after others", SEVERAL, known),
+        Group("scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE),
+    )
 
 
 def _with_positions(case: Run) -> Run:
@@ -75,7 +80,7 @@ class _Stepping:
     """
 
     def __init__(self, step: Callable[..., Any], first: Callable[[], Any]) -> None:
-        self.step, self.first = step, first
+        self.step, self.first, self.cache_first = step, first, False
 
     def __call__(self, case: Run) -> Any:
         """The outputs of all calls below each other, or what is no output."""
@@ -99,7 +104,8 @@ class _Stepping:
         returned = self.step(x, cache, *weights, **given)
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise NoCacheError(returned)
-        return returned[0], returned[1]
+        out, cache = returned[::-1] if self.cache_first else returned
+        return out, cache
 
 
 class NoCacheError(TypeError):
@@ -120,12 +126,32 @@ def _no_cache(run: Outcome, error: NoCacheError) -> Finding:
     line = "return out, (k, v)  # all keys and values so far"
     if error.returned is None:
         return nothing_returned(run, str(error), line)
+    shows, nudge = (
+        "the next call cannot know what came before",
+        "What does the next call need to know?",
+    )
+    if isinstance(error.returned, tuple | list) and len(error.returned) > 2:
+        shows = "the cache is one thing: the second of two, and the next call is handed it"
+        nudge = "How many things come back, and which one of them is the next call handed?"
     return Finding(
         "cache-not-returned",
         str(error),
-        "the next call cannot know what came before",
+        shows,
         line,
-        nudge="What does the next call need to know?",
+        nudge=nudge,
+        where="the return statement",
+        run=run,
+        more={"yours": str(error).removeprefix("it returns ")},
+    )
+
+
+def _cache_first(run: Outcome) -> Finding:
+    return Finding(
+        "cache-first",
+        "the cache comes back first and the output second",
+        "the next call is handed the output as its cache",
+        "return out, (k, v)  # all keys and values so far",
+        nudge="Print both things that come back: which of them has a row for each new word alone?",
         where="the return statement",
         run=run,
     )
@@ -170,13 +196,18 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.find(_no_cache(first, first.error))
         if not outcome(replace(smallest, parts=(2,)), call.alone, first.right).is_right:
             m.steps = None  # what it gives is no output either
+    elif not first.is_right and _right_in_other_order(call):
+        m.find(_cache_first(first))
     elif first.is_right and differ(first.out, again.out):
         m.find(_remembers(first, again))
     else:
         m.first_call(smallest)
     if m.wrong:
         return m.result()
-    for group in GROUPS:
+    known = [SUMMED] if _stays_at_one_row(call) else []
+    if run(replace(smallest, parts=(2,))).is_right:
+        known.append(ONE_OF_TWO)
+    for group in _groups((*known, *KNOWN)):
         m.test(group)
     if "positions" in options:
         m.test(POSITIONS)
@@ -187,6 +218,29 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             "It writes to the cache it is given: to go on from one in two ways needs a copy."
         )
     return m.result()
+
+
+def _stays_at_one_row(call: _Stepping) -> bool:
+    """Is the cache two arrays of one row after one word, and of one after two?"""
+
+    def rows(case: Run) -> Array:
+        cache, sizes = call.first(), []
+        for x in case.pieces():
+            _, cache = call.one(case, x, cache)
+            sizes.append((len(cache), len(cache[0])))
+        return np.array(sizes)
+
+    run = outcome(WORD_BY_WORD[0], rows, np.array([[2, 1], [2, 2]]))
+    return run.out is not None and run.out.tolist() == [[2, 1], [2, 1]]
+
+
+def _right_in_other_order(call: _Stepping) -> bool:
+    """Is it right if the first thing that comes back is the cache, and the second the output?"""
+    case = WORD_BY_WORD[0]
+    call.cache_first = True
+    run = outcome(case, call, compute(case, RIGHT))
+    call.cache_first = False
+    return run.is_right
 
 
 def _writes_to_cache(call: _Stepping) -> bool:

@@ -36,6 +36,19 @@ def _only_kept_but_first(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
     return (kept.key, kept.value) if len(kept.key) else (k, v)
 
 
+def _only_keys_joined(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    return np.concatenate([kept.key, k]), v
+
+
+def _only_values_joined(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    return k, np.concatenate([kept.value, v])
+
+
+def _summed(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
+    """The new rows added to those that are kept, number by number."""
+    return (kept.key + k, kept.value + v) if len(kept.key) else (k, v)
+
+
 def _counts_kept(kept: int, keys: int, new: int) -> int:
     """The new words stand after what was kept, though they are not among the keys."""
     return kept
@@ -96,6 +109,29 @@ CACHING = (
     ),
 )
 
+# for a step that is right in one call of several words: in errors it is as weights transposed
+ONE_OF_TWO = mistake(
+    "cache-one-of-two",
+    "of keys and values only one goes on from the cache; the other is of the new words alone",
+    "from the second call on there are not as many values as keys",
+    {"reads": _only_keys_joined, "keeps": _only_keys_joined},
+    {"reads": _only_values_joined, "keeps": _only_values_joined},
+    remedy=_KEEP,
+    nudge="Print the shapes of keys and values in the second call, before the scores.",
+    where="the lines that put old and new together: are there two of them?",
+)
+
+# for a cache that stays at one row: word by word the sum is as softmax over columns
+SUMMED = mistake(
+    "cache-summed",
+    "the new keys and values are added to those in the cache, number by number, with +",
+    "handed over one by one, all words together have one key and one value, their sums",
+    {"reads": _summed, "keeps": _summed},
+    remedy=_KEEP,
+    nudge="How many rows has the cache after three calls of one word each?",
+    where="the line that puts old and new keys together: what does + do to two arrays?",
+)
+
 MASKING = mended(
     _SEES,
     mistake(
@@ -103,6 +139,31 @@ MASKING = mended(
         "words that come in one call see each other's future: the causal mask is missing",
         "right word by word, wrong for a prompt",
         {"sees": lambda i, j, first: j >= 0},
+    ),
+    mistake(
+        "cache-mask-first-call",
+        "only the words of the first call are masked; several that come later in one call see each"
+        " other's future",
+        "right for a prompt and for single words after it, wrong for two words after it",
+        {"sees": lambda i, j, first: (j <= i) | (first > 0)},
+    ),
+    mistake(
+        "cache-mask-no-first",
+        "the words of the first call are not masked, and see each other's future",
+        "wrong for a prompt of several words, right for what comes after it",
+        {"sees": lambda i, j, first: (j <= first + i) | (first == 0)},
+    ),
+    mistake(
+        "cache-mask-row",
+        "the places of the new words lie in a row; beside the keys they should stand in a column",
+        "right word by word; of several words none is masked, or the shapes do not fit",
+        {"sees": lambda i, j, first: j <= (first + i).T},
+    ),
+    mistake(
+        "cache-counts-arrays",
+        "the mask counts 2 words in every cache: len(cache) counts its arrays, a key and a value",
+        "right where two words came before, and by chance in some other calls",
+        {"first": lambda kept, keys, new: 2 if kept else 0},
     ),
     mistake(
         "cache-mask-start",
