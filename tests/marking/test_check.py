@@ -1042,6 +1042,18 @@ def join_by_reshape(a):
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 
+def transposed_first(a, heads):
+    return a.swapaxes(-1, -2).reshape(*a.shape[:-2], heads, a.shape[-2], -1)
+
+
+def split_in_turn(a, heads):
+    return np.stack([a[..., head::heads] for head in range(heads)], axis=-3)
+
+
+def join_in_turn(a):
+    return np.stack([*np.moveaxis(a, -3, 0)], axis=-1).reshape(*a.shape[:-3], a.shape[-2], -1)
+
+
 def heads_beside_tokens(x, w_q, w_k, w_v, num_heads=1):
     """Split without the transpose, so that the heads of a token attend to each other."""
     if num_heads == 1:
@@ -1106,6 +1118,10 @@ WRONG_PROJECTIONS = [
     ("heads-reshape", in_heads(split=split_by_reshape, join=join_by_reshape)),
     ("heads-reshape", heads_beside_tokens),
     ("heads-beside-words", heads_beside_words),
+    ("heads-transposed-first", in_heads(split=transposed_first)),
+    ("heads-transposed-first heads-join", in_heads(split=transposed_first, join=join_by_reshape)),
+    ("heads-interleaved", in_heads(split=split_in_turn)),
+    ("heads-interleaved", in_heads(split=split_in_turn, join=join_in_turn)),
     ("heads-join", in_heads(join=join_by_reshape)),
     ("heads-scale", in_heads(scale=lambda q, heads: q.shape[-1] * heads)),
     ("heads-not-joined", heads_not_joined),
@@ -1392,6 +1408,13 @@ def test_a_hint_has_three_grades_of_which_the_last_is_the_line_that_mends_it():
     assert line == "scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])"
     assert result.task == "attention"
     assert check(plain).hint == ()
+
+
+def test_a_hint_on_the_scale_of_heads_leads_to_the_scores():
+    scale = check(in_heads(scale=lambda q, heads: q.shape[-1] * heads), signature=X)
+    assert scale.mistake == "heads-scale"
+    assert "line of the scores" in scale.hint[1]
+    assert "transpose" not in scale.hint[1]
 
 
 def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():

@@ -125,7 +125,7 @@ KNOWN = {
         *attention.BOTH,
         *attention.OFFSET,
     ),
-    ("attention", of_words, X): (*attention.core(X), *attention.HEADS),
+    ("attention", of_words, X): (*attention.core(X), *attention.HEADS, attention.IN_TURN),
     ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
     ("heads", of_heads, "qkv"): (*attention.HEADS, *heads.HEADS, *heads.PROJECTED),
     ("block", of_blocks, "qkv"): (*blocks.KNOWN, *attention.HEADS),

@@ -112,7 +112,7 @@ def _mark(m: AttentionMarking) -> CheckResult:
         if "q_offset" in options and "q_offset" in m.cases:
             m.ask("q_offset", mistakes.OFFSET)
     if "heads" in options and "two heads" in m.cases:
-        m.ask("two heads", mistakes.HEADS)
+        m.ask("two heads", (*mistakes.HEADS, mistakes.IN_TURN))
     asked = {"mask", "causal", "q_offset" if m.signature == "qkv" else "heads"}
     m.untried += [OPTIONS[option][0] for option in OPTIONS if option in asked - {*options}]
     return m.result()

@@ -6,22 +6,12 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, mended, mistake
+from qkv.marking.tasks.attention.mistakes import IN_TURN, rejoin_in_turn
 from qkv.marking.tasks.attention.steps import flip, softmax
 
 SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
 JOIN = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
 OUTPUT = "return joined @ w_o"
-
-
-def _interleaved(a: Array, heads: int) -> Array:
-    """(..., T, d * H) -> (..., H, T, d), every H-th column to one head."""
-    return np.moveaxis(a.reshape(*a.shape[:-1], -1, heads), -1, -3)
-
-
-def _rejoined(a: Array) -> Array:
-    """(..., H, T, d) -> (..., T, d * H), the heads' columns in turn."""
-    a = np.moveaxis(a, -3, -1)
-    return a.reshape(*a.shape[:-2], -1)
 
 
 def _side_by_side(a: Array) -> Array:
@@ -32,21 +22,12 @@ def _side_by_side(a: Array) -> Array:
 
 HEADS = mended(
     JOIN,
-    mistake(
-        "heads-interleaved",
-        "the heads take columns in turn, not blocks of columns that stand together",
-        "head 0 gets columns 0, H, 2 H ..., and so the weights of another head",
-        {"split": _interleaved, "join": _rejoined},
-        {"split": _interleaved},
-        remedy=SPLIT,
-        nudge="Put the number of its column into every cell: which columns does head 0 get?",
-        where="the reshape that splits: (T, H, d), not (T, d, H)",
-    ),
+    IN_TURN,
     mistake(
         "heads-join-interleaved",
         "the heads are joined column by column in turn, not one head's columns after another's",
         "the numbers are right and stand in other columns, where w_o does not look for them",
-        {"join": _rejoined},
+        {"join": rejoin_in_turn},
         nudge="Put the number of its head into every cell: in which order does a row hold them?",
         where="the transpose before the last reshape",
     ),

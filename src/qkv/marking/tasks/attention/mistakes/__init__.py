@@ -8,7 +8,7 @@ replacements.
 from qkv.marking.tasks.attention.mistakes.batches import BATCHES
 from qkv.marking.tasks.attention.mistakes.core import RESULT, core
 from qkv.marking.tasks.attention.mistakes.habits import PER_KEY, WEIGHTS_FIRST
-from qkv.marking.tasks.attention.mistakes.heads import HEADS, ONE_HEAD
+from qkv.marking.tasks.attention.mistakes.heads import HEADS, IN_TURN, ONE_HEAD, rejoin_in_turn
 from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
@@ -23,6 +23,7 @@ __all__ = [
     "FLOATS",
     "HEADS",
     "HIDING",
+    "IN_TURN",
     "LARGE",
     "MASK",
     "OFFSET",
@@ -37,4 +38,5 @@ __all__ = [
     "SOFTMAX",
     "WEIGHTS_FIRST",
     "core",
+    "rejoin_in_turn",
 ]

@@ -6,10 +6,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
-from qkv.marking.tasks.attention.mistakes.lines import (
-    SCORES,
-)
-from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.attention.mistakes.lines import SCORES
+from qkv.marking.tasks.attention.steps import flip, same
 
 _SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
 _JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
@@ -23,6 +21,17 @@ def _reshape(a: Array, heads: int) -> Array:
 def _rejoin(a: Array) -> Array:
     """(..., H, T, d) -> (..., T, H * d) without the transpose."""
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
+
+
+def _in_turn(a: Array, heads: int) -> Array:
+    """(..., T, d * H) -> (..., H, T, d), every H-th column to one head."""
+    return np.moveaxis(a.reshape(*a.shape[:-1], -1, heads), -1, -3)
+
+
+def rejoin_in_turn(a: Array) -> Array:
+    """(..., H, T, d) -> (..., T, d * H), the heads' columns in turn."""
+    a = np.moveaxis(a, -3, -1)
+    return a.reshape(*a.shape[:-2], -1)
 
 
 def _of_size(a: Array, heads: int, size: int) -> Array:
@@ -43,6 +52,15 @@ HEADS = mended(
         nudge="Which numbers does the reshape get, and what is their product?",
         where="the reshape that splits the heads: what is d?",
     ),
+    # before the next, which may join so too
+    mistake(
+        "heads-join",
+        "the heads are joined by a reshape without the transpose",
+        "a row of the output holds numbers of different tokens",
+        {"join": _rejoin},
+        remedy=_JOINED,
+        nudge="Fill each row with its number, split and join: is it as before?",
+    ),
     mistake(
         "heads-reshape",
         "the heads are split by a reshape without the transpose",
@@ -54,14 +72,6 @@ HEADS = mended(
             "join": lambda a: a.reshape(*a.shape[:-2], -1),
         },
         nudge="Fill each row with its number and split: does a row of a head hold one number?",
-    ),
-    mistake(
-        "heads-join",
-        "the heads are joined by a reshape without the transpose",
-        "a row of the output holds numbers of different tokens",
-        {"join": _rejoin},
-        remedy=_JOINED,
-        nudge="Fill each row with its number, split and join: is it as before?",
     ),
     mistake(
         "heads-not-joined",
@@ -85,8 +95,20 @@ HEADS = mended(
         {"scale": lambda s, n: s / np.sqrt(n.all_heads)},
         remedy=f"{SCORES} / np.sqrt(d)  # d = q.shape[-1] after the split",
         nudge="Let there be 4 heads of size 1: by which number should the scores be divided?",
+        where="the line of the scores: which size stands under the root?",
     ),
     where="the reshape and the transpose, before and after the heads",
+)
+
+IN_TURN = mistake(
+    "heads-interleaved",
+    "the heads take columns in turn, not blocks of columns that stand together",
+    "head 0 gets columns 0, H, 2 H ..., and so the weights of another head",
+    {"split": _in_turn, "join": rejoin_in_turn},
+    {"split": _in_turn},
+    remedy=_SPLIT,
+    nudge="Put the number of its column into every cell: which columns does head 0 get?",
+    where="the reshape that splits: (T, H, d), not (T, d, H)",
 )
 
 # of a function that takes a number of heads, and shows it with one already
@@ -99,6 +121,16 @@ ONE_HEAD = mended(
         "with one head every word sees itself alone, and the output is its value",
         {"weigh": lambda w, v, n: v},
         nudge="With one head, print the shape of the scores: is there one for each pair of words?",
+    ),
+    mistake(
+        "heads-transposed-first",
+        "the heads are split by a transpose and then a reshape, which cuts the columns into rows",
+        "with one head already, a row of queries has numbers of several words",
+        {
+            "choose": lambda q, k, v: [flip(a).reshape(a.shape) for a in (q, k, v)],
+            "split": _reshape,
+        },
+        nudge="With one head, print the queries before the split and after it: are they the same?",
     ),
     where="the reshape and the transpose, before the product of queries and keys",
 )
