@@ -289,3 +289,18 @@ def test_every_known_mistake_is_made_above():
     for one in (*WEAK, *LARGE, *TEXTS, *KNOWN):
         assert one.nudge
         assert len({*one.hint}) == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "right"),
+    [
+        (lambda n: ~lower(n), lower(2)),
+        (lambda n: lower(n).astype(int), lower(2)),
+        (lambda n: np.triu(np.full((n, n), -1e9), k=1), to_add(2)),
+    ],
+)
+def test_a_mask_of_another_kind_is_shown_as_it_came_back(function, right):
+    example = check(function, task="mask").example
+    assert np.array_equal(example["yours"], function(2))
+    assert np.array_equal(example["right"], right)
+    assert example["yours"].dtype == function(2).dtype

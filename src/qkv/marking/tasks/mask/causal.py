@@ -13,7 +13,7 @@ from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 
@@ -136,6 +136,15 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
     return out, None
 
 
+def _as_written(run: Outcome, way: Mistake) -> dict[str, Any]:
+    """A mask as it was returned, and the right one of its kind: what they let through is equal."""
+    visible = run.right.astype(bool)
+    return {
+        "yours": numbers(run.returned),
+        "right": np.where(visible, 0.0, -np.inf) if way is _FINITE else visible,
+    }
+
+
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
     """A mask that is the same everywhere, as one that was only begun."""
     outs = [run.out for run in runs]
@@ -173,6 +182,6 @@ def mark_causal(function: Callable[..., Any]) -> CheckResult:
         return m.result()
     m.test(Group("masks of 2, 3 and 5 words", [Length(2), Length(3), Length(5)], KNOWN))
     if ways and not m.wrong:
-        m.find(of_mistake(ways[0], m.runs[0]))
+        m.find(of_mistake(ways[0], m.runs[0], _as_written(m.runs[0], ways[0])))
     m.test(Group("a mask of one word", [Length(1)], may_refuse=True, if_right=True))
     return m.result()
