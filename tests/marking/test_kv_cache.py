@@ -324,6 +324,18 @@ def test_a_mistake_is_told_by_its_name(function, key, points):
     assert all(result.hint)
 
 
+def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
+    def step(x, cache, w_q, w_k, w_v):
+        q, k, v = x @ w_q, x @ w_k, x @ w_v
+        if cache is not None:
+            k = np.concatenate([cache[0], k])
+        e = np.exp(q @ k.T / np.sqrt(q.shape[1]))
+        return e / e.sum(axis=-1, keepdims=True) @ v, (k, v)
+
+    result = check(step, task="kv-cache")
+    assert (result.mistakes, result.points) == (("cache-one-of-two",), 6), str(result)
+
+
 def test_what_comes_back_is_told_without_a_name_of_ours():
     result = check(three_things, task="kv-cache")
     assert "Error" not in str(result)

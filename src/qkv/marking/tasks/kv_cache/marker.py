@@ -205,10 +205,13 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     if m.wrong:
         return m.result()
     known = [SUMMED] if _stays_at_one_row(call) else []
-    if run(replace(smallest, parts=(2,))).is_right:
+    in_one_call = m.explain([run(replace(smallest, parts=(2,)))], KNOWN)
+    if in_one_call and not any("weigh" in way for one in in_one_call[1] for way in one.variants):
         known.append(ONE_OF_TWO)
     for group in _groups((*known, *KNOWN)):
         m.test(group)
+    if ONE_OF_TWO in known and any(one.key == ONE_OF_TWO.key for one in m.found):
+        m.explained = True  # the errors are, and what one call gives
     if "positions" in options:
         m.test(POSITIONS)
     else:

@@ -109,7 +109,7 @@ CACHING = (
     ),
 )
 
-# for a step that is right in one call of several words: in errors it is as weights transposed
+# for a step that weighs as it should in one call of two words: errors are as of weights transposed
 ONE_OF_TWO = mistake(
     "cache-one-of-two",
     "of keys and values only one goes on from the cache; the other is of the new words alone",
