@@ -22,10 +22,10 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-def rotate(x, theta):
-    """(heads, T, d): number i turns with number i + d / 2."""
+def rotate(x, theta, first=0):
+    """(heads, T, d): number i turns with number i + d / 2; the first row is at a place."""
     d = x.shape[-1]
-    angle = np.arange(x.shape[-2])[:, None] * theta ** (-np.arange(0, d, 2) / d)
+    angle = (first + np.arange(x.shape[-2]))[:, None] * theta ** (-np.arange(0, d, 2) / d)
     a, b = x[..., : d // 2], x[..., d // 2 :]
     return np.concatenate(
         [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=-1
@@ -199,7 +199,16 @@ def in_float32(ids, weights, config):
     return Decoder()(ids, {name: a.astype(np.float32) for name, a in weights.items()}, config)
 
 
-@pytest.mark.parametrize("decoder", [Decoder(), with_loops, with_einsum, in_float32])
+def with_places_from_one(ids, weights, config):
+    """Scores know distances alone; and each row is of a call of its own, as when writing."""
+    theta = config["rope_theta"]
+    one = made(positions=lambda self, q, k, v: (rotate(q, theta, 1), rotate(k, theta, 1), v))
+    return np.stack([one(ids[: n + 1], weights, config)[-1] for n in range(len(ids))])
+
+
+@pytest.mark.parametrize(
+    "decoder", [Decoder(), with_loops, with_einsum, in_float32, with_places_from_one]
+)
 def test_a_right_decoder_gets_all_points(decoder):
     result = check(decoder, task="decoder")
     assert (result.passed, result.points) == (True, 10), str(result)
@@ -372,6 +381,14 @@ def by_the_width(self, x):
         (both(neighbours), "rotary-neighbours"),
         ({"positions": lambda self, q, k, v: (q, k, v)}, "rotary-missing"),
         ({"positions": lambda self, q, k, v: (rotate(q, 500), k, v)}, "rotary-one"),
+        (
+            {"positions": lambda self, q, k, v: (rotate(q, 500, 1), rotate(k, 500), v)},
+            "rotary-apart",
+        ),
+        (
+            {"positions": lambda self, q, k, v: (rotate(q, 500), rotate(k, 500, 1), v)},
+            "rotary-apart",
+        ),
         (
             {"positions": lambda self, q, k, v: tuple(rotate(a, 500) for a in (q, k, v))},
             "rotary-values",

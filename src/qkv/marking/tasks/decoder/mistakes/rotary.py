@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
 from qkv.marking.tasks.decoder.steps import joined_neighbours, neighbours
 
@@ -13,6 +16,12 @@ _ROTATE = (
 )
 _ANGLE = "angle = np.arange(T)[:, None] * theta ** (-np.arange(0, d, 2) / d)"
 _ORDER = "Change the order of the first words: does the last row of logits change, as it should?"
+
+
+def _one_ahead(a: Array, turn: Callable[[Array], Array]) -> Array:
+    """(..., T, d) turned as if its first row stood at place 1."""
+    return turn(np.concatenate([np.zeros_like(a[..., :1, :]), a], axis=-2))[..., 1:, :]
+
 
 ROTARY = (
     *mended(
@@ -52,6 +61,14 @@ ROTARY = (
             {"rotates": lambda q, k, v, turn: (turn(q), k, v)},
             {"rotates": lambda q, k, v, turn: (q, turn(k), v)},
             nudge="Put two words two places further on: do their scores stay as they were?",
+        ),
+        mistake(
+            "rotary-apart",
+            "the places of queries and those of keys are counted from different numbers",
+            "a word is one place away from itself",
+            {"rotates": lambda q, k, v, turn: (_one_ahead(q, turn), turn(k), v)},
+            {"rotates": lambda q, k, v, turn: (turn(q), _one_ahead(k, turn), v)},
+            nudge="Print the angles of the first query and of the first key.",
         ),
         mistake(
             "rotary-values",
