@@ -338,7 +338,9 @@ def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
 
 def test_what_comes_back_is_told_without_a_name_of_ours():
     result = check(three_things, task="kv-cache")
-    assert "Error" not in str(result)
+    nothing = check(lambda x, cache, w_q, w_k, w_v: None, task="kv-cache")
+    assert "Error" not in f"{result} {nothing}"
+    assert nothing.example["yours"] == "None, not (out, cache)"
     assert "cannot know what came before" not in str(result)  # it is there, in two pieces
     assert result.example["yours"] == "a tuple of 3, not (out, cache)"
     assert "cannot know what came before" in str(check(only_the_output, task="kv-cache"))

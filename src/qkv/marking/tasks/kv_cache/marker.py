@@ -124,8 +124,9 @@ class NoCacheError(TypeError):
 
 def _no_cache(run: Outcome, error: NoCacheError) -> Finding:
     line = "return out, (k, v)  # all keys and values so far"
+    yours = {"yours": str(error).removeprefix("it returns ")}
     if error.returned is None:
-        return nothing_returned(run, str(error), line)
+        return replace(nothing_returned(run, str(error), line), more=yours)
     shows, nudge = (
         "the next call cannot know what came before",
         "What does the next call need to know?",
@@ -141,7 +142,7 @@ def _no_cache(run: Outcome, error: NoCacheError) -> Finding:
         nudge=nudge,
         where="the return statement",
         run=run,
-        more={"yours": str(error).removeprefix("it returns ")},
+        more=yours,
     )
 
 
