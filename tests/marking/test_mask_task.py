@@ -169,12 +169,23 @@ def zeroed_where_nothing_is_seen(number):
     return attention
 
 
+def over_a_little_more(number):
+    def attention(q, k, v, mask):
+        scores = scaled(q, k)
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True)) * mask
+        return e / (e.sum(axis=-1, keepdims=True) + number) @ v
+
+    return attention
+
+
 FRAGILE = [
     ("mask-not-low-enough", zeroed_where_nothing_is_seen(-100)),
     ("mask-not-low-enough", zeroed_where_nothing_is_seen(-1000)),
     ("mask-not-low-enough", masked(instead(-100), lambda w, m: np.where(m, w, 0))),
     ("mask-not-low-enough", masked(lambda s, m: s - 100 * ~m, lambda w, m: np.where(m, w, 0))),
     ("mask-max-of-hidden", renormalised),
+    ("mask-max-of-hidden", over_a_little_more(1e-9)),
+    ("mask-max-of-hidden", over_a_little_more(1e-12)),
     ("masked-row-nan", masked(instead(-np.inf))),
     ("masked-row-uniform", masked(instead(-1e9))),
 ]

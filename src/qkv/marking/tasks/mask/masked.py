@@ -37,12 +37,12 @@ def _large() -> Case:
 
 
 def _far_above_and_equal() -> Case:
-    """Scores [[636, 0], [-636, -636]], of which the first of row 0 and the last are hidden.
+    """Scores [[636, 0], [-636, -636], [25, 0]]; hidden are 636, one of the equal ones, and 25.
 
     They tell a number that stands for hidden from a maximum that is taken of hidden scores.
     """
-    query, key = np.array([[900.0, 0], [0, -900]]), np.array([[1.0, 1], [0, 1]])
-    hidden = np.array([[False, True], [True, False]])
+    query, key = np.array([[900.0, 0], [0, -900], [36, 0]]), np.array([[1.0, 1], [0, 1]])
+    hidden = np.array([[False, True], [True, False], [False, True]])
     return Case({"query": query, "key": key, "value": np.array([[1.0], [2]])}, mask=hidden)
 
 

@@ -38,6 +38,16 @@ def _over_no_zero(e: Array) -> Array:
     return out
 
 
+def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
+    """Divided by the sum of the row and a small number, so that it is never 0."""
+    for number in numbers:
+        yield {
+            "hide": _less_the_largest,
+            "shift": same,
+            "normalise": lambda e, n=number: e / (e.sum(axis=-1, keepdims=True) + n),
+        }
+
+
 WEAK = mended(
     HIDE,
     mistake(
@@ -104,6 +114,7 @@ LARGE = mended(
         "where a hidden score is far above the visible ones, exp makes 0 of all of those",
         {"hide": _less_the_largest, "shift": same},
         {"hide": _less_the_largest, "shift": same, "normalise": _over_no_zero},
+        *_over_a_little_more(1e-6, 1e-8, 1e-9, 1e-10, 1e-12),
         nudge="Let a hidden score be 1000 and a visible one 0: what is left after exp?",
         where="the maximum before exp: is it taken before anything is hidden, or after?",
     ),
