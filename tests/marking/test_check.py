@@ -560,6 +560,16 @@ def one_over(f):
     return lambda q, k: 1 / f(q, k)
 
 
+def divided_after_the_values(below):
+    """As by tiles, but that the sums of the rows have lost their axis."""
+
+    def function(q, k, v):
+        powers = np.exp(scaled(q, k) - below(scaled(q, k)))
+        return powers @ v / powers.sum(axis=-1)
+
+    return function
+
+
 WRONG_SOFTMAX = [
     ("no-softmax", attend(weights_of=lambda s: s)),
     ("softmax-after-values", lambda q, k, v: softmax(scaled(q, k) @ v)),
@@ -574,6 +584,9 @@ WRONG_SOFTMAX = [
     ("softmax-keepdims", attend(weights_of=axes(False, -1, keep=False))),
     ("softmax-keepdims", attend(weights_of=maximum_without_keepdims)),
     ("softmax-keepdims", attend(weights_of=sum_without_keepdims)),
+    ("softmax-keepdims", divided_after_the_values(lambda s: s.max(axis=-1, keepdims=True))),
+    ("softmax-keepdims", divided_after_the_values(lambda s: s.max(axis=-1))),
+    ("softmax-keepdims", divided_after_the_values(lambda s: 0)),
     ("softmax-not-normalised", attend(weights_of=only_exponentials)),
     ("softmax-not-normalised", attend(weights_of=exponentials_below_row_maximum)),
     ("softmax-not-normalised", attend(weights_of=exponentials_below_maximum)),

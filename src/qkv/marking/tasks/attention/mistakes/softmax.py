@@ -25,6 +25,11 @@ def over(*axes: int) -> tuple[Steps, Steps]:
     return _max(**over) | _sum(**over), _sum(**over)
 
 
+_DIVIDED_AFTER_VALUES: Steps = {
+    "normalise": same,
+    "weigh": lambda e, v, n: e @ v / e.sum(axis=-1),
+}
+
 SOFTMAX = mended(
     WEIGHTS,
     mistake(
@@ -72,6 +77,9 @@ SOFTMAX = mended(
         {"shift": same, **_sum(axis=-1)},
         _max(axis=-1),
         _max(axis=-1) | _sum(axis=-1),
+        _DIVIDED_AFTER_VALUES,
+        {"shift": same, **_DIVIDED_AFTER_VALUES},
+        {**_max(axis=-1), **_DIVIDED_AFTER_VALUES},
         nudge="Print the shape of what you divide by: what does (L, S) / (L,) do?",
     ),
     mistake(
