@@ -272,6 +272,21 @@ def mask_after_two(x, cache, w_q, w_k, w_v):
     return attend(q, k, v, np.arange(len(k)) <= before + np.arange(len(q))[:, None]), (k, v)
 
 
+def mask_of_later_words(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return attend(q, k, v, ~np.tri(len(q), len(k), len(k) - len(q) - 1, dtype=bool)), (k, v)
+
+
+def cache_as_it_came(x, cache, w_q, w_k, w_v):
+    return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[0], cache
+
+
+def right_for_one_word_alone(x, cache, w_q, w_k, w_v):
+    out, cache = arrays_in_a_tuple(x, cache, w_q, w_k, w_v)
+    return out[0], cache
+
+
 def cache_first(x, cache, w_q, w_k, w_v):
     return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[::-1]
 
@@ -293,7 +308,7 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (twice, "cache-twice", 6),
         (twice_at_first, "cache-twice-at-first", 6),
         (late, "cache-late", 6),
-        (not_transposed, "key-not-transposed", 0),  # every call raises
+        (not_transposed, "key-not-transposed", 6),  # two words of two numbers do not raise
         (without_mask, "cache-no-mask", 6),
         (mask_from_the_start, "cache-mask-start", 6),
         (mask_without_the_diagonal, "cache-mask-diagonal", 6),
@@ -308,6 +323,9 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (only_the_output, "cache-not-returned", 6),
         (three_things, "cache-not-returned", 6),
         (cache_first, "cache-first", 6),
+        (mask_of_later_words, "cache-mask-upper", 6),
+        (cache_as_it_came, "cache-not-filled", 6),
+        (right_for_one_word_alone, "wrong-shape", 6),
         (keys_alone, "cache-one-of-two", 6),
         (values_alone, "cache-one-of-two", 6),
         (summed, "cache-summed", 6),
@@ -333,7 +351,7 @@ def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
         return e / e.sum(axis=-1, keepdims=True) @ v, (k, v)
 
     result = check(step, task="kv-cache")
-    assert (result.mistakes, result.points) == (("cache-one-of-two",), 6), str(result)
+    assert {*result.mistakes} == {"cache-one-of-two", "cache-no-mask"}, str(result)
 
 
 def test_what_comes_back_is_told_without_a_name_of_ours():
@@ -356,6 +374,17 @@ def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():
     result = check(step, task="kv-cache")
     assert result.mistakes == ("scale-model-width",)
     assert "the line of the scores" in result.hint[1]
+
+
+def test_an_error_of_another_kind_is_not_told_as_a_mistake_that_raises_it_too():
+    def calls_in_a_list(x, cache, w_q, w_k, w_v):
+        cache = cache or ([], [])
+        cache[0].append(x @ w_k)
+        cache[1].append(x @ w_v)
+        k, v = np.array(cache[0]), np.array(cache[1])  # (calls, n, d), not (T, d)
+        return softmax(x @ w_q @ k.T) @ v, cache
+
+    assert check(calls_in_a_list, task="kv-cache").mistakes == ("raises",)
 
 
 def test_a_step_that_ends_the_program_is_told_so():
@@ -400,7 +429,7 @@ def test_softmax_without_maximum_is_fragile():
 
 def test_the_smallest_calls_that_show_it_are_shown():
     example = check(mask_one_ahead, task="kv-cache").example
-    assert example["the calls, in order"] == "x[0:2], x[2:3]"  # one word a call has no future in it
+    assert example["the calls, in order"] == "x[0:2]"  # one word a call has no future in it
     whole = arrays_in_a_tuple(example["x"], None, *(example[w] for w in ("w_q", "w_k", "w_v")))[0]
     assert np.allclose(example["right"], whole)
     assert not np.allclose(example["yours"], whole)

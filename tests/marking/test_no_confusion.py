@@ -131,7 +131,6 @@ KNOWN = {
     ("block", of_blocks, "qkv"): (*blocks.KNOWN, *attention.HEADS),
     ("kv-cache", of_steps, "qkv"): (
         *caching.CACHING,
-        caching.ONE_OF_TWO,
         *caching.MASKING,
         *caching.PLACING,
         *attention.core(X),

@@ -16,7 +16,7 @@ from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outc
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import LARGE, core
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, ONE_OF_TWO, PLACING, SUMMED
+from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, NOT_FILLED, PLACING
 from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
 from qkv.marking.tasks.task import Task
 
@@ -42,18 +42,32 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
+LARGE_SCORES = Group(
+    "scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE
+)
+
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"))
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
-SEVERAL = (*_cases(20, (2, 1), (3, 1, 1)), *_cases(30, (1, 2), (2, 2), (1, 3, 2)))
+SEVERAL = (
+    *_cases(110, (2,)),
+    *_cases(20, (2, 1), (3, 1, 1)),
+    *_cases(30, (1, 2), (2, 2), (1, 3, 2)),
+)
 
 
-def _groups(known: Sequence[Mistake]) -> tuple[Group, ...]:
-    """The tests of a step: what shows in calls of several words takes all of them to tell."""
-    return (
-        Group("one word at a time", WORD_BY_WORD, known),
-        Group("several words in one call, first or after others", SEVERAL, known),
-        Group("scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE),
-    )
+def _groups(known: Sequence[Mistake], together: bool) -> tuple[Group, ...]:
+    """The tests of a step, those of single words and of several apart or together."""
+    single, several = "one word at a time", "several in one call"
+    if together:
+        return (Group(f"{single}, and {several}", (*WORD_BY_WORD, *SEVERAL), known), LARGE_SCORES)
+    return Group(single, WORD_BY_WORD, known), Group(several, SEVERAL, known), LARGE_SCORES
+
+
+def _told_together(m: Marking, known: Sequence[Mistake]) -> bool:
+    """Is it one mistake, or two, in all calls? Errors in all calls alone tell too little."""
+    single, several = m.run(WORD_BY_WORD), m.run(SEVERAL)
+    fails = all(run.error is not None for run in single)
+    return fails or m.explain([*single, *several], known) is not None
 
 
 def _with_positions(case: Run) -> Run:
@@ -205,14 +219,9 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.first_call(smallest)
     if m.wrong:
         return m.result()
-    known = [SUMMED] if _stays_at_one_row(call) else []
-    in_one_call = m.explain([run(replace(smallest, parts=(2,)))], KNOWN)
-    if in_one_call and not any("weigh" in way for one in in_one_call[1] for way in one.variants):
-        known.append(ONE_OF_TWO)
-    for group in _groups((*known, *KNOWN)):
+    known = (NOT_FILLED, *KNOWN) if _gives_none(call) else KNOWN
+    for group in _groups(known, _told_together(m, known)):
         m.test(group)
-    if ONE_OF_TWO in known and any(one.key == ONE_OF_TWO.key for one in m.found):
-        m.explained = True  # the errors are, and what one call gives
     if "positions" in options:
         m.test(POSITIONS)
     else:
@@ -224,18 +233,14 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-def _stays_at_one_row(call: _Stepping) -> bool:
-    """Is the cache two arrays of one row after one word, and of one after two?"""
+def _gives_none(call: _Stepping) -> bool:
+    """Is None what the first call gives back as the cache?"""
+    case = WORD_BY_WORD[0]
 
-    def rows(case: Run) -> Array:
-        cache, sizes = call.first(), []
-        for x in case.pieces():
-            _, cache = call.one(case, x, cache)
-            sizes.append((len(cache), len(cache[0])))
-        return np.array(sizes)
+    def first_cache(given: Run) -> Array:
+        return np.array(call.one(given, given.pieces()[0], call.first())[1] is None)
 
-    run = outcome(WORD_BY_WORD[0], rows, np.array([[2, 1], [2, 2]]))
-    return run.out is not None and run.out.tolist() == [[2, 1], [2, 1]]
+    return outcome(case, first_cache, np.array(True)).is_right
 
 
 def _right_in_other_order(call: _Stepping) -> bool:

@@ -98,6 +98,25 @@ CACHING = (
         where="the line that makes the first cache",
     ),
     mistake(
+        "cache-one-of-two",
+        "of keys and values only one goes on from the cache; the other is of the new words alone",
+        "from the second call on there are not as many values as keys",
+        {"reads": _only_keys_joined, "keeps": _only_keys_joined},
+        {"reads": _only_values_joined, "keeps": _only_values_joined},
+        remedy=_KEEP,
+        nudge="Print the shapes of keys and values in the second call, before the scores.",
+        where="the lines that put old and new together: are there two of them?",
+    ),
+    mistake(
+        "cache-summed",
+        "the new keys and values are added to those in the cache, number by number, with +",
+        "handed over one by one, all words together have one key and one value, their sums",
+        {"reads": _summed, "keeps": _summed},
+        remedy=_KEEP,
+        nudge="How many rows has the cache after three calls of one word each?",
+        where="the line that puts old and new keys together: what does + do to two arrays?",
+    ),
+    mistake(
         "cache-late",
         "a word does not see itself: attention runs before its own key and value are there",
         "the newest word takes nothing of its own value, and the first one has nothing to see",
@@ -109,27 +128,15 @@ CACHING = (
     ),
 )
 
-# for a step that weighs as it should in one call of two words: errors are as of weights transposed
-ONE_OF_TWO = mistake(
-    "cache-one-of-two",
-    "of keys and values only one goes on from the cache; the other is of the new words alone",
-    "from the second call on there are not as many values as keys",
-    {"reads": _only_keys_joined, "keeps": _only_keys_joined},
-    {"reads": _only_values_joined, "keeps": _only_values_joined},
-    remedy=_KEEP,
-    nudge="Print the shapes of keys and values in the second call, before the scores.",
-    where="the lines that put old and new together: are there two of them?",
-)
-
-# for a cache that stays at one row: word by word the sum is as softmax over columns
-SUMMED = mistake(
-    "cache-summed",
-    "the new keys and values are added to those in the cache, number by number, with +",
-    "handed over one by one, all words together have one key and one value, their sums",
-    {"reads": _summed, "keeps": _summed},
-    remedy=_KEEP,
-    nudge="How many rows has the cache after three calls of one word each?",
-    where="the line that puts old and new keys together: what does + do to two arrays?",
+# for a step whose first cache is None again: what it gives is as with the cache unused
+NOT_FILLED = mistake(
+    "cache-not-filled",
+    "the cache that comes back is None, as it came in: keys and values are never put into it",
+    "handed over one by one, every word takes its own value and nothing else",
+    {"keeps": _only_kept},
+    remedy=f"{_KEEP}; return out, (k, v)",
+    nudge="Print the cache that the first call gives back.",
+    where="what is returned as the cache",
 )
 
 MASKING = mended(
@@ -152,6 +159,12 @@ MASKING = mended(
         "the words of the first call are not masked, and see each other's future",
         "wrong for a prompt of several words, right for what comes after it",
         {"sees": lambda i, j, first: (j <= first + i) | (first == 0)},
+    ),
+    mistake(
+        "cache-mask-upper",
+        "the causal mask is the wrong way round: each word sees those after it, not those before",
+        "the last word sees nothing but itself",
+        {"sees": lambda i, j, first: j >= first + i},
     ),
     mistake(
         "cache-mask-row",
