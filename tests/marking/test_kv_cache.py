@@ -403,6 +403,26 @@ def test_two_mistakes_are_told_apart():
     assert {*check(both, task="kv-cache").mistakes} == {"cache-overwritten", "no-scaling"}
 
 
+def test_of_two_mistakes_the_first_is_the_one_that_the_example_shows():
+    def no_scale_no_mask(x, cache, w_q, w_k, w_v):
+        k, v = joined(cache, x @ w_k, x @ w_v)
+        return softmax(x @ w_q @ k.T) @ v, (k, v)
+
+    result = check(no_scale_no_mask, task="kv-cache")
+    assert result.mistakes == ("no-scaling", "cache-no-mask")
+    assert result.example["the calls, in order"] == "x[0:1], x[1:2]"
+
+
+def test_what_single_words_leave_open_is_told_by_all_calls():
+    def columns_no_mask(x, cache, w_q, w_k, w_v):  # of one query it gives the sum of the values
+        q = x @ w_q
+        k, v = joined(cache, x @ w_k, x @ w_v)
+        return softmax((q @ k.T / np.sqrt(q.shape[1])).T).T @ v, (k, v)
+
+    found = {*check(columns_no_mask, task="kv-cache").mistakes}
+    assert found == {"softmax-columns", "cache-no-mask"}
+
+
 def test_a_cache_outside_the_function_is_found_by_a_second_text():
     kept = []
 

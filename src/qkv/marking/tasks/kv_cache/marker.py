@@ -64,10 +64,15 @@ def _groups(known: Sequence[Mistake], together: bool) -> tuple[Group, ...]:
 
 
 def _told_together(m: Marking, known: Sequence[Mistake]) -> bool:
-    """Is it one mistake, or two, in all calls? Errors in all calls alone tell too little."""
+    """Do all calls together tell what goes wrong better than those of single words first?"""
     single, several = m.run(WORD_BY_WORD), m.run(SEVERAL)
-    fails = all(run.error is not None for run in single)
-    return fails or m.explain([*single, *several], known) is not None
+    if all(run.error is not None for run in single):
+        return True  # many a mistake raises the same
+    together, first = m.explain([*single, *several], known), m.explain(single, known)
+    if together is None:
+        return False
+    # of two mistakes the one that single words show is told first, in calls that show it
+    return len(together[1]) < 2 or first is None or any(one not in together[1] for one in first[1])
 
 
 def _with_positions(case: Run) -> Run:
