@@ -46,6 +46,11 @@ def unpadded(whole: Array, cu: Array) -> Array:
     return whole[places(cu)]
 
 
+def unpadded_heads(whole: Array, cu: Array) -> Array:
+    """`(B, H, T, d)` as `(H, total, d)`, without the padding."""
+    return np.swapaxes(unpadded(np.swapaxes(whole, 1, 2), cu), 0, 1)
+
+
 def _alike(cu: Array) -> bool:
     """Whether all texts have the same length, so that there is no padding."""
     lengths = np.diff(cu)

@@ -13,7 +13,7 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.layers.gradient import Gradient, part_back, project_back, upstream
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, padded_heads, unpadded
+from qkv.layers.packed import keep, padded_heads, unpadded_heads
 from qkv.trace import Recorder
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
@@ -81,9 +81,7 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
             key_lengths=lengths,
             **options,
         )
-        query, key, value = (
-            np.swapaxes(unpadded(np.swapaxes(part, 1, 2), cu), 0, 1) for part in found[:3]
-        )
+        query, key, value = (unpadded_heads(part, cu) for part in found[:3])
         return found._replace(query=query, key=key, value=value)
     query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     found = varlen_attention_grad(

@@ -21,7 +21,7 @@ from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, keep_heads, padded_heads, places, unpadded
+from qkv.layers.packed import keep, keep_heads, padded_heads, places, unpadded, unpadded_heads
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
@@ -276,8 +276,8 @@ def _attend(
                 out, *extra = answer(call, weights=weights, lse=lse)
             if cu is None:
                 return out, extra
-            rows, *extra = (unpadded(np.swapaxes(part, 1, 2), cu) for part in (out, *extra))
-            return np.swapaxes(rows, 0, 1), extra
+            rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
+            return unpadded_heads(out, cu), rows
     rules = {n: v for n, v in formula_options(options).items() if n in PACKED}
     query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     found = varlen_attention(query, key, value, cu, cu, **rules, return_lse=lse)
