@@ -21,7 +21,8 @@ KEPT = """<script>
 </script>"""
 
 
-# Ends once the address is that of the state, as the link to the whole page has it but for `only`.
+# Ends once what was asked for is painted and the address is that of the state, as the link to the
+# whole page has it but for `only`.
 REST = """() => new Promise((rested) => {
   const link = document.querySelector(".qkv-view").shadowRoot.querySelector(".whole");
   const fields = (address) => {
@@ -29,8 +30,11 @@ REST = """() => new Promise((rested) => {
     found.delete("only");
     return String(found);
   };
+  const { dataset } = document.documentElement;
   const look = () =>
-    fields(link.href) === fields(location.href) ? rested() : setTimeout(look, 20);
+    dataset.qkv === "ready" && fields(link.href) === fields(location.href)
+      ? rested()
+      : setTimeout(look, 20);
   look();
 })"""
 
@@ -68,6 +72,7 @@ def ready(page: Page) -> Page:
 
 def after(page: Page, act: Callable[[], object]) -> None:
     """Does something, and waits until what follows is painted and stands in the address."""
+    ready(page)  # what was done before it is painted
     before = page.locator("html").get_attribute("data-painted")
     act()
     page.locator(f"html:not([data-painted='{before}'])").wait_for(timeout=30_000)

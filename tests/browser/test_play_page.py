@@ -127,6 +127,18 @@ def test_three_clicks_remove_a_head(quick: Visit, html: str) -> None:
     assert "3.2" in part(page, "headline").inner_text()
 
 
+def test_the_document_is_ready_once_all_that_was_asked_for_is_painted(
+    quick: Visit, html: str
+) -> None:
+    page = ready(quick(opened_at(html, "")))
+    click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
+    assert button(page, "Look inside").evaluate(click) == "busy"  # long in painting
+    assert button(page, "Hide crown").evaluate(click) == "busy"
+    ready(page)
+    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert part(page, "map").get_by_role("button", name="layer 3, head 2").is_visible()
+
+
 def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     plain = shown(page)

@@ -56,6 +56,7 @@ function playStore(data, heard) {
   let carry = null; // {text, run}: the text before, whose tokens the places in the state still are
   let unchanged = { key: "", run: null }; // the last run without edits
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
+  let asked = 0; // how many states were asked for
   let given = state !== start; // by an address, and not yet known to be possible
   let drawn = Promise.resolve(); // kept when all that was told is drawn
 
@@ -104,6 +105,8 @@ function playStore(data, heard) {
   }
 
   function follow(changed) {
+    asked += 1;
+    if (shown) document.documentElement.dataset.qkv = "busy";
     if (changed.some((name) => RUN_FOR.includes(name))) compute();
     else if (!going && shown) settle({ ...shown, state });
     else tell();
@@ -163,6 +166,7 @@ function playStore(data, heard) {
     if (plain) compute();
     else tell();
     write();
+    if (shown && !plain) whenDrawn();
   }
 
   function settle(found) {
@@ -170,10 +174,16 @@ function playStore(data, heard) {
     given = false;
     tell();
     write();
+    whenDrawn();
+  }
+
+  /** Marks the document when what was told last is painted; it is ready unless another state was asked for meanwhile. */
+  function whenDrawn() {
+    const mine = asked;
     drawn.then(() =>
       requestAnimationFrame(() => {
         self.painted += 1;
-        Object.assign(document.documentElement.dataset, { qkv: "ready", painted: self.painted });
+        Object.assign(document.documentElement.dataset, { qkv: mine === asked ? "ready" : "busy", painted: self.painted });
       }),
     );
   }
