@@ -179,7 +179,7 @@ class _Guesser:
             [run.ids for run in runs],
             names=[self.last],
             ablate=runs[0].ablate,
-            hide=runs[0].hide,
+            hide=list(runs[0].hide),  # of two places, a tuple would be an edge
         )
         rows = trace[self.last][np.arange(len(runs)), [run.place for run in runs]]
         logits = self.model.unembed(rows).astype(np.float64)

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -282,3 +283,14 @@ def test_the_command(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         }
     with pytest.raises(ValueError, match=f"--keep has 99 and {len(rows)} are found"):
         main([*given, "--keep", "99"], said.append)
+
+
+def test_a_word_that_stands_twice_is_hidden_twice(model: Model) -> None:
+    [one] = candidates("== a\nwhy: b\nThe {} saw the cow near its [MASK].\n> owl: cat")
+    guesser = stories._Guesser(model)
+    run, words = guesser.run(0, one)
+    assert words["the"] == (1, 4)
+    [(_, chances)] = guesser.chances([replace(run, hide=words["the"])])
+    [guesses] = model.predict(one.sentence, hide=[1, 4])
+    assert guesser.ranked(chances)[0] == (guesses[0][0], pytest.approx(guesses[0][1], rel=1e-4))
+    assert guesses != model.predict(one.sentence, hide=[1])[0]
