@@ -19,6 +19,7 @@ BATCH = Words(
     at=np.array([0, 2, 3, 4, 6]),
     targets=np.array([1, 22, 0, 4, 4]),
 )
+PRIOR = np.array([0, 0, 2, 4]), np.array([3, 7, 2, 9]), 1.5
 
 
 def test_all_numbers_are_in_one_array_matrices_first() -> None:
@@ -85,7 +86,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch
     net = network(config, seed=1, dtype=np.float64)
     rng = np.random.default_rng(0)
     net.flat[:] += 0.3 * rng.standard_normal(net.flat.size)  # away from the quiet beginning
-    words_loss(net, BATCH)
+    words_loss(net, BATCH, PRIOR)
     exact = net.gradient.copy()
     begin = net.flat.copy()
     for seed in range(4):
@@ -93,7 +94,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch
         losses = []
         for step in (1e-5, -1e-5):
             net.flat[:] = begin + step * way
-            losses.append(words_loss(net, BATCH))
+            losses.append(words_loss(net, BATCH, PRIOR))
         slope = (losses[0] - losses[1]) / 2e-5
         assert slope == pytest.approx(exact @ way, rel=1e-6)
     for place in rng.choice(net.flat.size, 40, replace=False):
@@ -101,7 +102,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch
         for step in (1e-5, -1e-5):
             net.flat[:] = begin
             net.flat[place] += step
-            losses.append(words_loss(net, BATCH))
+            losses.append(words_loss(net, BATCH, PRIOR))
         slope = (losses[0] - losses[1]) / 2e-5
         assert slope == pytest.approx(exact[place], rel=1e-5, abs=1e-9)
 
@@ -115,6 +116,10 @@ def test_the_loss_is_the_mean_of_what_the_model_itself_says(config) -> None:
     rows = np.concatenate([logits[0], logits[1, :3]])[BATCH.at]
     said = rows[np.arange(5), BATCH.targets] - np.log(np.exp(rows).sum(1))
     assert words_loss(net, BATCH) == pytest.approx(-said.mean(), rel=1e-5)
+    for number, token in zip(*PRIOR[:2], strict=True):
+        rows[number, token] += PRIOR[2]
+    said = rows[np.arange(5), BATCH.targets] - np.log(np.exp(rows).sum(1))
+    assert words_loss(net, BATCH, PRIOR) == pytest.approx(-said.mean(), rel=1e-5)
 
 
 def test_without_a_head_there_is_nothing_to_learn() -> None:

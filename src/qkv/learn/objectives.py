@@ -79,13 +79,25 @@ class Words:
     targets: Array
 
 
-def words_loss(network: Network, batch: Words) -> float:
+def words_loss(
+    network: Network, batch: Words, prior: tuple[Array, Array, float] | None = None
+) -> float:
     """The mean cross-entropy over the targets; its gradient is added to the network's.
 
     Only the rows that have a target go through the head, some thousand at a time.
 
+    Args:
+        network: what learns.
+        batch: what it learns from.
+        prior: (m,) numbers of targets in rising order, (m,) tokens, each pair once, and what is
+            added to the logits of these tokens at these targets. A model that is learned so gives
+            them that much less by itself.
+
     Raises:
         ValueError: the model has no head over words, or the batch does not fit it.
+
+    Source:
+        Menon et al. 2021, "Long-tail learning via logit adjustment", equation 10, for the prior.
     """
     head = network.transformer.head
     if head is None or not head.predicts:
@@ -99,6 +111,10 @@ def words_loss(network: Network, batch: Words) -> float:
     for begin in range(0, count, together):
         at = batch.at[begin : begin + together]
         logits, kept = head.training_forward(rows[at], np.array([0, len(at)]))  # (n, V)
+        if prior is not None:
+            number, token, by = prior
+            here = slice(*np.searchsorted(number, [begin, begin + together]))
+            logits[number[here] - begin, token[here]] += by
         losses, back = cross_entropy(logits, batch.targets[begin : begin + together])
         total += float(losses.sum(dtype=np.float64))
         back *= back.dtype.type(1 / count)
