@@ -1,7 +1,8 @@
 """What the heads of a run come to look at, and what their projections line up with.
 
-`python -m training.heads RUN -o DIR` measures each snapshot of a run of `training.make`. DIR gets
-scores.json, which the page *What two heads learned* reads, three figures and replay.html.
+`python -m training.heads RUN [RUN ...] -o DIR` measures each snapshot of runs of `training.make`,
+each of which goes on from the one before. DIR gets scores.json, which the page *What two heads
+learned* reads, three figures and replay.html of the last run.
 
 How it is measured. *Scores*: the mean weight that a token puts on the previous token, on the next
 one and so on, over held-out sentences (`training.senses.heads`). *Places*: texts of words drawn by
@@ -218,6 +219,26 @@ def through(
     }, found
 
 
+def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `through` says of runs that each go on from the one before, as of one.
+
+    A later run begins where the one before ended, so its first snapshot is left out.
+    """
+    first, *later = results
+    whole = {**first, "objectives": dict(first["objectives"]), "ends": [first["steps"][-1]]}
+    for one in later:
+        done = whole["steps"][-1]
+        whole["steps"] = [*whole["steps"], *(done + step for step in one["steps"][1:])]
+        whole["loss"] = [*whole["loss"], *one["loss"][1:]]
+        whole["scores"] = {
+            name: [*values, *one["scores"][name][1:]] for name, values in whole["scores"].items()
+        }
+        for name, step in one["objectives"].items():
+            whole["objectives"].setdefault(name, done + step)
+        whole["ends"].append(whole["steps"][-1])
+    return whole
+
+
 _TWO = ("previous", "next")
 
 
@@ -308,17 +329,21 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure a run."""
     parser = argparse.ArgumentParser(prog="python -m training.heads", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, help="what training.make wrote")
+    parser.add_argument("run", type=Path, nargs="+", help="what training.make wrote")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder for the results")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     sentences = list(islice(held_out_sentences(read(given.wordnet)), SENTENCES))
-    result, found = through(given.run, sentences, say)
+    results, measured = zip(*(through(run, sentences, say) for run in given.run), strict=True)
+    result, found = joined(results), dict[int, dict[str, Array]]()
+    for one in measured:
+        done = max(found, default=0)
+        found |= {done + step: of_step for step, of_step in one.items() if step or not done}
     given.out.mkdir(parents=True, exist_ok=True)
     with replacing(given.out / "scores.json") as file:
         file.write(dumped(result).encode())
     draw(given.out, found)
-    qkv.replay(given.run, SHOWN).to_html(given.out / "replay.html")
+    qkv.replay(given.run[-1], SHOWN).to_html(given.out / "replay.html")
     say("\n" + table(found[result["steps"][0]], found[result["steps"][-1]]))
 
 

@@ -158,3 +158,22 @@ def test_a_run_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("scores.png", "places.png", "subspaces.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     assert "previous" in (out / "replay.html").read_text()
+
+
+def test_runs_that_go_on_from_each_other_are_one_road() -> None:
+    first = {
+        **{"layers": 1, "heads": 1, "objectives": {"masked": 1, "senses": 4}},
+        **{"steps": [0, 5], "loss": [9.0, 7.0], "scores": {"previous": [[0.1], [0.4]]}},
+    }
+    second = {
+        **{"layers": 1, "heads": 1, "objectives": {"masked": 1, "late": 2}},
+        **{"steps": [0, 1, 3], "loss": [7.1, 6.0, 5.0]},
+        **{"scores": {"previous": [[0.4], [0.5], [0.9]]}},
+    }
+    found = heads.joined([first, second, second])
+    assert found["steps"] == [0, 5, 6, 8, 9, 11]
+    assert found["loss"] == [9.0, 7.0, 6.0, 5.0, 6.0, 5.0]
+    assert found["scores"] == {"previous": [[0.1], [0.4], [0.5], [0.9], [0.5], [0.9]]}
+    assert found["objectives"] == {"masked": 1, "senses": 4, "late": 7}
+    assert found["ends"] == [5, 8, 11]
+    assert first["objectives"] == {"masked": 1, "senses": 4}
