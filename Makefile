@@ -85,9 +85,16 @@ docs: $(VENV)/.docs ## build the documentation, executing every page and the not
 	@echo "docs/_build/html/index.html"
 
 model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
+# the folder of a run, and to go on with it if it was stopped
+run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume)
 model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about two hours on 2 cores; MODEL=decoder MINUTES=10
-	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) -o $(RUN) $(MINUTES:%=--minutes %) \
-	  $(if $(wildcard $(RUN)/checkpoints/step-*),--resume)
+ifeq ($(MODEL)$(MINUTES),)
+	$(BIN)/python -m training.make --steps 6743 $(call run,$(RUN)-1)
+	$(BIN)/python -m training.make --steps 10000 --after $(RUN)-1 --held_out 1 --begin 0.25 --rate 7e-4 --seed 1 $(call run,$(RUN)-2)
+	$(BIN)/python -m training.make --steps 1600 --after $(RUN)-2 --held_out 1 --begin 0 --rate 4e-4 --seed 2 --in_sight 3 --ended 1 $(call run,$(RUN))
+else
+	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) $(MINUTES:%=--minutes %) $(call run,$(RUN))
+endif
 	$(BIN)/python -m training.ship $(RUN)
 
 wheel: ## build a wheel, and one without a compiler; try both where there is none

@@ -4,17 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
+from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
 from training.wordnet import WordNet
 
 HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
+
+
+class Unseen(Masked):
+    """Name the words that were hidden, and leave those alone that are in sight.
+
+    Where all that is alike is hidden together, no word that is in sight is hidden too; a model
+    that goes by what a text is about names one all the same. So while it learns something is added
+    to the logits of the content words in sight, which it then gives that much less by itself.
+
+    Args:
+        source, tokenizer, named: as for `Masked`.
+        in_sight: what is added.
+    """
+
+    def __init__(self, source: Any, tokenizer: Tokenizer, *, in_sight: float, **named: Any) -> None:
+        super().__init__(source, tokenizer, **named)
+        self.in_sight = in_sight
+        self._content = np.zeros(len(tokenizer), bool)
+        self._content[
+            [
+                index
+                for name, index in tokenizer.vocabulary.items()
+                if name.isalpha() and not is_function_word(name)
+            ]
+        ] = True
+
+    def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        return words_loss(network, batch, (*self._seen(batch), self.in_sight)), len(batch.ids)
+
+    def _seen(self, batch: Words) -> tuple[Array, Array]:
+        """(m,) numbers of targets, and (m,) content words that are in sight in their texts."""
+        of_text = np.searchsorted(batch.at, batch.cu_lengths)
+        numbers, tokens = [], []
+        for (begin, end), (first, last) in zip(
+            pairwise(batch.cu_lengths), pairwise(of_text), strict=True
+        ):
+            seen = np.unique(batch.ids[begin:end])
+            seen = seen[self._content[seen]]
+            number, token = (
+                np.repeat(np.arange(first, last), len(seen)),
+                np.tile(seen, last - first),
+            )
+            own = token == batch.targets[number]
+            numbers.append(number[~own])
+            tokens.append(token[~own])
+        return np.concatenate(numbers), np.concatenate(tokens)
 
 
 @dataclass(frozen=True)

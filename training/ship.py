@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from training import (
     decoder,
     decoder_card,
     everyday,
+    make,
     play_cards,
     role_file,
     roles,
@@ -55,16 +57,16 @@ dictionary definitions and little else; for search or ranking take a larger one.
 ## Training
 
 By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
-{tokens:,} tokens, {minutes:.0f} minutes. A masked word is to be named in "word, synonyms:
+{tokens:,} tokens, {minutes:.0f} minutes{in_runs}. A masked word is to be named in "word, synonyms:
 definition. examples"{alone}; {together};
-after {begin:.0%} of the run a word in an example sentence, or before its own definition with half
-of that hidden, is also drawn to the mean of the rows of its sense's definition, and away from other
-definitions, those of its other senses among them. How often each sense is drawn is taken from the
-logits, after {late:.0%} of the run {late_prior:g} times over, for the sake of senses without a
-sentence. `make model` does it again, and another processor rounds otherwise, so the numbers will be
-near these and not the same.
+{in_sight}after {begin:.0%} of the {run} a word in an example sentence, or before its own definition
+with half of that hidden, is also drawn to the mean of the rows of its sense's definition, and away
+from other definitions, those of its other senses among them. How often each sense is drawn is
+taken from the logits, after {late:.0%} of the run {late_prior:g} times over, for the sake of
+senses without a sentence. `make model` does it again, and another processor rounds otherwise, so
+the numbers will be near these and not the same.
 
-Recipe: {recipe}.
+Recipe: {recipe}.{then}
 
 ## What it knows
 
@@ -143,7 +145,7 @@ def ship(
     else:
         found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
         stories = _stories(model, run, place)
-        text = told.in_card(card(found, _beside(peer, wordnet), model, checkpoint.about), stories)
+        text = told.in_card(card(found, _beside(peer, wordnet), model, _abouts(run)), stories)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
@@ -200,10 +202,12 @@ def card(
     found: Mapping[str, Any],
     peer: Mapping[str, Any] | None,
     model: qkv.Model,
-    about: Mapping[str, Any],
+    abouts: Sequence[Mapping[str, Any]],
 ) -> str:
-    """The model card."""
-    recipe = about["settings"]["recipe"]
+    """The model card; the last are what the checkpoints of its runs say, the first one first."""
+    plain = asdict(make.Recipe())
+    recipe, *later = (plain | about["settings"]["recipe"] for about in abouts)
+    last = later[-1] if later else recipe
     rows = {"chance": found["chance"]}
     rows |= {f"this one, {name}": row for name, row in found["layers"].items()}
     if peer is not None:
@@ -215,23 +219,44 @@ def card(
         vocabulary=model.config["vocab_size"],
         length=model.max_seq_length,
         numbers=sum(array.size for array in model.parameters.values()) / 1e6,
-        steps=about["step"],
-        tokens=about["tokens"],
-        minutes=about["seconds"] / 60,
+        steps=sum(about["step"] for about in abouts),
+        tokens=sum(about["tokens"] for about in abouts),
+        minutes=sum(about["seconds"] for about in abouts) / 60,
+        in_runs=f", in {len(abouts)} runs that go on from each other" if later else "",
+        run="first run" if later else "run",
         begin=recipe["begin"],
         late=recipe["late"],
         late_prior=recipe["late_prior"],
-        recipe=", ".join(f"{name} {value}" for name, value in recipe.items()),
+        recipe=_named(recipe),
+        then="".join(
+            f" Then {about['step']:,} steps from there, where it is another: "
+            f"{_named({name: now[name] for name in now if now[name] != recipe[name]})}."
+            for about, now in zip(abouts[1:], later, strict=True)
+        ),
         uses=found["uses"],
         pairs=found["pairs"],
         same=found["pairs_of_one_sense"],
         figures="\n".join(
             f"| {name} | {row['sense']:.3f} | {row['auc']:.3f} |" for name, row in rows.items()
         ),
-        **_words_in_words(found, recipe),
+        **_words_in_words(found, last),
         heads_table=heads_table(found["heads"], HEAD_SCORES),
         roles=roles.in_card(found["roles"]),
     )
+
+
+def _abouts(run: Path) -> list[Mapping[str, Any]]:
+    """What the last checkpoint says of a run, behind what those say that it went on from."""
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(f"ship: {run} holds no run, and another went on from there")
+    after = checkpoint.about["settings"]["recipe"].get("after")
+    return [*(_abouts(Path(after)) if after else []), checkpoint.about]
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    """Settings of a recipe, without the folder that it went on from."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "after")
 
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -252,6 +277,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     return {
         "alone": f" and, {alone} times as often, in each example by itself" if alone else "",
         "together": _TOGETHER[recipe.get("alike", "token")],
+        "in_sight": _IN_SIGHT.format(recipe["in_sight"]) if recipe.get("in_sight") else "",
         "choices": _CHOICES[recipe.get("held_out", 1)],
         "examples": str(now["examples"]),
         **{"another": another, "right": right, "words_named": words, "tokens_named": tokens},
@@ -266,6 +292,10 @@ _TOGETHER = {
     "(inflected forms too made no difference in a trial, see `training/make.py`)",
     "base": "all its occurrences and inflected forms in its text are hidden or left together",
 }
+_IN_SIGHT = (
+    "at the end {:g} is added, while it learns, to the logits of the content words in sight,\n"
+    "so that it gives them less by itself (why, says `training/make.py`);\n"
+)
 _CHOICES = {
     1: "It has learned from those with 1, on which choices were made before.",
     2: "Choices were made on those with 1, which it has not seen either.",

@@ -59,6 +59,27 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
 
 
+def test_a_run_goes_on_from_another_and_the_card_tells_both(
+    folder: Path, tmp_path: Path, held_out: str
+) -> None:
+    first, second, place = tmp_path / "first", tmp_path / "second", tmp_path / "place"
+    make.main([*SMALL, "--wordnet", str(folder), "-o", str(first), "--steps", "3"])
+    more = ["--after", str(first), "--held_out", "1", "--rate", "1e-9", "--in_sight", "2"]
+    make.main([*SMALL, "--wordnet", str(folder), "-o", str(second), "--steps", "2", *more])
+    begun, done = qkv.load(first), qkv.load(second)
+    assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
+    for name, array in begun.parameters.items():
+        np.testing.assert_allclose(done.parameters[name], array, atol=1e-7)
+    ship.ship(second, place, folder, peer=None)
+    text = (place / "README.md").read_text()
+    assert "5 steps" in text
+    other = "held_out 1, in_sight 2.0, rate 1e-09"
+    assert f"Then 2 steps from there, where it is another: {other}." in text
+    assert str(tmp_path) not in text
+    assert "It has learned from those with 1" in text
+    assert "content words in sight" in text
+
+
 def test_stories_are_taken_along_if_the_model_tells_them(
     folder: Path, tmp_path: Path, held_out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +124,7 @@ def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
         "masked tokens": {"top1": 0.5, "tokens": 100},
         "pieces": ["fridge", "okay"],
     }
-    text = ship._words_in_words(found, {"alike": "base", "held_out": 1})
+    text = ship._words_in_words(found, {"alike": "base", "held_out": 1, "in_sight": 3.0})
     assert text["another"] == "1.0% (0.5 to 2.0) (the model before it: 14.0% (11.8 to 16.6))"
     assert text["right"].startswith("8.0% (6.3 to 10.1)")
     assert text["words_named"] == "25.0% (21.0 to 29.5)"
@@ -126,6 +147,17 @@ def test_recipes_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
+    folder: Path, tmp_path: Path, held_out: str
+) -> None:
+    make.main([*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "one"), "--steps", "1"])
+    more = [*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "two"), "--steps", "1"]
+    with pytest.raises(ValueError, match=r"has hidden_size 8, and the recipe makes \w+ 16: "):
+        make.main([*more, "--dim", "16", "--after", str(tmp_path / "one")])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        make.main([*more, "--after", str(tmp_path / "nowhere")])
+
+
 @pytest.mark.parametrize(
     ("alike", "together"), [("word", {"bank"}), ("base", {"bank", "banks"}), ("token", set())]
 )
@@ -138,12 +170,12 @@ def test_what_is_hidden_together(
 ) -> None:
     made = []
 
-    class Seen(make.Masked):
+    class Seen(make.Unseen):
         def __init__(self, *given: object, **named: object) -> None:
             super().__init__(*given, **named)
             made.append(self)
 
-    monkeypatch.setattr(make, "Masked", Seen)
+    monkeypatch.setattr(make, "Unseen", Seen)
     recipe = make.Recipe(layers=1, heads=2, dim=8, vocabulary=120, whole=0.3, alike=alike)
     make.make(recipe, read(folder), tmp_path / "run", steps=1)
     found = made[0].alike
@@ -151,3 +183,18 @@ def test_what_is_hidden_together(
         assert not together
     else:
         assert {word for word in ("bank", "banks", "plane") if found(word) == "bank"} == together
+
+
+def test_of_examples_by_themselves_some_end_with_a_full_stop(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, texts = make.pieces_of, list[str]()
+    monkeypatch.setattr(
+        make, "pieces_of", lambda all_, *more: cut(texts.extend(all_) or texts, *more)
+    )
+    sizes = {"layers": 1, "heads": 2, "dim": 8, "vocabulary": 120, "whole": 0.3}
+    recipe = make.Recipe(**sizes, held_out=1, alone=3, ended=2)
+    make.make(recipe, read(folder, kept=1), tmp_path / "run", steps=1)
+    assert [texts.count(one) for one in ("oxen pull", "oxen pull.", "so!", "so!.")] == [1, 2, 3, 0]
+    with pytest.raises(ValueError, match="ended is 3 and alone is 2: give at most as many"):
+        make.Recipe(alone=2, ended=3)

@@ -5,11 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qkv.learn import Sequences, Words, words_loss
 from qkv.learn.network import Network
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from training import wordnet
-from training.objectives import Senses, Sentence, entries, nearest, pieces_of, sentences
+from training.objectives import (
+    Senses,
+    Sentence,
+    Unseen,
+    entries,
+    nearest,
+    pieces_of,
+    sentences,
+)
 from training.wordnet import read
 
 
@@ -197,3 +206,32 @@ def test_long_documents_become_several() -> None:
     found = pieces_of(["a b c d e", "f"], tokenizer, 5)
     assert [tokenizer.decode(one) for one in found] == ["a b c", "d e", "f"]
     assert all(one[0] == first and one[-1] == last for one in found)
+
+
+def test_content_words_in_sight_are_held_against_a_model() -> None:
+    tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
+    ids = tokenizer.vocabulary
+    net = Network(
+        fresh_model(
+            {
+                **{"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 8},
+                **{"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+                **{"max_position_embeddings": 16, "architectures": ["BertForMaskedLM"]},
+            },
+            tokenizer,
+        )
+    )
+    mask = ids["[MASK]"]
+    texts = [["the", "dog", "[MASK]", "the", "cat"], ["a", "cat", "and", "[MASK]", "cat", "dog"]]
+    flat = np.array([ids[word] for words in texts for word in words])
+    # of the second text a cat that is in sight is to be named, and so is "the", hidden
+    at, targets = np.array([2, 6, 8]), np.array([ids["saw"], ids["cat"], ids["the"]])
+    batch = Words(flat, np.array([0, 5, 11]), at, targets)
+    assert flat[8] == mask
+    unseen = Unseen(Sequences([flat[:5]]), tokenizer, in_sight=2.0, alike=str.casefold)
+    expected = [(0, "dog"), (0, "cat"), (1, "dog"), (2, "dog"), (2, "cat")]
+    numbers, words = zip(*sorted((k, ids[word]) for k, word in expected), strict=True)
+    prior = np.array(numbers), np.array(words), 2.0
+    loss, tokens = unseen(net, batch)
+    assert (loss, tokens) == (words_loss(net, batch, prior), 11)
+    assert loss > words_loss(net, batch)
