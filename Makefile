@@ -92,10 +92,11 @@ ifeq ($(MODEL)$(MINUTES),)
 	$(BIN)/python -m training.make --steps 6743 $(call run,$(RUN)-1)
 	$(BIN)/python -m training.make --steps 10000 --after $(RUN)-1 --held_out 1 --begin 0.25 --rate 7e-4 --seed 1 $(call run,$(RUN)-2)
 	$(BIN)/python -m training.make --steps 1600 --after $(RUN)-2 --held_out 1 --begin 0 --rate 4e-4 --seed 2 --in_sight 3 --ended 1 $(call run,$(RUN))
+	$(BIN)/python -m training.ship $(RUN) --mean
 else
 	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) $(MINUTES:%=--minutes %) $(call run,$(RUN))
-endif
 	$(BIN)/python -m training.ship $(RUN)
+endif
 
 wheel: ## build a wheel, and one without a compiler; try both where there is none
 	@sh tests/try_wheels.sh $(PYTHON)

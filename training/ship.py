@@ -110,6 +110,7 @@ def ship(
     wordnet_folder: Path = FOLDER,
     peer: str | None = PEER,
     earlier: Path | None = None,
+    mean: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Write the folder, and measure the model in it.
 
@@ -119,19 +120,24 @@ def ship(
         wordnet_folder: where WordNet's files are.
         peer: what the senses of an encoder are measured beside, if it can be loaded.
         earlier: what its copying is measured beside, on words that are whole in both vocabularies.
+        mean: ship the mean of the run's weights at its end and of those that it went on from.
 
     Returns:
         The folder and the figures.
 
     Raises:
         FileNotFoundError: there is no run, or no WordNet.
-        ValueError: the decoder is too large.
+        ValueError: the decoder is too large, or there is nothing to take a mean with.
+
+    Source:
+        Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean:
+        what a short run adds stays, and less is lost of what was known before.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
     wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
-    trained = qkv.load(run)
+    trained = _mean(run, checkpoint.about) if mean else qkv.load(run)
     place = place or PLACES / (decoder.NAME if trained.generates else NAME)
     small = trained.with_parameters(trained.parameters, np.float16)
     size = sum(array.nbytes for array in small.parameters.values())
@@ -145,7 +151,8 @@ def ship(
     else:
         found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
         stories = _stories(model, run, place)
-        text = told.in_card(card(found, _beside(peer, wordnet), model, _abouts(run)), stories)
+        about = card(found, _beside(peer, wordnet), model, _abouts(run), mean)
+        text = told.in_card(about, stories)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
@@ -153,6 +160,17 @@ def ship(
         role_file.keep(place)
         _lesson(model, place)
     return place, found
+
+
+def _mean(run: Path, about: Mapping[str, Any]) -> qkv.Model:
+    """The model of a run, with the mean of its weights and of those that it went on from."""
+    after = about["settings"]["recipe"].get("after")
+    if not after:
+        raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
+    end, begin = (qkv.load(one, dtype=np.float32) for one in (run, after))
+    return end.with_parameters(
+        {name: (array + begin.parameters[name]) / 2 for name, array in end.parameters.items()}
+    )
 
 
 def _lesson(model: qkv.Model, place: Path) -> None:
@@ -203,8 +221,9 @@ def card(
     peer: Mapping[str, Any] | None,
     model: qkv.Model,
     abouts: Sequence[Mapping[str, Any]],
+    mean: bool = False,
 ) -> str:
-    """The model card; the last are what the checkpoints of its runs say, the first one first."""
+    """The model card; `abouts` are what the checkpoints of its runs say, the first one first."""
     plain = asdict(make.Recipe())
     recipe, *later = (plain | about["settings"]["recipe"] for about in abouts)
     last = later[-1] if later else recipe
@@ -232,7 +251,8 @@ def card(
             f" Then {about['step']:,} steps from there, where it is another: "
             f"{_named({name: now[name] for name in now if now[name] != recipe[name]})}."
             for about, now in zip(abouts[1:], later, strict=True)
-        ),
+        )
+        + (" Then the mean of the weights before and after that." if mean else ""),
         uses=found["uses"],
         pairs=found["pairs"],
         same=found["pairs_of_one_sense"],
@@ -316,9 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="what training.make or training.decoder wrote")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
+    parser.add_argument("--mean", action="store_true", help="with what the run went on from")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier)
+    place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
     if "layers" in found:
         *_, last = found["layers"].values()
         print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
