@@ -2,10 +2,11 @@
 
 The *lesson's sentence* carries most cards. In it a head has its largest weight, from the missing
 word, on a content word of the filler, 0.5 or more and not on a neighbour; hiding that word, and
-leaving that head out, each make another word the first guess. Of these it is the sentence with the
-largest weight. A first guess after a change counts if it is a word of letters, no function word,
-none of the sentence, and has a chance of 2% or more, and
-0.05% more than the next.
+leaving that head out, each make another word the first guess. Of these it is the one in which
+*neighbour* and *other* are found and the first guess has the largest chance; where they are in
+none, the one with the largest weight. A first guess after a change counts if it is a word of
+letters, no function word, none of the sentence, and has a chance of 2% or more, and 0.05% more than
+the next.
 
 Each is looked for where the first guess has a chance of 5% or more, and only then in the others.
 
@@ -15,8 +16,8 @@ Each is looked for where the first guess has a chance of 5% or more, and only th
   pool; in the lesson's sentence the word that has the filler's beside it there. The word that is
   put in its place is a filler's of another family, the one with the next largest weight where the
   weight on the place stays within 0.08.
-- *other*: in the lesson's sentence the head, of the same layer if there is one, with the largest
-  weight from the missing word on another content word, 0.4 or more.
+- *other*: in the lesson's sentence the head, of the same layer if there is one and not that of
+  *neighbour*, with the largest weight from the missing word on another content word, 0.4 or more.
 - *causal*: of the sentences where the filler comes after the gap, and where another word comes
   first once no token sees what follows it, that where the first guess falls most.
 - *equal*: two heads whose largest weights, from the missing word, are on the same content word,
@@ -221,8 +222,13 @@ def found(sentences: Sequence[Sentence]) -> Examples | None:
         large, lessons = _lessons(sentences)
     if not lessons:
         return None
-    sentence, head, word = lessons[0]
-    others = [one for one in large if _family(one[1]) != _family(sentence) and one[3] != word]
+    surest = sorted(lessons, key=lambda one: -one[0].guesses([])[0][1])
+    for sentence, head, word in [*surest, lessons[0]]:
+        others = [one for one in large if _family(one[1]) != _family(sentence) and one[3] != word]
+        neighbour = _neighbour(sentences, sentence, word, [one[3] for one in others])
+        other = _other(sentence, [head, *(neighbour or [])[:1]], word)
+        if neighbour is not None and other is not None:
+            break
     told = [_best(search, sure, sentences) for search in (_causal, _equal, _worth)]
     used = [one[0] for one in told if one is not None]
     second = [one[1:] for one in others if one[1:] in lessons and one[1] not in used]
@@ -231,8 +237,8 @@ def found(sentences: Sequence[Sentence]) -> Examples | None:
         head,
         word,
         second[0] if second else None,
-        _neighbour(sentences, sentence, word, [one[3] for one in others]),
-        _other(sentence, head, word),
+        neighbour,
+        other,
         *told,
     )
 
@@ -310,13 +316,13 @@ def _aside(sentence: Sentence, by: int) -> Array:
     return np.asarray(pattern.diagonal(by, 2, 3).mean(-1))
 
 
-def _other(sentence: Sentence, head: Head, word: str) -> tuple[Head, str] | None:
-    """Another head, of the same layer if there is one, that looks at another content word."""
+def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
+    """Another head, of the first one's layer if it can be, that looks at another content word."""
     best = None
     for other in np.ndindex(*sentence.looks.shape[:2]):
         name, weight = sentence.top(other)
-        fits = is_content(name) and name != word and weight >= LARGE_TOO
-        rank = other[0] == head[0], weight
+        fits = is_content(name) and name != word and weight >= LARGE_TOO and other not in heads
+        rank = other[0] == heads[0][0], weight
         if fits and sentence.clear(other, name) and (best is None or rank > best[0]):
             best = rank, other, name
     return None if best is None else best[1:]

@@ -13,8 +13,8 @@ from .playing import STATE, held, laid_out
 from .support import Visit, tight
 from .test_page import problems
 
-TEXT = "She wore a crown on her [MASK]."
-HIDDEN = [{"op": "hide", "token": 4}]
+TEXT = "The oak is a small [MASK]."
+HIDDEN = [{"op": "hide", "token": 2}]
 SEVERAL: list[dict[str, Any]] = [
     *HIDDEN,
     {"op": "ablate", "layer": 3, "head": 2},
@@ -22,7 +22,7 @@ SEVERAL: list[dict[str, Any]] = [
     {"op": "mask", "query": 1, "key": 3, "layer": 2, "head": 1},
     {"op": "scale", "value": 0.1},
     {"op": "swap", "token": 1, "with": "he"},
-    {"op": "row", "layer": 1, "head": 0, "query": 7, "weights": [0.1] * 10},
+    {"op": "row", "layer": 1, "head": 0, "query": 6, "weights": [0.1] * 8 + [0.2]},
     {"op": "causal"},
 ]
 DAMAGED = [
@@ -98,12 +98,12 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
         box = part(page, name).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 800, name
-    after(page, button(page, "Hide crown").click)
+    after(page, button(page, "Hide oak").click)
     assert words.first.inner_text() != first
     assert part(page, "headline").inner_text() != said
     assert words.first.inner_text() in part(page, "headline").inner_text()
-    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
-    after(page, button(page, "Show crown again").click)
+    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
+    after(page, button(page, "Show oak again").click)
     assert part(page, "headline").inner_text() == said
 
 
@@ -133,18 +133,18 @@ def test_the_document_is_ready_once_all_that_was_asked_for_is_painted(
     page = ready(quick(opened_at(html, "")))
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
     assert button(page, "Look inside").evaluate(click) == "busy"  # long in painting
-    assert button(page, "Hide crown").evaluate(click) == "busy"
+    assert button(page, "Hide oak").evaluate(click) == "busy"
     ready(page)
-    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     assert part(page, "map").get_by_role("button", name="layer 3, head 2").is_visible()
 
 
 def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     plain = shown(page)
-    after(page, button(page, "Hide crown").click)
+    after(page, button(page, "Hide oak").click)
     once = shown(page)
-    after(page, chip(page, "wore").click)
+    after(page, chip(page, "small").click)
     after(page, button(page, "Replace by ?").click)
     after(page, button(page, "Undo").click)
     alike = page.evaluate(ALIKE)
@@ -164,7 +164,7 @@ def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside:
     page = ready(visit(opened_at(html, address(**state))))
     if inside:
         laid_out(page)
-    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     button(page, "Share").click()
     shared = page.get_by_label("The address of what you see").input_value()
     button(page, "Close").click()
@@ -254,32 +254,32 @@ def test_any_text_can_be_typed(quick: Visit, html: str) -> None:
 def test_what_a_reader_types_keeps_the_changes_that_can_be_kept(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
     after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
-    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     assert "head 3.2 removed" in part(page, "changes").inner_text()
-    after(page, lambda: page.get_by_label("Your sentence").fill("She wore a hat on her [MASK]."))
+    after(page, lambda: page.get_by_label("Your sentence").fill("The book is a small [MASK]."))
     assert "hidden" not in part(page, "changes").inner_text()
     assert "head 3.2 removed" in part(page, "changes").inner_text()
 
 
 def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
-    after(page, chip(page, "wore").click)
+    after(page, chip(page, "small").click)
     chosen = page.get_by_role("group", name="the chosen word")
     after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
-    assert chip(page, "wore").get_attribute("aria-label") == "wore, hidden"
+    assert chip(page, "small").get_attribute("aria-label") == "small, hidden"
     after(page, chosen.get_by_role("button", name="Show", exact=True).click)
     after(page, button(page, "Replace by ?").click)
-    assert changed(page) == [{"op": "swap", "token": 2, "with": "[MASK]"}]
+    assert changed(page) == [{"op": "swap", "token": 5, "with": "[MASK]"}]
     after(page, button(page, "Put back").click)
     swap = chosen.get_by_role("textbox")
     swap.fill("lost")
     after(page, lambda: swap.press("Enter"))
-    assert changed(page) == [{"op": "swap", "token": 2, "with": "lost"}]
+    assert changed(page) == [{"op": "swap", "token": 5, "with": "lost"}]
     after(page, part(page, "changes").get_by_role("button").first.click)
     assert changed(page) == []
     swap.fill("found again")  # more than one entry of the vocabulary: a new text
     after(page, lambda: swap.press("Enter"))
-    expected = "She found again a crown on her [MASK]."
+    expected = "The oak is a found again [MASK]."
     assert page.get_by_label("Your sentence").input_value() == expected
 
 
@@ -289,14 +289,14 @@ def test_the_page_is_used_with_the_keys_alone(quick: Visit, html: str) -> None:
     page.keyboard.press("Enter")
     after(page, lambda: page.keyboard.press("Home"))
     assert chip(page, "[CLS]").get_attribute("aria-selected") == "true"
-    for _ in range(4):
+    for _ in range(2):
         after(page, lambda: page.keyboard.press("ArrowRight"))
-    assert chip(page, "crown").get_attribute("aria-selected") == "true"
+    assert chip(page, "oak").get_attribute("aria-selected") == "true"
     page.keyboard.press("Tab")
     after(page, lambda: page.keyboard.press("Enter"))
-    assert chip(page, "crown").get_attribute("aria-label") == "crown, hidden"
+    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     after(page, lambda: page.keyboard.press("Control+z"))
-    assert chip(page, "crown").get_attribute("aria-label") == "crown"
+    assert chip(page, "oak").get_attribute("aria-label") == "oak"
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])

@@ -82,19 +82,19 @@ COSINE = "return a @ b / np.sqrt((a @ a) * (b @ b))"
     ("body", "words"),
     [
         (BOTH + FIRST + SECOND + COSINE, "right"),
-        (BOTH + FIRST + SECOND + "return a @ b", "should be 0.40"),
+        (BOTH + FIRST + SECOND + "return a @ b", "should be 0.53"),
         ((BOTH + FIRST + SECOND + COSINE).replace(", ablate=heads", ""), "with a head and without"),
         (
             BOTH + FIRST + SECOND.replace(", ablate=heads", "") + COSINE,
-            "should be 0.58, yours 0.49",
+            "should be 0.73, yours 0.638",
         ),
         (
             BOTH + FIRST.replace(", ablate=heads", "") + SECOND + COSINE,
-            "should be 0.58, yours 0.49",
+            "should be 0.73, yours 0.629",
         ),
         (
             "heads = [(head, layer) for layer, head in heads]\n" + BOTH + FIRST + SECOND + COSINE,
-            "should be 0.58, yours 0.409",
+            "should be 0.73, yours 0.515",
         ),
         (
             (BOTH + FIRST + SECOND).replace("[0, BANK]", "[:, BANK]")

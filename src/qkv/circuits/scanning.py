@@ -123,10 +123,10 @@ def scan_heads(
     >>> found = scan_heads(qkv.load(), iter(texts), top_k=5)
     >>> found.scores["previous"].shape
     (4, 6)
-    >>> for one in found.examples("strongest", layer=0, head=2):
+    >>> for one in found.examples("strongest", layer=0, head=3):
     ...     print(one.number, one.tokens[one.query], one.tokens[one.key], round(one.value, 2))
-    1 for loan 0.56
-    0 bank river 0.41
+    1 charged loan 0.69
+    0 bank river 0.49
     """
     model = check_model(model, _CALL)
     names = checked_names(of, _CALL, _NAMES)

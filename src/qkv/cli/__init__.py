@@ -33,7 +33,7 @@ def main(context: click.Context) -> None:
         qkv walk "The cat sat on the mat"
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
-        qkv guess "There are many soldiers in a [MASK]." --hide soldiers
+        qkv guess "A triangle has [MASK] legs." --hide triangle
         qkv generate "bank:"
         qkv play --open
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)

@@ -157,8 +157,8 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         assert story["before"] == [kept["before"]["word"], kept["before"]["chance"]]
         assert story["after"] == [kept["after"]["word"], kept["after"]["chance"]]
         assert story["why"] == kept["reason"]
-    assert data["stories"][0]["change"] == "crown hidden"
-    assert data["stories"][1]["change"] == "without layer 3, head 2"
+    assert data["stories"][0]["change"] == "oak hidden"
+    assert data["stories"][3]["change"] == "without layer 3, head 2"
     roles = json.loads((shipped()["wordnet"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
     assert len(roles) > 5

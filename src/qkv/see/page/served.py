@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qkv.models import Model
 
 SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
-TEXT, HIDDEN = "She wore a crown on her {}.", "crown"
+TEXT, HIDDEN = "The oak is a small {}.", "oak"
 _FORM = (
     '<form id="qkv-key" hidden><p role="status"></p><label>Key '
     '<input type="password" autocomplete="off" required></label> <button>Use it</button></form>'

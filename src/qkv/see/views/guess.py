@@ -142,7 +142,7 @@ def guess(
     (2, None)
     >>> from qkv.see import stories
     >>> print(guess(stories().told[0]).reason)
-    A crown is worn on the head; with the word hidden any part of the body would do.
+    An oak is a tree. With the word hidden anything might be small, a man as well.
     """
     check_theme(theme, "guess")
     without = ablate if isinstance(ablate, Mapping) else list(ablate)

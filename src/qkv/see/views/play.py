@@ -26,7 +26,7 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.models import Model
 
-TEXT = "She wore a crown on her [MASK]."
+TEXT = "The oak is a small [MASK]."
 _FRAME = "width:100%;height:860px;border:0"
 
 
