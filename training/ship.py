@@ -252,7 +252,12 @@ def card(
             f"{_named({name: now[name] for name in now if now[name] != recipe[name]})}."
             for about, now in zip(abouts[1:], later, strict=True)
         )
-        + (" Then the mean of the weights before and after that." if mean else ""),
+        + (
+            " Then the mean of the weights before and after that"
+            " (how it was chosen, says `training/make.py`)."
+            if mean
+            else ""
+        ),
         uses=found["uses"],
         pairs=found["pairs"],
         same=found["pairs_of_one_sense"],

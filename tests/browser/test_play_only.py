@@ -112,7 +112,7 @@ def test_the_headline_and_the_map_say_what_a_head_is_good_for(
     page = opened(visit, html, width=width, only=["sentence", "headline", "map"], inside=False)
     assert seen(page) == ["sentence", "map"]
     assert part(page, "headline").is_visible()
-    assert "would put head" in part(page, "headline").inner_text()
+    assert "would put face" in part(page, "headline").inner_text()
     for gone in (".acts", ".role"):
         for found in page.locator(gone).all():
             assert not found.is_visible(), gone

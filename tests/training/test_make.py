@@ -78,7 +78,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
         expected = ((array + done.parameters[name]) / 2).astype(np.float16)
         np.testing.assert_array_equal(shipped[name], expected.astype(np.float32))
     text = (place / "README.md").read_text()
-    assert "Then the mean of the weights before and after that." in text
+    assert "Then the mean of the weights before and after that (how it was chosen, says" in text
     assert "5 steps" in text
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, where it is another: {other}." in text
