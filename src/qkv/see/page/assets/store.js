@@ -183,7 +183,8 @@ function playStore(data, heard) {
     drawn.then(() =>
       requestAnimationFrame(() => {
         self.painted += 1;
-        Object.assign(document.documentElement.dataset, { qkv: mine === asked ? "ready" : "busy", painted: self.painted });
+        document.documentElement.dataset.painted = String(self.painted);
+        if (mine === asked) document.documentElement.dataset.qkv = "ready";
       }),
     );
   }
