@@ -335,10 +335,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     given = parser.parse_args(arguments)
     sentences = list(islice(held_out_sentences(read(given.wordnet)), SENTENCES))
     results, measured = zip(*(through(run, sentences, say) for run in given.run), strict=True)
-    result, found = joined(results), dict[int, dict[str, Array]]()
-    for one in measured:
-        done = max(found, default=0)
-        found |= {done + step: of_step for step, of_step in one.items() if step or not done}
+    result = joined(results)
+    copies = [copy for run, one in enumerate(measured) for copy in list(one.values())[run > 0 :]]
+    found = dict(zip(result["steps"], copies, strict=True))
     given.out.mkdir(parents=True, exist_ok=True)
     with replacing(given.out / "scores.json") as file:
         file.write(dumped(result).encode())
