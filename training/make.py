@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import numpy as np
 import qkv
 from qkv.learn import (
     AdamW,
+    Masked,
     Network,
     Part,
     Schedule,
@@ -176,10 +177,10 @@ def make(
     source = Sequences(pieces_of(texts, tokenizer, recipe.length), seed=recipe.seed)
     together: dict[str, Callable[[str], str] | None]
     together = {"word": str.casefold, "base": cache(wordnet.base), "token": None}
-    masked = Unseen(
+    objective = partial(Unseen, in_sight=recipe.in_sight) if recipe.in_sight else Masked
+    masked = objective(
         source,
         tokenizer,
-        in_sight=recipe.in_sight,
         share=recipe.masked,
         tokens_per_step=recipe.tokens,
         alike=together[recipe.alike],

@@ -177,12 +177,12 @@ def test_what_is_hidden_together(
 ) -> None:
     made = []
 
-    class Seen(make.Unseen):
+    class Seen(make.Masked):
         def __init__(self, *given: object, **named: object) -> None:
             super().__init__(*given, **named)
             made.append(self)
 
-    monkeypatch.setattr(make, "Unseen", Seen)
+    monkeypatch.setattr(make, "Masked", Seen)
     recipe = make.Recipe(layers=1, heads=2, dim=8, vocabulary=120, whole=0.3, alike=alike)
     make.make(recipe, read(folder), tmp_path / "run", steps=1)
     found = made[0].alike
