@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from training import (
     decoder,
     decoder_card,
     everyday,
-    make,
     play_cards,
     role_file,
     roles,
@@ -133,11 +131,10 @@ def ship(
         Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean:
         what a short run adds stays, and less is lost of what was known before.
     """
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None:
-        raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
-    wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
-    trained = _mean(run, checkpoint.about) if mean else qkv.load(run)
+    abouts = _abouts(run)
+    recipe = abouts[-1]["settings"]["recipe"]
+    wordnet = read(wordnet_folder, kept=recipe["held_out"])
+    trained = _mean(run, recipe.get("after")) if mean else qkv.load(run)
     place = place or PLACES / (decoder.NAME if trained.generates else NAME)
     small = trained.with_parameters(trained.parameters, np.float16)
     size = sum(array.nbytes for array in small.parameters.values())
@@ -147,12 +144,11 @@ def ship(
     model = qkv.load(place)
     if model.generates:
         found = writing.evaluate(model, wordnet, wordnet_folder)
-        text = decoder_card.card(found, model, checkpoint.about)
+        text = decoder_card.card(found, model, abouts[-1])
     else:
         found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
         stories = _stories(model, run, place)
-        about = card(found, _beside(peer, wordnet), model, _abouts(run), mean)
-        text = told.in_card(about, stories)
+        text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
@@ -162,9 +158,8 @@ def ship(
     return place, found
 
 
-def _mean(run: Path, about: Mapping[str, Any]) -> qkv.Model:
+def _mean(run: Path, after: str | None) -> qkv.Model:
     """The model of a run, with the mean of its weights and of those that it went on from."""
-    after = about["settings"]["recipe"].get("after")
     if not after:
         raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
     end, begin = (qkv.load(one, dtype=np.float32) for one in (run, after))
@@ -224,8 +219,7 @@ def card(
     mean: bool = False,
 ) -> str:
     """The model card; `abouts` are what the checkpoints of its runs say, the first one first."""
-    plain = asdict(make.Recipe())
-    recipe, *later = (plain | about["settings"]["recipe"] for about in abouts)
+    recipe, *later = (about["settings"]["recipe"] for about in abouts)
     last = later[-1] if later else recipe
     rows = {"chance": found["chance"]}
     rows |= {f"this one, {name}": row for name, row in found["layers"].items()}
@@ -249,7 +243,7 @@ def card(
         recipe=_named(recipe),
         then="".join(
             f" Then {about['step']:,} steps from there, where it is another: "
-            f"{_named({name: now[name] for name in now if now[name] != recipe[name]})}."
+            f"{_named({name: now[name] for name in now if now[name] != recipe.get(name)})}."
             for about, now in zip(abouts[1:], later, strict=True)
         )
         + (
@@ -274,7 +268,7 @@ def _abouts(run: Path) -> list[Mapping[str, Any]]:
     """What the last checkpoint says of a run, behind what those say that it went on from."""
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        raise FileNotFoundError(f"ship: {run} holds no run, and another went on from there")
+        raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
     after = checkpoint.about["settings"]["recipe"].get("after")
     return [*(_abouts(Path(after)) if after else []), checkpoint.about]
 
