@@ -200,12 +200,13 @@ inline void finish_padding(const Attention& a, const Place& p) {
   static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = base + std::log(sum);
 }
 
-// Whether the sum of a query's row can be relied on. Below -1e37 scores may have been cut to the
-// lowest float; plain ones of 1e7 and more are too coarse to be told from their maximum.
-inline bool is_sound(const Running& rows, int64_t i, bool plain) {
-  float top = rows.top[i];
-  return rows.total[i] > 0 && rows.total[i] < HUGE_VAL && top >= -1e37f &&
-         !(plain && (top > 1e7f || top < -1e7f));
+// Beyond this, in powers of 2, float32 scores are too coarse to be told from their maximum, and weights
+// too far from a log-sum-exp of 53 bits.
+constexpr double COARSE = 1e7;
+
+// Whether the sum of a query's row can be relied on.
+inline bool is_sound(const Running& rows, int64_t i) {
+  return rows.total[i] > 0 && rows.total[i] < HUGE_VAL && std::fabs(double(rows.top[i])) <= COARSE;
 }
 
 // Once all keys have passed: divide the context of a tile's `count` queries by their sums. What met
@@ -223,7 +224,7 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
       trace += x * 0.0f;
       store(context + c, x);
     }
-    bool sound = is_sound(rows, i, plain);
+    bool sound = is_sound(rows, i);
     if (exact[i] || !sound || !all_zero(trace)) {
       attend_exactly(a, p, exact_row);
       // a summary computes the scores again, in float32: the sum has to be that of these

@@ -135,7 +135,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
     for (int64_t k = 0; k < kept.count; ++k) kept.indices[k] = -1, kept.weights[k] = 0;
     if (r >= real) continue;
     double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
-    s.exact[r] = !(std::fabs(lse) < 1e37);
+    s.exact[r] = !(std::fabs(lse) < 0.9 * COARSE * LN_2);  // all rows that are not sound among them
     if (s.exact[r])
       summarize_exactly(a, p, s.exact_row,
                           head.received.data() + chunk.part * a.keys[first.row]);
