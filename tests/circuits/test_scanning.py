@@ -97,10 +97,13 @@ def agree(found: Any, wanted: Any, top_k: int, texts: list[Any]) -> None:
         got = found.examples(name, layer, head)
         about = f"{name}, {layer}, {head}"
         assert len(got) == min(top_k, len(entries)), about
-        for one, (below, number, query, key) in zip(got, entries, strict=False):
+        assert len({one.number for one in got}) == len(got), about
+        for one, (below, *_) in zip(got, entries, strict=False):
             assert abs(one.value + below) < 1e-5, about
-            assert (one.number, one.query, one.key) == (number, query, key), about
-            assert one.text is texts[number], about
+            # the order of equal values is that of their last bits, which differ from BLAS to BLAS
+            equal = [cell for value, *cell in entries if abs(value - below) < 1e-9]
+            assert [one.number, one.query, one.key] in equal, about
+            assert one.text is texts[one.number], about
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 100])

@@ -34,7 +34,8 @@ def test_layers_that_share_parameters_are_those_with_copies_and_their_gradients_
     (rows, saved), (expected, kept) = (
         one.training_forward(ids, places, cu) for one in (shared, alone)
     )
-    np.testing.assert_array_equal(rows, expected)
+    # a copy may have another layout, for which some BLAS adds in another order
+    np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=1e-12)
     grad = np.random.default_rng(0).standard_normal(rows.shape)
     found, each = shared.backward(grad, saved), alone.backward(grad, kept)
     assert np.abs(each["blocks.1.mlp.up_proj.weight"]).max() > 1e-3
