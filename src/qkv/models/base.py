@@ -315,15 +315,21 @@ class ModelBase:
         batch: Sequence[Tokenized],
         call: str,
         batch_size: int | None = None,
+        *,
+        stop: int | None = None,
+        **others: Any,
     ) -> Edits:
-        """The same, with the means that are asked for, of texts that are run so many at once."""
-        found = self._edits(edit, ablate, hide, map(self._with_names, batch), call)
+        """The same, with the means that are asked for, of texts that are run so many at once.
+
+        `stop` is the layer before which that run ends, None for behind the last.
+        """
+        found = self._edits(edit, ablate, hide, map(self._with_names, batch), call, **others)
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for part in parts(batch, batch_size):
-                self._run(batch[part.start : part.stop], record=recorder(Layout(part)))
+                self._run(batch[part.start : part.stop], record=recorder(Layout(part)), stop=stop)
 
-        return found.averaged(sum(map(len, batch)), run)
+        return found.below(stop).averaged(sum(map(len, batch)), run)
 
     @property
     def _knows_words(self) -> bool:

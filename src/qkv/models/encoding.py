@@ -81,8 +81,9 @@ class EncoderModel(StreamingModel):
                 into tokens before the first is run.
             hide: words, places and edges that are not looked at, as in `trace`; tokens of a prompt
                 count as places.
-            edit: activations to change, as in `trace`. A function gets texts that are run together,
-                in any order; arrays are indexed by text as they were given.
+            edit: activations to change, as in `trace`. A function gets the texts that are run
+                together, of like length in any order, and `at.texts` says which these are; arrays
+                are indexed by text as they were given.
 
         Returns:
             (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. A list of

@@ -21,13 +21,13 @@ from qkv.models.tasks.gradient import check_edited, check_type, gradients, names
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import checked_ids, named
-from qkv.models.tasks.layout import Layout, columns
+from qkv.models.tasks.layout import Layout, columns, layout_of
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.resume import run_layers
 from qkv.models.tasks.sampling import Sampling
 from qkv.models.tasks.spelling import TextStream, check_stop, spelled
 from qkv.models.tasks.streams import batches, joined
-from qkv.models.tasks.trace import Names, names_to_keep
+from qkv.models.tasks.trace import Names, layers_to_run, names_to_keep
 from qkv.models.tasks.truncation import Cut, counting
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Trace
@@ -117,7 +117,9 @@ class Model(ComparingModel):
         Args:
             texts: one text or several; or the ids of their tokens, (T,) integers for one and
                 (B, T), or a list of such for texts of unlike lengths, for several.
-            layers: the layers to keep, counted from 0, or from the end with -1; all by default.
+            layers: the layers to keep, counted from 0, or from the end with -1; all by default. The
+                final norm (`ln_final`) is kept with the last. No layer above the last one that is
+                kept is run, unless `logits` are asked for.
             names: the names to keep, in full ("blocks.0.attn.hook_pattern"), short ("pattern",
                 "ln1.scale"), or by tuples as a trace is indexed (("pattern", 3)). By default all
                 but `attn.hook_result`, which is kept by name alone.
@@ -138,13 +140,18 @@ class Model(ComparingModel):
                 with -1. What is hidden still looks at the others; a token that sees nothing gets 0.
                 Or edges, in a list: (query, key) for one place that does not look at one other,
                 (query, key, layer) and (query, key, layer, head) for there alone.
-            edit: a mapping from activations, by their full names or by tuples as a trace is indexed
-                ("resid_post", 3), to functions or to arrays. A function gets a copy of the
-                array as the trace shows it, (B, T, ...), 0 in padding, -inf among scores,
-                and gives one of that shape; an array, (B, T, ...) or (1, T, ...), takes its
-                place. Of many texts a function gets some at a time, those that are run at once.
-                Scores are edited behind the mask, weights behind the softmax; of a head that
-                is ablated `hook_z` is what takes its place.
+            edit: a mapping from activations to functions or to arrays. An activation has its full
+                name, or a tuple as a trace is indexed, ("resid_post", 3); "resid_post" and
+                ("resid_post", None) are those of all layers, ("resid_post", (1, 2)) of several. A
+                function f(array) or f(array, at) gets a copy of the array as the trace shows it,
+                (B, T, ...), 0 in padding, -inf among scores, and gives one of that shape. `at` says
+                where it is: `at.name`, `at.layer`, `at.texts`, `at.positions` and `at.step`, as
+                `qkv.models.At` describes them. A function gets all texts at once, which are then
+                run at once and need memory for that, or with `batch_size` so many at a time. An
+                array, (B, T, ...) or (1, T, ...), takes the place of what was computed. Scores are
+                edited behind the mask, weights behind the softmax; of a head that is ablated
+                `hook_z` is what takes its place. What is edited in layers that are not run changes
+                nothing, and no function is called for it.
 
         Raises:
             TypeError: a text is not a string, `ablate` holds no pairs, `hide` neither words, places
@@ -166,6 +173,12 @@ class Model(ComparingModel):
         >>> plain = qkv.load("random").trace("I love you")
         >>> bool((twice["z", 0] == 2 * plain["z", 0]).all()), twice.changed
         (True, {'edit': ['blocks.0.attn.hook_z']})
+        >>> def no_love(out, at):
+        ...     out[at.positions == 1] = 0
+        ...     return out
+        >>> trace = qkv.load("random").trace("I love you", edit={"attn_out": no_love})
+        >>> trace["attn_out", 0].any(-1)
+        array([[ True, False,  True]])
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         return self._trace(texts, kept, edit, ablate, hide, batch_size=batch_size)
@@ -196,9 +209,9 @@ class Model(ComparingModel):
             top_k: keep only a summary of each layer's attention.
             logits: keep the logits too.
             ablate: heads to go without; not with "mean", which is over all texts of a call.
-            hide: words, places and edges that are not looked at, in each batch on its own: a word
-                must be in one of its texts.
-            edit: activations to change, in each batch on its own: an array is (1, T, ...), or that
+            hide: words, places and edges that are not looked at, in the texts that have them.
+            edit: activations to change, in each batch on its own: a function gets all texts of a
+                batch, and `at.texts` says which of all these are; an array is (1, T, ...), or that
                 of a batch, T its longest text.
 
         Returns:
@@ -207,7 +220,8 @@ class Model(ComparingModel):
         Raises:
             TypeError: `texts` are one text, or an argument is of a wrong type.
             ValueError: as for `trace`; numbers of texts are those of all. What is wrong with a text
-                is raised when its batch is reached.
+                is raised when its batch is reached, and behind the last one that no text has what
+                is to be hidden.
             KeyError: there is no such name.
 
         >>> import qkv
@@ -218,20 +232,24 @@ class Model(ComparingModel):
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         self._keeping("trace_stream", **kept)
         ablate, hide = held(ablate), held(hide)
-        check_edits(edit, ablate, hide, body=self._body, call="trace_stream")
+        absent = {*check_edits(edit, ablate, hide, body=self._body, call="trace_stream")}
         given = batches(texts, batch_size)
 
         def traces() -> Iterator[Trace]:
             cut, first = Cut(self.max_seq_length), 0
+            about: dict[str, Any] = {"call": "trace_stream", "absent": absent}
             for part in given:
                 with counting(cut):
-                    found = self._trace(
-                        part, kept, edit, ablate, hide, call="trace_stream", first=first
-                    )
+                    found = self._trace(part, kept, edit, ablate, hide, first=first, **about)
                 first += len(found)
                 yield found
                 del found
             cut.warn()
+            if absent and first:
+                one = shown(min(absent, key=str))
+                raise ValueError(
+                    f"trace_stream: hide has {one}, which is in none of the texts: leave it out"
+                )
 
         return traces()
 
@@ -255,21 +273,30 @@ class Model(ComparingModel):
         call: str = "trace",
         batch_size: int | None = None,
         first: int = 0,
+        absent: set[Any] | None = None,
     ) -> Trace:
-        """The trace of texts, which errors count from `first`."""
+        """The trace of texts, which errors count from `first`; `absent` is as for `edits`."""
         keep = self._keeping(call, **kept)
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
+        stop = None if kept["logits"] else layers_to_run(self._body.hook_names, keep)
         single, batch = self._texts(texts, call, first)
-        edited = self._edits_of(edit, ablate, hide, batch, call, batch_size)
+        edited = self._edits_of(
+            edit, ablate, hide, batch, call, batch_size, stop=stop, first=first, absent=absent
+        )
         edited.check_summaries(kept["top_k"])
+        if edited.calls and batch_size is None:
+            batch_size = len(batch)
 
         def run(part: range) -> dict[str, Array]:
             """The arrays of some of the texts."""
-            own, layout = batch[part.start : part.stop], Layout(part)
+            own = batch[part.start : part.stop]
+            layout = layout_of(part, own)
             masks = edited.masks(layout, max(map(len, own)))
             record = edited.recorder(layout, keep) or Recorder(keep)
-            rows, cu_lengths = self._run(own, record=record, top_k=kept["top_k"], masks=masks)
+            rows, cu_lengths = self._run(
+                own, record=record, top_k=kept["top_k"], masks=masks, stop=stop
+            )
             if kept["logits"]:
                 found = self._body.logits(rows)  # (total, V)
                 record.arrays["logits"] = (
@@ -345,10 +372,10 @@ class Model(ComparingModel):
             hide: words of the prompt, and places and edges of the text as it grows, as in `trace`;
                 negative ones count from the end of the prompt.
             edit: activations to change, as in `trace`. A function gets the places that a step
-                computes: those of the prompt first, then one at a time, and of weights all keys
-                that a layer still has. An array applies to the prompt. Of a model that reads one
-                text and writes another, names begin with "encoder." or "decoder.", and `ablate` and
-                `hide` are about the text that is read.
+                computes, `at.positions`: those of the prompt in `at.step` 0, then one at a time,
+                and of weights all keys that a layer still has. An array applies to the prompt. Of a
+                model that reads one text and writes another, names begin with "encoder." or
+                "decoder.", and `ablate` and `hide` are about the text that is read.
 
         Returns:
             A `Generated`, which is a string, the new text without the prompt, and has `prompt`,
@@ -576,7 +603,7 @@ class Model(ComparingModel):
                 f"predict: top_k is {top_k} and {self.name} has {most} words: give 1 to {most}"
             )
         edited = self._edits_of(edit, ablate, hide, [tokens], "predict")
-        rows, _ = self._run([tokens], **edited.packed([0], len(tokens)))
+        rows, _ = self._run([tokens], **edited.packed([0], [tokens]))
         logits = self._body.logits(rows[list(places)])
         ranked = likeliest(logits, top_k, edited.why)
         behind = places if self.generates else [place - 1 for place in places]
@@ -775,7 +802,7 @@ class Model(ComparingModel):
             hide: words that no token may look at, as in `trace`, and places: columns of
                 `input_ids`.
             edit: activations to change, as in `trace`; what functions get and arrays are has
-                the columns of `input_ids`.
+                the columns of `input_ids`, and so has `at.positions`. A function gets all texts.
 
         Raises:
             TypeError: ids that are not integers, a mask that is not of bools or 0 and 1; as for

@@ -20,8 +20,8 @@ from qkv.models.tasks.edit_arguments import Ablate, Edit
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import Texts, checked_ids, named
-from qkv.models.tasks.layout import Layout, columns
-from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.layout import columns, layout_of
+from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
@@ -120,10 +120,9 @@ class Seq2SeqModel(Model):
         """The options of `EncoderDecoder.decode` for these edits, by the masks of both texts."""
         if not edited.asked or not mask.any():
             return {}
-        spans, between = self._body.spans(mask), without_holes(shown)
-        layout, lengths = columns(mask, spans), between.sum(1)
-        real = np.arange(lengths.max(initial=0)) < lengths[:, None]
-        record = edited.recorder(columns(shown, between)._replace(real=real, other=layout))
+        spans = self._body.spans(mask)
+        layout = columns(mask, spans)
+        record = edited.recorder(columns(shown, without_holes(shown))._replace(other=layout))
         return {
             "record": None if record is None else record.under("decoder."),
             "visible": edited.visible(layout, int(spans.sum(1).max())),
@@ -154,7 +153,8 @@ class Seq2SeqModel(Model):
             ablate: as in `Model.trace`, heads of the encoder.
             hide: as in `Model.trace`, in what is read; with a target, the decoder does not look at
                 such words and places either.
-            edit: as in `Model.trace`; with a target names begin with "encoder." or "decoder.".
+            edit: as in `Model.trace`; with a target names begin with "encoder." or "decoder.", as
+                "decoder.z" for that of all its layers, or ("decoder.z", 3).
             kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike, and
                 without a target `batch_size`.
                 Names with "encoder." or "decoder." in front are kept of that one alone:
@@ -208,14 +208,20 @@ class Seq2SeqModel(Model):
         starts = starts_of(map(len, written))
         ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
         real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
-        layout, longest = Layout(range(len(batch))), max(map(len, batch))
+        layout, longest = layout_of(range(len(batch)), batch), max(map(len, batch))
+        names = self._body.pair_hook_names
+        write_to = None if logits else layers_to_run(names, keep, "decoder.")
+        # a layer of the decoder looks at all that the encoder gives
+        read_to = layers_to_run(names, keep, "encoder.") if write_to == 0 else None
         edited = edited.averaged(
             sum(map(len, batch)), lambda make: self._run(batch, record=make(layout))
         )
         masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
-        own = Layout(layout.texts, real, other=layout)
+        own = layout_of(layout.texts, written)._replace(other=layout)
         read, write = (edited.recorder(one, keep) or Recorder(keep) for one in (layout, own))
-        rows, cu_lengths = self._run(batch, record=read.under("encoder."), top_k=top_k, masks=masks)
+        rows, cu_lengths = self._run(
+            batch, record=read.under("encoder."), top_k=top_k, masks=masks, stop=read_to
+        )
         last = self._body.decode(
             ids,
             real,
@@ -224,6 +230,7 @@ class Seq2SeqModel(Model):
             visible=visible,
             record=write.under("decoder."),
             top_k=top_k,
+            stop=write_to,
         )
         if logits:
             write.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)

@@ -157,9 +157,10 @@ class VisionModel(Model):
         if images.ndim != 4:
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
-        edited = self._edits_of(edit, ablate, hide, self._patches(images), "model")
+        batch = self._patches(images)
+        edited = self._edits_of(edit, ablate, hide, batch, "model")
         shown = np.ones((len(images), math.prod(self._grid_of(images)) + 1), bool)
-        options = edited.packed(range(len(images)), shown.shape[1])
+        options = edited.packed(range(len(images)), batch)
         return output_of(self._body, self._through(images, **options)[0], shown)
 
     def encode(  # type: ignore[override]  # it is given images, not texts
@@ -182,8 +183,8 @@ class VisionModel(Model):
             normalize_embeddings: whether vectors are scaled to length 1.
             ablate: heads to go without, as in `trace`.
             hide: patches by their names, and places, that no token may look at, as in `trace`.
-            edit: activations to change, as in `trace`; a function gets images that are run
-                together, arrays are indexed by image.
+            edit: activations to change, as in `trace`; a function gets the images that are run
+                together, `at.texts` says which; arrays are indexed by image.
 
         Returns:
             (n, E) in the order of the images, (E,) for one that stands alone; float32, or float64
@@ -209,7 +210,7 @@ class VisionModel(Model):
         with progress("encode", len(batch), show_progress_bar) as advance:
             for part in parts(batch, batch_size):
                 own = batch[part.start : part.stop]
-                rows, cu_lengths = self._run(own, **edited.packed(part, max(map(len, own))))
+                rows, cu_lengths = self._run(own, **edited.packed(part, own))
                 found.append(head(rows, cu_lengths))
                 advance(len(own))
         vectors = np.concatenate(found)

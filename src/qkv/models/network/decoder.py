@@ -188,6 +188,7 @@ class EncoderDecoder(Transformer):
         visible: Array | None = None,
         record: Recorder | None = None,
         top_k: int | None = None,
+        stop: int | None = None,
     ) -> Array:
         """Run the decoder over whole texts: the vectors (total, D) of the tokens that are seen.
 
@@ -199,11 +200,12 @@ class EncoderDecoder(Transformer):
             visible: which of those are looked at, broadcasts to (B, Hq, L, S); None for all.
             record: collects what is computed on the way, as (B, L, ...).
             top_k: with `record`, keep the largest weights of each query in place of all.
+            stop: the layer before which the run ends; None for behind the final norm.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
         starts = starts_of(lengths)
-        caches = self.remember(rows, cu_lengths, visible=visible, record=record)
+        caches = self.remember(rows, cu_lengths, visible=visible, record=record, stop=stop)
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
         seen = padded(mask[between], starts)
         masks = {}
@@ -219,10 +221,11 @@ class EncoderDecoder(Transformer):
         *,
         visible: Array | None = None,
         record: Recorder | None = None,
+        stop: int | None = None,
     ) -> list[KVCache]:
         """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end.
 
-        Which of them it looks at, and what changes them, is as for `decode`.
+        Which of them it looks at, what changes them, and which layers do, is as for `decode`.
         """
         return [
             attn.remember(
@@ -233,7 +236,7 @@ class EncoderDecoder(Transformer):
                 record=inside(record, f"blocks.{number}.cross_attn", None),
             )
             for number, (attn, options) in enumerate(
-                zip(self.cross_attention, self.decoder.options, strict=True)
+                zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)
             )
         ]
 

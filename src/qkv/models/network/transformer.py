@@ -184,6 +184,7 @@ class Transformer:
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
         segments: Array | None = None,
+        stop: int | None = None,
         save: bool = False,
     ) -> tuple[Array, TransformerSaved]:
         """Run texts that are laid end to end.
@@ -198,6 +199,7 @@ class Transformer:
                 (B, Hq, T, T), T the length of the longest text.
             segments: (total,) which of several parts of its text each token is of, for a model
                 that has a table of them; without them all are of the first.
+            stop: the layer before which the run ends; None for behind the final norm.
             save: whether to keep what `backward` needs.
 
         Returns:
@@ -205,9 +207,11 @@ class Transformer:
         """
         x, embedding = self.embedding(ids, places, cu_lengths, record, segments)  # (total, D)
         x, layers = self.run_layers(
-            x, cu_lengths, record=record, top_k=top_k, masks=masks, save=save
+            x, cu_lengths, stop=stop, record=record, top_k=top_k, masks=masks, save=save
         )
-        x, final_norm = self._last(x, cu_lengths, record)
+        final_norm = None
+        if stop is None:
+            x, final_norm = self._last(x, cu_lengths, record)
         return x, TransformerSaved(embedding, layers, final_norm, cu_lengths)
 
     @quiet
@@ -334,7 +338,7 @@ class Transformer:
 
         Args:
             ids: (B, n) token ids, one row for each text.
-            caches: one for each layer.
+            caches: one for each layer; of the first layers alone, where the run ends behind them.
             lengths: (B,), how many of the n are real; all of them unless given.
             masks: for layers that have one, which of all tokens so far each head sees: broadcasts
                 to (B, Hq, n, S).
@@ -347,7 +351,7 @@ class Transformer:
         quick = None
         if record is None and not masks:
             quick = self._quick()  # lays weights out, which others then use
-        seen = caches[0].lengths
+        seen = caches[0].lengths if caches else np.zeros((), np.int64)
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
         if limit is not None:
@@ -356,13 +360,13 @@ class Transformer:
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
-        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
             options = {**self.options[number], **more, "top_k": top_k}
             options["record"] = inside(record, f"blocks.{number}", None)
             if masks and number in masks:
                 options["attn_mask"] = masks[number]
             x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
-        return self._last(x, None, record)[0]
+        return x if len(caches) < len(self.layers) else self._last(x, None, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
         """The bias (1 or B, Hq, n, S) of the next `count` tokens, behind (B,) that were seen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,10 +10,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
-from qkv.models.tasks.layout import WEIGHTS, Layout
+from qkv.models.tasks.layout import WEIGHTS, Layout, layout_of
 from qkv.trace import Recorder
+from qkv.trace.names import split
 
 CANNOT = "its weights or its type cannot compute this text"
+
+
+class At(NamedTuple):
+    """Where in a run the array stands that a function of `edit` gets.
+
+    Attributes:
+        name: the activation by its full name.
+        layer: its layer; None for what is in none, such as the embeddings.
+        texts: (B,), the numbers of the texts, of all texts of the call.
+        positions: (B, T), where the tokens of each text stand, as `hide` counts them; -1 in
+            padding. Of scores and weights they are those of the queries.
+        step: the step of `generate`, 0 for the prompt; None in every other call.
+    """
+
+    name: str
+    layer: int | None
+    texts: Array
+    positions: Array
+    step: int | None
 
 
 class Hidden(NamedTuple):
@@ -32,13 +52,14 @@ class Edits:
 
     Attributes:
         call: who is named in an error.
-        changes: by full names, functions and arrays (B or 1, ...).
+        changes: by full names, functions of an array and an `At`, and arrays (B or 1, ...).
         ablated: by layer and head what takes the place of what it gives.
         hidden: what is not looked at.
         heads: how many each layer has.
         is_pair: whether an encoder and a decoder are run, so that names begin with the side.
         asked: "edit", names, "ablate", pairs of layer and head, and "hide", words, places and
             edges, where there are any.
+        first: the number that the first text has for the caller.
     """
 
     call: str = ""
@@ -48,11 +69,30 @@ class Edits:
     heads: Sequence[int] = ()
     is_pair: bool = False
     asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    first: int = 0
 
     @property
     def why(self) -> str:
         """What an error gives as the reason for logits that are not finite."""
         return "look at what edit and ablate put in" if self.asked else CANNOT
+
+    @property
+    def calls(self) -> bool:
+        """Whether a function is called, which then sees the texts that are run together."""
+        return any(map(callable, self.changes.values()))
+
+    def below(self, stop: int | None) -> Edits:
+        """The same for a run that ends before a layer; None for one of all layers."""
+        if stop is None:
+            return self
+        layers = {name: layer_of(name) for name in self.changes}
+        changes = {
+            name: self.changes[name]
+            for name, layer in layers.items()
+            if layer is None or layer < stop
+        }
+        ablated = {layer: values for layer, values in self.ablated.items() if layer < stop}
+        return replace(self, changes=changes, ablated=ablated)
 
     def recorder(
         self, layout: Layout, wanted: Callable[[str], bool] | None = None
@@ -142,15 +182,14 @@ class Edits:
             }
         return replace(self, ablated=ablated)
 
-    def step(self, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
+    def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
         """The options of `Transformer.step` for `count` places behind (B,) that were run before.
 
-        `lengths` (B,) says how many of them are real.
+        `lengths` (B,) says how many of them are real, `number` which step it is.
         """
         if not self.asked:
             return {}
-        real = np.arange(count) < lengths[:, None]
-        layout = Layout(range(len(seen)), None if real.all() else real, is_later=bool(seen.any()))
+        layout = Layout(range(len(seen)), lengths, seen, step=number)
         record = self.recorder(layout)
         if self.is_pair:
             return {"record": None if record is None else record.under("decoder.")}
@@ -158,19 +197,24 @@ class Edits:
         masks = self.masks(layout, keys, first=seen, queries=count)
         return {"record": record, "masks": masks}
 
-    def packed(self, texts: Sequence[int], longest: int) -> dict[str, Any]:
-        """The options of a run of these texts end to end, the longest of so many tokens."""
+    def packed(self, texts: Sequence[int], batch: Sequence[Sized]) -> dict[str, Any]:
+        """The options of a run of a batch end to end, whose texts have these numbers."""
         if not self.asked:
             return {}
-        layout = Layout(texts)
-        return {"record": self.recorder(layout), "masks": self.masks(layout, longest)}
+        layout = layout_of(texts, batch)
+        masks = self.masks(layout, max(map(len, batch), default=0))
+        return {"record": self.recorder(layout), "masks": masks}
 
-    def begin(self, texts: int, longest: int) -> dict[str, Any]:
-        """The options of `EncoderDecoder.begin` for so many texts; none for another model."""
+    def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
+        """The options of `EncoderDecoder.begin` for these texts; none for another model."""
         if not self.asked or not self.is_pair:
             return {}
-        visible = self.visible(Layout(range(texts)), longest)
-        return {**self.packed(range(texts), longest), "visible": visible}
+        layout = layout_of(range(len(batch)), batch)._replace(step=0)
+        record = self.recorder(layout._replace(other=layout))
+        masks, visible = (
+            found(layout, max(map(len, batch), default=0)) for found in (self.masks, self.visible)
+        )
+        return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
         """An error where weights are changed and `top_k` asks for summaries of what they were."""
@@ -200,7 +244,9 @@ class Edits:
             rows = change if len(change) == 1 else change[list(layout.texts)]
             found = rows[(slice(None), *map(slice, shape[1:]))]
         else:
-            found = self._given(name, change(given), shape)
+            texts = self.first + np.asarray(layout.texts, np.int64)
+            at = At(name, layer_of(name), texts, layout.positions(given, name), layout.step)
+            found = self._given(name, change(given, at), shape)
         found = np.array(np.broadcast_to(found, shape), dtype=whole.dtype)
         return layout.computed(found, name)
 
@@ -215,6 +261,15 @@ class Edits:
         if array.shape != shape:
             raise ValueError(f"{where} got {shape} and gave {array.shape}: give the same shape")
         return array
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of an activation, whichever side of an encoder-decoder it is of.
+
+    >>> layer_of("decoder.blocks.3.attn.hook_z"), layer_of("blocks.1.hook_mlp_out")
+    (3, 1)
+    """
+    return split(name.removeprefix("encoder.").removeprefix("decoder."))[0]
 
 
 def is_number(array: Array) -> bool:

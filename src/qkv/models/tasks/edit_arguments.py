@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from qkv.arrays import Array, as_array, is_whole_number, shown
 from qkv.layers.attention.forward import SUMMARY
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import Edits, is_number
+from qkv.models.tasks.edit import At, Edits, is_number
 from qkv.models.tasks.hide_arguments import (
     Hide,
     from_start,
@@ -21,6 +24,7 @@ from qkv.models.tasks.hide_arguments import (
 )
 from qkv.text import Tokenized
 from qkv.trace import Seq2SeqTrace, Trace
+from qkv.trace.seq2seq import SIDES
 
 # Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
@@ -39,6 +43,8 @@ def edits(
     call: str,
     more: Sequence[int] = (),
     written: int | None = None,
+    first: int = 0,
+    absent: set[Any] | None = None,
 ) -> Edits:
     """What was asked for, checked.
 
@@ -53,6 +59,9 @@ def edits(
         call: who is named in an error.
         more: how many tokens may follow each text, where some may.
         written: how many places a decoder begins with, where it runs beside an encoder.
+        first: the number that the first text has for the caller.
+        absent: what of `hide` no text had so far, where more texts are to come; what these texts
+            have is taken out of it. None where these are all, so that it is an error.
 
     Raises:
         TypeError: `edit` is no mapping to functions and arrays, `ablate` holds something else than
@@ -76,13 +85,13 @@ def edits(
         for name, change in named.items()
     }
     words = [one for one in asked if isinstance(one, str)]
-    hidden = hidden_words(words, texts, pieces, call) if words else []
+    hidden = hidden_words(words, texts, pieces, call, first, absent) if words else []
     limits = [
         length + extra for length, extra in zip(lengths, more or [0] * len(texts), strict=True)
     ]
     for one in asked:
         if not isinstance(one, str):
-            hidden += hidden_places(one, lengths, limits, call)
+            hidden += hidden_places(one, lengths, limits, call, absent)
     pairs = sorted((layer, head) for layer, values in ablated.items() for head in values)
     found: dict[str, Sequence[Any]] = {"edit": list(changes), "ablate": pairs, "hide": asked}
     return Edits(
@@ -93,14 +102,21 @@ def edits(
         heads,
         written is not None,
         {name: value for name, value in found.items() if value},
+        first,
     )
 
 
-def check_edits(edit: Edit, ablate: Ablate, hide: Hide, *, body: Transformer, call: str) -> None:
-    """The errors of `edits` that need no texts, of a model that runs no decoder beside it."""
+def check_edits(
+    edit: Edit, ablate: Ablate, hide: Hide, *, body: Transformer, call: str
+) -> list[Any]:
+    """The errors of `edits` that need no texts, of a model that runs no decoder beside it.
+
+    Returns:
+        The words, places and edges to hide.
+    """
     _named(edit, body, False, call)
     _ablated(ablate, body, call)
-    hide_asked(hide, [layer.attn.num_heads for layer in body.layers], call)
+    return hide_asked(hide, [layer.attn.num_heads for layer in body.layers], call)
 
 
 def held(given: Any) -> Any:
@@ -148,19 +164,62 @@ def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, 
             )
         assert index is not None
         try:
-            full = str(index[name])
+            names = _full_names(name, index)
         except (KeyError, TypeError, ValueError) as error:
             said = str(error.args[0]).removeprefix("trace: ") if error.args else ""
             said = said.replace("it holds", "the model has")
+            said = re.sub(r"was not kept: .* traced, and (.*) (is|are)$", r"is of \1 alone", said)
             raise KeyError(f"{call}: edit has {shown(name)}, and {said}") from None
-        if full in found:
-            raise ValueError(f"{call}: edit names {full} twice: give it one change")
-        if isinstance(change, str | bytes) or change is None:
-            raise TypeError(
-                f"{call}: edit has {shown(change)} for {full}: give a function or an array"
+        if not names:
+            raise ValueError(
+                f"{call}: edit has {shown(name)}, which names no layer: give numbers of layers, as "
+                "(0, 1), or None for all"
             )
-        found[full] = change if callable(change) else _numbers(full, change, call)
+        for full in names:
+            if full in found:
+                raise ValueError(f"{call}: edit names {full} twice: give it one change")
+            if isinstance(change, str | bytes) or change is None:
+                raise TypeError(
+                    f"{call}: edit has {shown(change)} for {full}: give a function or an array"
+                )
+            read: Any = _function if callable(change) else _numbers
+            found[full] = read(full, change, call)
     return found
+
+
+def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> list[str]:
+    """The activations that a name stands for: one, or that of several or all layers.
+
+    Raises:
+        KeyError: there is none.
+    """
+    if not isinstance(name, str) and len(name) in (2, 3) and name[1] is not None:
+        several = isinstance(name[1], tuple | range)
+        layers = name[1] if several else [name[1]]
+        return [_of_layer(name, layer, index) for layer in layers]
+    try:
+        return [str(index[name])]
+    except (KeyError, TypeError, ValueError):
+        parts = (name, None) if isinstance(name, str) else name
+        both = (index.encoder, index) if isinstance(index, Seq2SeqTrace) else (index,)
+        found = []
+        for layer in range(max(one.num_layers for one in both) if len(parts) > 1 else 0):
+            with suppress(KeyError):
+                found.append(_of_layer(parts, layer, index))
+        if not found:
+            raise
+        return found
+
+
+def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) -> str:
+    """The full name of `(short, ...)` or `(short, ..., part)` in one layer."""
+    short, *part = name[0], *name[2:]
+    side, _, rest = str(short).partition(".")
+    if isinstance(index, Seq2SeqTrace) and side in SIDES:
+        if side == "encoder" or not rest.startswith("cross_attn."):
+            return str(getattr(index, side)[rest, layer, *part])
+        short = rest
+    return str(index[short, layer, *part])
 
 
 def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
@@ -177,6 +236,27 @@ def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
     own = named(body.decoder, "decoder.")
     cross = {name: own.pop(name) for name in list(own) if ".cross_attn." in name}
     return Seq2SeqTrace(Trace(named(body, "encoder.")), Trace(own), cross)
+
+
+def _function(name: str, given: Any, call: str) -> Callable[[Array, At], Any]:
+    """A function that a user gave, of an array or of an array and an `At`, as one of both."""
+    try:
+        takes = signature(given)
+    except (TypeError, ValueError):  # one of C that does not say what it takes
+        return lambda array, at: given(array)
+    fits = []
+    for count in (1, 2):
+        with suppress(TypeError):
+            takes.bind(*range(count))
+            fits.append(count)
+    if not fits:
+        raise TypeError(
+            f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
+        )
+    # a second parameter with a default is the user's own, unless its name says otherwise
+    if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
+        return lambda array, at: given(array)
+    return lambda array, at: given(array, at)
 
 
 def _numbers(name: str, given: Any, call: str) -> Array:

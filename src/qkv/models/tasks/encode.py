@@ -245,7 +245,7 @@ class Encoder:
         found: list[Any] = [None] * len(batch)
         for numbers in self._parts(batch):
             part = [batch[index] for index in numbers]
-            options = {} if edits is None else edits.packed(numbers, max(map(len, part)))
+            options = {} if edits is None else edits.packed(numbers, part)
             vectors = self._wanted(part, **options)
             for number, vector in zip(numbers, vectors, strict=True):
                 found[number] = vector

@@ -203,14 +203,14 @@ def steps(
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     texts = [row.given.ids for row in rows]
-    opening = edited.begin(len(texts), max(map(len, texts), default=0))
-    caches, ids, lengths = body.begin(texts, **opening)
+    caches, ids, lengths = body.begin(texts, **edited.begin(texts))
     seen = np.zeros(len(rows), np.int64)
+    step = 0
     while lengths.any():
         even = bool((lengths == ids.shape[1]).all())
-        options = edited.step(seen, lengths, ids.shape[1])
+        options = edited.step(step, seen, lengths, ids.shape[1])
         x = body.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
-        seen += lengths
+        seen, step = seen + lengths, step + 1
         if measure_prompts:
             for row, vectors in zip(rows, x, strict=True):
                 for _ in _prompt_measured(body, row, vectors, top or 0):

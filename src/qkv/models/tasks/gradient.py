@@ -13,7 +13,7 @@ from qkv.layers.attention.forward import SUMMARY
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.layout import Layout
+from qkv.models.tasks.layout import layout_of
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
 from qkv.trace.names import is_tuple_name, meant, split
@@ -54,7 +54,7 @@ def gradients(
     places = [
         body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
     ]
-    changes = edited.recorder(Layout(range(len(batch))))
+    changes = edited.recorder(layout_of(range(len(batch)), batch))
     rows, saved = body.training_forward(ids, np.concatenate(places), starts, record=changes)
     _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
     grad = np.zeros_like(rows)

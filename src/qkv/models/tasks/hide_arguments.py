@@ -49,10 +49,14 @@ def hidden_words(
     batch: Sequence[Tokenized],
     pieces: Callable[[str], list[list[str]]] | None,
     call: str,
+    first: int = 0,
+    absent: set[Any] | None = None,
 ) -> list[Hidden]:
     """Nobody looks at these words, wherever they stand.
 
-    A word may be a special token such as "[SEP]", by its name.
+    A word may be a special token such as "[SEP]", by its name. One that is in no text is an error,
+    unless it may still be `absent`, from which those that are there are taken out. Errors count
+    the texts from `first`.
     """
     if pieces is None:
         raise ValueError(
@@ -70,14 +74,16 @@ def hidden_words(
             places += [i for i, (token, special) in enumerate(marks) if special and token == word]
             row.update(places)
             seen |= bool(places)
-        if not seen:
+        if absent is not None:
+            absent.difference_update([word] * seen)
+        elif not seen:
             raise ValueError(
                 f"{call}: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
             )
     for number, (text, row) in enumerate(zip(batch, hidden, strict=True)):
         own = {i for i, special in enumerate(text.special) if not special}
         if own and own <= row:
-            which = "the text" if len(batch) == 1 else f"text {number}"
+            which = "the text" if len(batch) == 1 and not first else f"text {first + number}"
             raise ValueError(f"{call}: hide leaves {which} no word to look at: leave one in sight")
     return [
         Hidden(number, None, place, None, None)
@@ -87,21 +93,28 @@ def hidden_words(
 
 
 def hidden_places(
-    asked: int | tuple[int, ...], lengths: Sequence[int], limits: Sequence[int], call: str
+    asked: int | tuple[int, ...],
+    lengths: Sequence[int],
+    limits: Sequence[int],
+    call: str,
+    absent: set[Any] | None = None,
 ) -> list[Hidden]:
     """A place, or an edge between two, in each text that has them; -1 is its last.
 
-    `lengths` are those of the texts, and `limits` with what may follow them.
+    `lengths` are those of the texts, and `limits` with what may follow them; `absent` is as for
+    `hidden_words`.
     """
     given: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*given, None, None][:4]
     least, most = -max(lengths, default=0), max(limits, default=0)
-    for place in (query, key):
-        if place is not None and not least <= place < most:
-            raise ValueError(
-                f"{call}: hide has place {place} and no text has more than {most} tokens: "
-                f"give {least} to {most - 1}, or a word"
-            )
+    outside = [place for place in (query, key) if place is not None and not least <= place < most]
+    if outside and absent is None:
+        raise ValueError(
+            f"{call}: hide has place {outside[0]} and no text has more than {most} tokens: "
+            f"give {least} to {most - 1}, or a word"
+        )
+    if absent is not None:
+        absent.difference_update([] if outside else [asked])
     found = []
     for number, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
         if all(place is None or -length <= place < limit for place in (query, key)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,11 @@ class Layout(NamedTuple):
 
     Attributes:
         texts: which they are, of all texts of the call in their order.
-        real: (B, n), which of the places are tokens, where the others hold more than 0.
+        lengths: (B,), how many tokens of each are run; None where all places are tokens.
+        first: (B,), how many tokens of each were run before; None for none.
         spans: (B, T), the columns that are computed, where the caller has others beside them.
         seen: (B, T), which of the columns are tokens.
-        is_later: whether these places follow others that were run before.
+        step: the step of `generate` that runs them; None elsewhere.
         other: of the text that a decoder looks at.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
@@ -30,18 +31,24 @@ class Layout(NamedTuple):
     """
 
     texts: Sequence[int]
-    real: Array | None = None
+    lengths: Array | None = None
+    first: Array | None = None
     spans: Array | None = None
     seen: Array | None = None
-    is_later: bool = False
+    step: int | None = None
     other: Layout | None = None
+
+    @property
+    def is_later(self) -> bool:
+        """Whether these places follow others that were run before."""
+        return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
         """A copy of what was computed as the caller sees it, 0 (scores: -inf) in padding."""
         out = whole.copy()
         for axis, layout in self._axes(name):
-            if layout.real is not None and axis == 1:
-                out[~layout.real] = 0
+            if layout.lengths is not None and axis == 1:
+                out[np.arange(out.shape[1]) >= layout.lengths[:, None]] = 0
             if layout.spans is not None:
                 at = np.maximum(np.cumsum(layout.spans, axis=1) - 1, 0)
                 out = np.take_along_axis(out, _along(at, axis, out.ndim), axis)
@@ -73,6 +80,21 @@ class Layout(NamedTuple):
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
 
+    def positions(self, shown: Array, name: str) -> Array:
+        """(B, T), where the tokens of an array that a caller sees stand; -1 for padding.
+
+        Of weights and scores they are those of the queries.
+        """
+        axis, layout = self._axes(name)[0]
+        columns = np.arange(shown.shape[axis])
+        if layout.seen is not None:
+            return np.where(layout.seen, columns, -1)
+        first = np.zeros(len(shown), np.int64) if layout.first is None else layout.first
+        found = first[:, None] + columns
+        if layout.lengths is None:
+            return found
+        return np.where(columns < layout.lengths[:, None], found, -1)
+
     def _axes(self, name: str) -> list[tuple[int, Layout]]:
         """The axes of an array that count places, and whose those are."""
         other = self.other or Layout(())
@@ -81,13 +103,18 @@ class Layout(NamedTuple):
         return [(1, other if name.endswith(_KEYS) else self)]
 
 
+def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
+    """Of a batch that is run end to end, whose texts have these numbers."""
+    return Layout(texts, np.array([len(text) for text in batch], np.int64))
+
+
 def columns(seen: Array, spans: Array) -> Layout:
     """Of texts with padding on any side, (B, T): their tokens, and what of it is computed."""
-    texts = range(len(seen))
+    texts, lengths = range(len(seen)), spans.sum(1)
     from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
     if from_left and (seen == spans).all() and spans.any(0).all():
-        return Layout(texts)
-    return Layout(texts, spans=spans, seen=seen)
+        return Layout(texts, lengths)
+    return Layout(texts, lengths, spans=spans, seen=seen)
 
 
 def _along(index: Array, axis: int, ndim: int) -> Array:

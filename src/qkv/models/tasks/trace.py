@@ -56,24 +56,49 @@ def names_to_keep(
     if top_k is not None and top_k < 1:
         raise ValueError(f"{call}: top_k is {top_k}: keep at least 1 weight")
     kept = {full for full in known if top_k is None and kept_unasked(full)}
+    alone: set[str] = set()
     if names is not None:
-        kept = _named(known, names, call)
+        kept, alone = _named(known, names, call)
     if top_k is not None:
         summaries = tuple(f"attn.{one}" for one in SUMMARY)
         kept |= {full for full in known if full.endswith(summaries)}
     if layers is not None:
-        kept &= _in_layers(known, layers, call)
+        kept &= _in_layers(known, layers, call) | alone
     return kept.__contains__
 
 
-def _named(known: Sequence[str], names: Names, call: str) -> set[str]:
-    """The full names that are asked for."""
+def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
+    """How many layers are run for what a trace keeps; None for all and what follows them.
+
+    Args:
+        known: every name that a trace of the model may hold.
+        keep: says of each whether it is kept.
+        side: what names begin with that count, "encoder." or "decoder." of a model that has both.
+
+    >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
+    >>> [layers_to_run(known, [name].__contains__) for name in known]
+    [0, 1, 2, None]
+    """
+    kept = [_parts(full) for full in known if full.startswith(side) and keep(full)]
+    if any(_is_last(local) for _, _, local in kept):
+        return None
+    return max((layer + 1 for _, layer, _ in kept if layer is not None), default=0)
+
+
+def _is_last(local: str) -> bool:
+    """Whether an activation is of the final norm, which follows the last layer."""
+    return local.startswith("ln_final.")
+
+
+def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
+    """The full names that are asked for, and those of them that are in no layer by their name."""
     given: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(given, Iterable):
         raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
     spellings = {full: _spellings(full) for full in known}
     ways = set().union(*spellings.values())
     kept: set[str] = set()
+    alone: set[str] = set()
     for name in given:
         if not isinstance(name, str | tuple):
             raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
@@ -84,7 +109,9 @@ def _named(known: Sequence[str], names: Names, call: str) -> set[str]:
         if not found:
             raise KeyError(f"{call}: {_unknown(known, name, ways)}")
         kept |= found
-    return kept
+        if all(_parts(full)[1] is None for full in found):
+            alone |= found
+    return kept, alone
 
 
 def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
@@ -117,8 +144,7 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """The names that belong to one of these layers, or to none."""
-    places = {full: _parts(full)[:2] for full in known}
+    """The names that belong to one of these layers, or to none; the final norm is of the last."""
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
@@ -129,11 +155,13 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             raise ValueError(
                 f"{call}: there is no layer {number}: the model has {most}, 0 to {most - 1}"
             )
-    return {
-        full
-        for full, (side, layer) in places.items()
-        if layer is None or {layer, layer - counts[side]} & {int(number) for number in numbers}
-    }
+    wanted, found = {int(number) for number in numbers}, set()
+    for full in known:
+        side, layer, local = _parts(full)
+        layer = counts[side] - 1 if _is_last(local) else layer
+        if layer is None or {layer, layer - counts[side]} & wanted:
+            found.add(full)
+    return found
 
 
 def _parts(full: str) -> tuple[str, int | None, str]:

@@ -1,0 +1,93 @@
+"""What texts give does not depend on how a call cuts them into batches."""
+
+import numpy as np
+import pytest
+
+from qkv.models import load
+
+from ..small_models import CONFIGS, write_small
+
+TEXTS = ["the cat sat on the mat.", "a dog ran", "the cat", "a b c the bank", "the dog sat ."]
+LAST = ("resid_post", -1)
+OPTIONS = {
+    "zero": {"ablate": [(0, 1)]},
+    "array": {"ablate": {(1, None): np.arange(4.0)}},
+    "mean": {"ablate": {(0, 1): "mean", (1, 2): "mean"}},
+    "word": {"hide": ["cat", 0]},
+    "place": {"hide": [3, (2, 1, 1), (1, -1)]},
+    "edit": {"edit": {("z", 1): lambda z: z / 3}},
+}
+
+
+def model_of(folder, kind):
+    return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-12 * max(1, np.abs(expected).max())
+
+
+def alone(model, options):
+    """What each text gives by itself; the means are counted by hand."""
+    options = dict(options)
+    if options == OPTIONS["mean"]:
+        runs = [model.trace(text, names="z") for text in TEXTS]
+        options["ablate"] = {
+            (layer, head): np.concatenate([run["z", layer][0, :, head] for run in runs]).mean(0)
+            for layer, head in options["ablate"]
+        }
+    found = []
+    for text in TEXTS:
+        tokens = model.tokenize(text).tokens
+        own = dict(options)
+        if "hide" in own:  # of what each text has
+            own["hide"] = [one for one in own["hide"] if has(tokens, one)]
+        found.append(model.trace(text, names=LAST, **own)[LAST][0])
+    return found
+
+
+def has(tokens, one):
+    if isinstance(one, str):
+        return one in tokens
+    places = one[:2] if isinstance(one, tuple) else [one]
+    return all(-len(tokens) <= place < len(tokens) for place in places)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "llama", "albert"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_text_gives_the_same_in_every_batch(tmp_path, kind, name):
+    model, options = model_of(tmp_path, kind), OPTIONS[name]
+    if kind == "llama" and name == "array":
+        options = {"ablate": {(1, None): np.arange(6.0)}}
+    expected = alone(model, options)
+    for size in (None, 1, 2):
+        trace = model.trace(TEXTS, names=LAST, batch_size=size, **options)
+        for number, rows in enumerate(expected):
+            close(trace[number][LAST][0], rows)
+    ids = [model.tokenize(text).ids for text in TEXTS]
+    longest = max(map(len, ids))
+    whole, mask = np.zeros((2, len(ids), longest), int)
+    for row, own in enumerate(ids):
+        whole[row, : len(own)], mask[row, : len(own)] = own, 1
+    if not any(isinstance(one, tuple) and -1 in one for one in options.get("hide", ())):
+        seen = []
+
+        def look(x):
+            seen.append(x.copy())
+            return x
+
+        model(whole, mask, **{**options, "edit": {**options.get("edit", {}), LAST: look}})
+        for number, rows in enumerate(expected):
+            close(seen[0][number, : len(rows)], rows)
+    final = model.trace(TEXTS, **options)
+    for size in (1, 64):
+        vectors = model.encode(TEXTS, batch_size=size, output_value="token_embeddings", **options)
+        for number, rows in enumerate(vectors):
+            close(rows, final[number].hidden_states[-1][0])
+    if name != "mean":
+        for size in (1, 2, 5):
+            stream = model.trace_stream(TEXTS, batch_size=size, names=LAST, **options)
+            found = [trace[n][LAST][0] for trace in stream for n in range(len(trace))]
+            for rows, wanted in zip(found, expected, strict=True):
+                close(rows, wanted)

@@ -1,0 +1,147 @@
+"""Nothing is computed above what a trace keeps."""
+
+import numpy as np
+import pytest
+
+from qkv.layers import MLP, Block, LayerNorm, RMSNorm
+from qkv.models import load
+from qkv.trace import Seq2SeqTrace
+
+from ..small_models import CONFIGS, write_small
+
+IDS = [[4, 5, 6, 7, 8], [9, 4]]
+KINDS = ["gpt2", "albert", "modernbert", "llama", "gemma2", "t5"]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The parts that are run, in their order."""
+    ran = []
+
+    def watched(kind):
+        usual = kind.run
+
+        def run(self, *args, **options):
+            ran.append(self)
+            return usual(self, *args, **options)
+
+        monkeypatch.setattr(kind, "run", run)
+
+    for kind in (Block, MLP, LayerNorm, RMSNorm):
+        watched(kind)
+    return ran
+
+
+def numbers(model, ran):
+    """How many layers were run, and whether the final norm was."""
+    blocks = [one for one in ran if isinstance(one, Block)]
+    return len(blocks), any(one is model._body.final_norm for one in ran)
+
+
+def model_of(folder, kind):
+    return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"layers": 0}, 1),
+        ({"layers": [0]}, 1),
+        ({"layers": -2}, -1),
+        ({"layers": (-1, 0)}, 0),
+        ({"names": ("q", 0)}, 1),
+        ({"names": [("pattern", 0), "embed"]}, 1),
+        ({"names": "blocks.0.hook_resid_pre"}, 1),
+        ({"names": "embed"}, 0),
+        ({"names": []}, 0),
+        ({"names": "pattern", "layers": 0}, 1),
+        ({"top_k": 2, "layers": 0}, 1),
+        ({"top_k": 2, "names": ("q", 1), "layers": 0}, 1),
+    ],
+)
+def test_layers_above_what_is_kept_are_not_run(tmp_path, run, kind, options, count):
+    model = model_of(tmp_path, kind)
+    wanted = count if options.get("layers") not in (-2, (-1, 0)) else model.num_layers + count
+    everything = {name: one for name, one in options.items() if name == "top_k"}
+    whole = model.trace(IDS, names=model._body.hook_names, **everything)
+    run.clear()
+    found = model.trace(IDS, **options)
+    has_last = options.get("layers") == (-1, 0) and model._body.final_norm is not None
+    assert numbers(model, run) == (wanted, has_last)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    run.clear()
+    stream = list(model.trace_stream(IDS, batch_size=1, **options))
+    assert numbers(model, run) == (2 * wanted, has_last)
+    assert [trace.names() for trace in stream] == [found.names()] * 2
+
+
+def test_logits_need_all_layers_and_the_final_norm_is_kept_with_the_last(tmp_path, run):
+    model = model_of(tmp_path, "gpt2")
+    for options in ({"logits": True}, {"names": "ln_final.scale"}, {"names": ("scale", None)}):
+        run.clear()
+        trace = model.trace(IDS, layers=0, **options)
+        assert numbers(model, run) == (2, True)
+        assert ("scale", None) in trace or "logits" in trace
+        assert ("q", 1) not in trace
+    assert ("scale", None) not in model.trace(IDS, layers=0)
+    assert ("scale", None) in model.trace(IDS, layers=1)
+    assert ("normalized", None) not in model.trace(IDS, layers=0, names=["normalized"])
+    assert ("normalized", None) in model.trace(IDS, layers=-1, names=["normalized"])
+
+
+def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(tmp_path, run):
+    model, called = model_of(tmp_path, "modernbert"), []
+
+    def look(x, at):
+        called.append(at.layer)
+        return 2 * x
+
+    edit = {"z": look, "embed": look}
+    ablate = {(2, 0): "mean", (1, 1): "zero"}
+    found = model.trace(IDS, layers=1, edit=edit, ablate=ablate)
+    assert called == [None, 0, 1]
+    assert numbers(model, run) == (2, False)
+    assert found.changed["edit"] == [
+        "blocks.0.attn.hook_z",
+        "blocks.1.attn.hook_z",
+        "blocks.2.attn.hook_z",
+        "hook_embed",
+    ]
+    assert found.changed["ablate"] == [(1, 1), (2, 0)]
+    whole = model.trace(IDS, edit=edit, ablate=ablate)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    run.clear()
+    model.trace(IDS, layers=0, ablate={(0, 0): "mean"})
+    assert numbers(model, run) == (2, False)  # one for the mean
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"names": "encoder.blocks.0.attn.hook_q"}, (1, 0)),
+        ({"names": "encoder.hook_embed"}, (0, 0)),
+        ({"names": "decoder.hook_embed"}, (0, 0)),
+        ({"names": "decoder.0.cross_attn.hook_pattern"}, (2, 1)),
+        ({"layers": 1, "names": "resid_post"}, (2, 2)),
+        ({"layers": 0}, (2, 1)),
+        ({"layers": 0, "top_k": 1}, (2, 1)),
+        ({"layers": 0, "logits": True}, (2, 3)),
+        ({}, (2, 3)),
+    ],
+)
+def test_a_pair_is_run_as_far_as_it_is_kept(tmp_path, run, options, counts):
+    model = model_of(tmp_path, "t5")
+    pair = {"texts": IDS, "target": [[2, 5], [2]]}
+    both = {name: one for name, one in options.items() if name in ("top_k", "logits")}
+    whole = model.trace(**pair, names=model._body.pair_hook_names, **both)
+    run.clear()
+    found = model.trace(**pair, **options)
+    assert isinstance(found, Seq2SeqTrace)
+    decoder = model._body.decoder.layers
+    ran = [any(one is layer for layer in decoder) for one in run if isinstance(one, Block)]
+    assert (ran.count(False), ran.count(True)) == counts
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, whole[name], err_msg=name)
