@@ -60,8 +60,9 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
+    each = None if speeds is None else _checked_speeds(speeds, _rotated_size(dims, array.shape[-1]))
     cos, sin = rotation_at(
-        array, positions, base=base, interleaved=interleaved, dims=dims, speeds=speeds
+        array, positions, base=base, interleaved=interleaved, dims=dims, speeds=each
     )
     with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
@@ -74,10 +75,12 @@ def rotation_at(
     base: float,
     interleaved: bool,
     dims: int | None = None,
-    speeds: ArrayLike | None = None,
+    speeds: Array | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
     """What `rotate_pairs` multiplies `x (..., L, d)` by, or its like; arguments are checked.
+
+    But for `speeds`, (dims / 2,), or for each position its own, (..., dims / 2).
 
     Returns:
         Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
@@ -85,7 +88,7 @@ def rotation_at(
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
-    each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
+    each = rotary_speeds(base, dims) if speeds is None else speeds
     angle = _places(positions, x.shape[:-1])[..., None] * each
     work = compute_type(x.dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)

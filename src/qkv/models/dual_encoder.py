@@ -194,6 +194,7 @@ class DualEncoder(Model):
         attention_mask: ArrayLike | None = None,
         pixel_values: ArrayLike | None = None,
         *,
+        position_ids: ArrayLike | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -205,6 +206,7 @@ class DualEncoder(Model):
             attention_mask: of the same shape, True or 1 where there is a token; elsewhere is
                 padding. Without it all are tokens.
             pixel_values: (m, C, H, W), floats, as `model.vision.pixels` makes them.
+            position_ids: (n, T) integers, where each token stands, as for `Model`.
             ablate: heads of the tower for texts to go without, as in `trace`.
             hide: words of the texts, and places, as in `trace`.
             edit: activations of the tower for texts to change, as in `trace`.
@@ -219,7 +221,7 @@ class DualEncoder(Model):
                 "attention_mask) or encode(texts)"
             )
         options: dict[str, Any] = {"ablate": ablate, "hide": hide, "edit": edit}
-        found = super().__call__(input_ids, attention_mask, **options)
+        found = super().__call__(input_ids, attention_mask, position_ids=position_ids, **options)
         looked_at = self.vision(pixel_values).embeds
         assert found.embeds is not None
         assert looked_at is not None

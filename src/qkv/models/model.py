@@ -20,7 +20,7 @@ from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import check_edited, check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.hide_arguments import Hide
-from qkv.models.tasks.inputs import checked_ids, named
+from qkv.models.tasks.inputs import checked_ids, checked_positions, named
 from qkv.models.tasks.layout import Layout, columns, layout_of
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.resume import run_layers
@@ -787,6 +787,7 @@ class Model(ComparingModel):
         input_ids: ArrayLike,
         attention_mask: ArrayLike | None = None,
         *,
+        position_ids: ArrayLike | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -794,10 +795,17 @@ class Model(ComparingModel):
         """Run token ids.
 
         Args:
-            input_ids: (B, T) integers, or (T,) for one text, which gives what (1, T) gives. A
-                token's position is its column.
+            input_ids: (B, T) integers, or (T,) for one text, which gives what (1, T) gives.
             attention_mask: of the same shape, True or 1 where there is a token; elsewhere is
                 padding, on whichever side, which is not read. Without it all are tokens.
+            position_ids: (B, T) integers, or (1, T) for all texts, where each token stands, for
+                learned and rotary positions; those of padding are not read. RoBERTa's and MPNet's
+                begin at the padding's id + 1, as in transformers. Without them positions are as
+                there: a token's column, or how many tokens come before it (OPT; RoBERTa and MPNet
+                count those that are not the padding token). Where columns are learned positions
+                (GPT-2, BERT), a text with padding on its left differs from the text alone:
+                `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` makes them the same. Masks,
+                windows, ALiBi and relative biases go by the order of the columns all the same.
             ablate: heads to go without, as in `trace`.
             hide: words that no token may look at, as in `trace`, and places: columns of
                 `input_ids`.
@@ -807,29 +815,39 @@ class Model(ComparingModel):
         Raises:
             TypeError: ids that are not integers, a mask that is not of bools or 0 and 1; as for
                 `trace`.
-            ValueError: shapes that do not fit, an id that the table does not have; as for `trace`.
+            ValueError: shapes that do not fit, an id that the table does not have, a position that
+                the model does not have; as for `trace`.
 
         >>> import qkv
-        >>> qkv.load("random")([[0, 1, 2]], [[1, 1, 0]]).last_hidden_state.shape
+        >>> model = qkv.load("random")
+        >>> model([[0, 1, 2]], [[1, 1, 0]]).last_hidden_state.shape
         (1, 3, 8)
+        >>> left = model([[0, 1, 2]], [[0, 1, 1]], position_ids=[[0, 0, 1]]).last_hidden_state
+        >>> bool(np.allclose(left[:, 1:], model([[1, 2]]).last_hidden_state))
+        True
         """
-        ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask)
+        counts = position_ids is None
+        ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask, counts=counts)
+        positions = checked_positions(self._body, position_ids, mask, self.name)
         texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
         edited = self._edits(edit, ablate, hide, texts, "model")
-        options = self._of_columns(edited, ids, mask)
+        options = self._of_columns(edited, ids, mask, positions)
         rows, _ = self._body.masked(ids, mask, **options)
         return output_of(self._body, rows, mask, ids)
 
-    def _of_columns(self, edited: Edits, ids: Array, mask: Array) -> dict[str, Any]:
-        """The options of `Transformer.masked` for these edits of ids (B, T)."""
+    def _of_columns(
+        self, edited: Edits, ids: Array, mask: Array, positions: Array | None = None
+    ) -> dict[str, Any]:
+        """The options of `Transformer.masked` for these edits of ids (B, T) at such positions."""
+        given = {"positions": positions}
         if not edited.asked or not mask.any():
-            return {}
+            return given
         spans = self._body.spans(mask)
         layout = columns(mask, spans)
         edited = edited.averaged(
-            int(mask.sum()), lambda make: self._body.masked(ids, mask, record=make(layout))
+            int(mask.sum()), lambda make: self._body.masked(ids, mask, record=make(layout), **given)
         )
         masks, record = edited.masks(layout, int(spans.sum(1).max())), edited.recorder(layout)
         if record is not None and edited.is_pair:
             record = record.under("encoder.")
-        return {"record": record, "masks": masks}
+        return {"record": record, "masks": masks, **given}

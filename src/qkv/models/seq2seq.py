@@ -19,7 +19,7 @@ from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.hide_arguments import Hide
-from qkv.models.tasks.inputs import Texts, checked_ids, named
+from qkv.models.tasks.inputs import Texts, checked_ids, checked_positions, named
 from qkv.models.tasks.layout import columns, layout_of
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
@@ -64,6 +64,7 @@ class Seq2SeqModel(Model):
         decoder_input_ids: ArrayLike | None = None,
         decoder_attention_mask: ArrayLike | None = None,
         *,
+        position_ids: ArrayLike | None = None,
         ablate: Ablate = (),
         hide: Hide = (),
         edit: Edit = None,
@@ -77,6 +78,7 @@ class Seq2SeqModel(Model):
             decoder_input_ids: (B, L) integers, what is written so far, from the start token on; or
                 (L,) for one.
             decoder_attention_mask: of the same shape, the same for these.
+            position_ids: an error, as these models know no positions but distances of columns.
             ablate: heads of the encoder to go without, as in `trace`.
             hide: words of the texts that are read, places and edges, as in `trace`: neither encoder
                 nor decoder looks at such words and places. Places are columns of `input_ids`.
@@ -99,6 +101,7 @@ class Seq2SeqModel(Model):
                 "encode() or trace() for the encoder alone"
             )
         ids, mask = checked_ids(body.embedding, input_ids, attention_mask)
+        checked_positions(body, position_ids, mask, self.name)
         written, shown = checked_ids(
             body.embedding, decoder_input_ids, decoder_attention_mask, "decoder_"
         )

@@ -58,6 +58,7 @@ class Inputs:
     cu: Array | None = None  # (B + 1,), where each of packed texts begins and the last one ends
     cache: KVCache | None = None
     lengths: Any = None  # (B,), with a cache how many words of each row are real
+    positions: Positions | None = None  # of packed rows, where they do not count from 0
 
     @property
     def others(self) -> Array:
@@ -93,10 +94,10 @@ class AttentionSaved:
 
 
 class Positions(NamedTuple):
-    """Where queries or keys stand, and the length of the shortest text that has such places."""
+    """Where queries or keys stand, and how long a text is that has such places."""
 
     at: Array
-    length: int
+    length: int | Array  # of all of them, or of each
 
 
 class Result(NamedTuple):
@@ -203,7 +204,12 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 
 
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
-    """Where queries (..., 1, L) and keys (S,) stand, those of packed rows (total,)."""
+    """Where queries (..., 1, L) and keys (S,) stand, those of packed rows (total,).
+
+    Packed texts have each its own length; of others the longest counts for all.
+    """
+    if inputs.positions is not None:
+        return dict.fromkeys("qk", inputs.positions)
     if inputs.cache is not None:
         at = there = inputs.cache.lengths[..., None, None] + np.arange(length)  # (B, 1, L)
     else:
@@ -215,7 +221,12 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
         else:
             text, there = places(inputs.cu)
             offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
-            at = np.broadcast_to(offset, len(inputs.cu) - 1)[text] + there
+            own = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
+            lengths = np.diff(inputs.cu)[text]
+            return {
+                "q": Positions(own + there, own + lengths),
+                "k": Positions(there, lengths),
+            }
     return {
         name: Positions(place, 1 + int(np.max(place, initial=0)))
         for name, place in (("q", at), ("k", there))

@@ -19,6 +19,7 @@ from qkv.layers.attention.forward import (
     AttentionSaved,
     Inputs,
     Norm,
+    Positions,
     attention_forward,
     attention_plan,
 )
@@ -359,16 +360,18 @@ class MultiHeadAttention:
         record: Recorder | None = None,
         top_k: int | None = None,
         plan: Call | None = None,
+        positions: Positions | None = None,
         save: bool = False,
         **options: Any,
     ) -> tuple[Array, AttentionSaved | None]:
         """The forward pass, unchecked; with `save` also what the backward pass needs.
 
-        `plan` is the call that `check` gave, if anybody asked it.
+        `plan` is the call that `check` gave, if anybody asked it. `positions` are those of packed
+        rows; without them each text counts from 0.
         """
         call = self._weights.call
         dtype = result_type([x] if context is None else [x, context], self.parameters, call=call)
-        inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths)
+        inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths, positions)
         out, _, saved = attention_forward(
             self, inputs, plan=plan, residual=residual, record=record, top_k=top_k, save=save
         )

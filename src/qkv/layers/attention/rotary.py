@@ -30,29 +30,38 @@ class Rotary:
     interleaved: bool = False
     scaling: Scaling | None = None
     # what was asked for last, which the next layers ask for again: for what, and for which places
-    _last: list[tuple[Any, Array, tuple[Array, Array]]] = field(
+    _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
-    def rotate(self, x: Array, positions: Array, length: int) -> Array:
-        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens."""
+    def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
+        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens.
+
+        Positions of several texts may have a length each, of their shape.
+        """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
-    def rotate_back(self, grad: Array, positions: Array, length: int) -> Array:
+    def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
         """From the gradient of what `rotate` gave to that of `x`: rotated the other way."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
-    def rotation(self, x: Array, positions: Array, length: int) -> tuple[Array, Array]:
+    def rotation(self, x: Array, positions: Array, length: int | Array) -> tuple[Array, Array]:
         """What `rotate_pairs` multiplies arrays of the shape and type of `x` by."""
-        wanted = (x.shape[-1], compute_type(x.dtype), 0 if self.scaling is None else length)
-        for last, places, found in self._last:
-            if last == wanted and np.array_equal(places, positions):
+        wanted = x.shape[-1], compute_type(x.dtype)
+        about = positions, np.asarray(0 if self.scaling is None else length)
+        for last, others, found in self._last:
+            if last == wanted and all(map(np.array_equal, others, about)):
                 return found
         speeds, scale = None, 1.0
         if self.scaling is not None:
-            speeds, scale = self.scaling.speeds(self.base, self.dims or x.shape[-1], length)
+            lengths, each = np.unique(about[1], return_inverse=True)
+            dims = self.dims or x.shape[-1]
+            made = [self.scaling.speeds(self.base, dims, int(one)) for one in lengths]
+            speeds = np.reshape([own for own, _ in made], (-1, dims // 2))
+            speeds = speeds[each.reshape(about[1].shape)]  # (dims / 2,), or one for each position
+            scale = made[0][1] if made else scale  # the same for all lengths
         found = rotation_at(
             x,
             positions,
@@ -62,7 +71,7 @@ class Rotary:
             speeds=speeds,
             scale=scale,
         )
-        self._last[:] = [(wanted, positions, found)]
+        self._last[:] = [(wanted, about, found)]
         return found
 
 

@@ -201,6 +201,11 @@ class Embedding:
         return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
 
     @property
+    def first_id(self) -> int:
+        """What `position_ids` of transformers call the first place: those of RoBERTa are rows."""
+        return 0 if self.padding is None else self.first_position
+
+    @property
     def max_positions(self) -> int | None:
         """How many places there are; None for any number."""
         return None if self.positions is None else len(self.positions) - self.first_position

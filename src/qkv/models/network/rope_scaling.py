@@ -39,10 +39,12 @@ class Dynamic:
     the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the last
     one is divided by s.
 
-    The length is that of the longest text of a batch. Keys in a cache stay as they were rotated
-    when they came in, so that texts beyond the limit read word by word differ from the same texts
-    read at once; both as transformers does it. It also keeps the base of the longest text
-    it has seen until it sees a short one; here each call counts its own texts only.
+    The length is that of the text: what a text gives does not depend on what it runs beside. In
+    `model(ids)` and while generating it is that of the longest text of the batch, and keys in a
+    cache stay as they were rotated when they came in, so that texts beyond the limit read word by
+    word differ from the same texts read at once; both as transformers does it. It also keeps the
+    base of the longest text it has seen until it sees a short one; here each call counts its own
+    texts only.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -98,8 +100,8 @@ class Yarn:
 class LongRope:
     """Each pair divided by a number of its own, of one list for short texts or one for long ones.
 
-    Long is what has more tokens than the model was first made for, counted as for `Dynamic`:
-    the longest text of a batch decides, and keys in a cache stay as they were rotated.
+    Long is what has more tokens than the model was first made for, counted as for `Dynamic`; keys
+    in a cache stay as they were rotated.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",

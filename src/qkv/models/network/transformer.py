@@ -11,10 +11,11 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
+from qkv.layers.attention.forward import Positions
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import need_single, part_back
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import inside, padded, starts_of
+from qkv.layers.packed import inside, padded, places, starts_of
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
@@ -138,14 +139,18 @@ class Transformer:
         ids: Array,
         mask: Array,
         *,
+        positions: Array | None = None,
         masks: Mapping[int, Array] | None = None,
         record: Recorder | None = None,
     ) -> tuple[Array, Array]:
         """The vectors (total, D) of the tokens that are there, and where each text begins.
 
+        Where rotary positions are stretched, the longest text counts for all, as in transformers.
+
         Args:
             ids: (B, T) token ids.
             mask: (B, T), where there is a token.
+            positions: (B, T), where the tokens stand; None for what the model counts itself.
             masks: as for `run`, of the columns of `spans` alone.
             record: the same.
         """
@@ -157,10 +162,15 @@ class Transformer:
         if (mask != text).any():
             keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
             found = {number: keys & found.get(number, True) for number in range(len(self.layers))}
+        if positions is None:
+            where, at = self.embedding.places(ids, text, mask), places(starts)[1]
+        else:
+            where = at = np.where(mask, positions, 0)[text]
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
-            self.embedding.places(ids, text, mask),
+            where,
             starts,
+            positions=Positions(at, 1 + int(at.max())),
             masks=found,
             record=record,
         )
@@ -184,6 +194,7 @@ class Transformer:
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
         segments: Array | None = None,
+        positions: Positions | None = None,
         stop: int | None = None,
         save: bool = False,
     ) -> tuple[Array, TransformerSaved]:
@@ -199,6 +210,8 @@ class Transformer:
                 (B, Hq, T, T), T the length of the longest text.
             segments: (total,) which of several parts of its text each token is of, for a model
                 that has a table of them; without them all are of the first.
+            positions: where the tokens stand that attention rotates; each text's from 0 unless
+                given.
             stop: the layer before which the run ends; None for behind the final norm.
             save: whether to keep what `backward` needs.
 
@@ -207,7 +220,14 @@ class Transformer:
         """
         x, embedding = self.embedding(ids, places, cu_lengths, record, segments)  # (total, D)
         x, layers = self.run_layers(
-            x, cu_lengths, stop=stop, record=record, top_k=top_k, masks=masks, save=save
+            x,
+            cu_lengths,
+            stop=stop,
+            record=record,
+            top_k=top_k,
+            masks=masks,
+            positions=positions,
+            save=save,
         )
         final_norm = None
         if stop is None:
@@ -225,6 +245,7 @@ class Transformer:
         record: Recorder | None = None,
         top_k: int | None = None,
         masks: Mapping[int, Array] | None = None,
+        positions: Positions | None = None,
         save: bool = False,
     ) -> tuple[Array, list[BlockSaved]]:
         """Run some layers, on the vectors (total, D) that the first of them takes.
@@ -237,6 +258,7 @@ class Transformer:
             record: as for `run`, and so are the others.
             top_k: the same.
             masks: the same.
+            positions: the same.
             save: the same.
 
         Returns:
@@ -246,7 +268,7 @@ class Transformer:
         found = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
-            options = {**found[number], "top_k": top_k}
+            options = {**found[number], "top_k": top_k, "positions": positions}
             options["record"] = inside(record, f"blocks.{number}", None)
             x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
             saved += [kept] if save else []

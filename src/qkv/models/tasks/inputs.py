@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array
 from qkv.models.files.read import ModelError
 from qkv.models.network.embedding import Embedding
+from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
 
 # One text or several, or the ids of their tokens.
@@ -84,8 +85,13 @@ def checked_ids(
     input_ids: ArrayLike,
     attention_mask: ArrayLike | None,
     side: str = "",
+    *,
+    counts: bool = True,
 ) -> tuple[Array, Array]:
-    """Ids (B, T), of one text (T,) too, and which are tokens; errors put `side` before names."""
+    """Ids (B, T), of one text (T,) too, and which are tokens; errors put `side` before names.
+
+    `counts` says whether columns are positions, of which the model has a number.
+    """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
     if ids.ndim not in (1, 2):
@@ -95,7 +101,7 @@ def checked_ids(
     mask = np.atleast_2d(_checked_mask(attention_mask, ids.shape, side))
     ids = np.atleast_2d(ids)
     most = embedding.max_positions
-    if most is not None and ids.shape[1] > most:
+    if counts and most is not None and ids.shape[1] > most:
         raise ValueError(
             f"model: {name} have {ids.shape[1]} columns and the model {most} positions: cut them"
         )
@@ -122,6 +128,49 @@ def _checked_mask(given: Any, shape: tuple[int, ...], side: str) -> Array:
     if not np.isin(mask, (0, 1)).all():
         raise ValueError(f"model: {name} holds other numbers than 0 and 1")
     return mask.astype(bool)
+
+
+def checked_positions(body: Transformer, given: ArrayLike | None, mask: Array, name: str) -> Any:
+    """Where tokens stand, (B, T), counted from 0; None if it is not given.
+
+    Args:
+        body: the model.
+        given: (B, T), or (1, T) for all texts, as transformers counts them.
+        mask: (B, T), which are tokens; the positions of others are not read.
+        name: of the model.
+
+    Raises:
+        TypeError: they are no integers.
+        ValueError: they have another shape, or one is outside of what the model has, or the model
+            has neither learned nor rotary positions.
+    """
+    if given is None:
+        return None
+    embedding = body.embedding
+    if embedding.positions is None and not any(layer.attn.rotary for layer in body.layers):
+        raise ValueError(
+            f"model: position_ids are given and {name} has neither learned nor rotary positions, "
+            "which they are for: leave them out"
+        )
+    found = as_array(given, call="model", name="position_ids")
+    if found.dtype.kind not in "iu" and found.size:
+        raise TypeError(f"model: position_ids are {found.dtype}: give integers")
+    shape, both = found.shape, mask.shape
+    if np.atleast_2d(found).shape not in (both, (1, both[1])):
+        raise ValueError(
+            f"model: position_ids have shape {shape} and input_ids {both}: give {both}, or "
+            f"{(1, both[1])} for the same in every text"
+        )
+    found = np.broadcast_to(found, both)
+    rows = embedding.max_positions
+    most = 2**31 if rows is None else rows + embedding.first_id
+    outside = found[mask & ((found < 0) | (found >= most))]
+    if outside.size:
+        raise ValueError(
+            f"model: position_ids have {outside[0]} at a token and {name} has positions 0 to "
+            f"{most - 1}: give these"
+        )
+    return np.where(mask, found, 0).astype(np.int64) - embedding.first_id
 
 
 def check_ids(ids: Array, rows: int, call: str) -> None:

@@ -1,0 +1,225 @@
+"""`model(ids, mask, position_ids=...)`: what is padded gives what it gives alone."""
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models import load
+
+from .small_models import CONFIGS, write_small
+
+ROWS = [[4, 5, 6, 7], [8, 9], [5, 4, 9, 8, 7, 6]]
+WIDTH = 8
+# How a text's positions begin: as rows of the table where positions count the padding's id.
+FIRST = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2}
+WITHOUT = {"bloom", "t5", "mt5"}  # distances of columns alone
+KINDS = sorted(
+    name
+    for name, config in CONFIGS.items()
+    if ("vocab_size" in config or "text_config" in config) and name not in WITHOUT
+)
+
+
+def model_of(folder, kind, **changed):
+    found = load(write_small(folder, {**CONFIGS[kind], **changed}), dtype=np.float64)
+    return getattr(found, "text", found)  # CLIP's tower for texts
+
+
+def left_padded(rows=ROWS, width=WIDTH):
+    ids, mask = np.zeros((2, len(rows), width), int)
+    for number, row in enumerate(rows):
+        ids[number, -len(row) :], mask[number, -len(row) :] = row, 1
+    return ids, mask
+
+
+def counted(mask, first=0):
+    return np.where(mask, np.cumsum(mask, axis=1) - 1 + first, 0)
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-12 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_on_the_left_changes_nothing_where_positions_are_counted(tmp_path, kind):
+    model = model_of(tmp_path, kind)
+    ids, mask = left_padded()
+    found = model(ids, mask, position_ids=counted(mask, FIRST.get(kind, 0)))
+    for number, row in enumerate(ROWS):
+        alone = model([row])
+        close(found.last_hidden_state[number, -len(row) :], alone.last_hidden_state[0])
+        if found.logits is not None and found.logits.shape[:2] == ids.shape:
+            close(found.logits[number, -len(row) :], alone.logits[0])
+    assert not found.last_hidden_state[~mask.astype(bool)].any()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "distilbert", "albert", "gpt_neo"])
+def test_columns_are_learned_positions_without_them(tmp_path, kind):
+    model = model_of(tmp_path, kind)
+    ids, mask = left_padded()
+    found = model(ids, mask).last_hidden_state
+    for number, row in enumerate(ROWS):
+        begin = WIDTH - len(row)
+        own = model([row], position_ids=[[*range(begin, WIDTH)]]).last_hidden_state[0]
+        close(found[number, begin:], own)
+        alone = model([row]).last_hidden_state[0]
+        assert np.abs(found[number, begin:] - alone).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["opt", "roberta", "mpnet", "llama", "gpt_neox", "modernbert"])
+def test_what_counts_tokens_itself_needs_none(tmp_path, kind):
+    model = model_of(tmp_path, kind)
+    ids, mask = left_padded([[4, 5, 6, 7], [8, 9]])
+    ids[mask == 0] = 1  # the padding token of RoBERTa
+    found = model(ids, mask).last_hidden_state
+    for number, row in enumerate([[4, 5, 6, 7], [8, 9]]):
+        close(found[number, -len(row) :], model([row]).last_hidden_state[0])
+
+
+def test_a_learned_position_is_a_row_of_the_table(tmp_path):
+    for kind, first in (("gpt2", 0), ("opt", 2), ("roberta", 0)):
+        model, given = model_of(tmp_path / kind, kind), []
+        ids = np.array([[4, 5, 6], [7, 8, 9]])
+        positions = np.array([[3, 3, 7], [0, 5, 1]])
+
+        def look(x, given=given):
+            given.append(x)
+            return x
+
+        model(ids, position_ids=positions, edit={"pos_embed": look})
+        np.testing.assert_array_equal(
+            given[0], model.parameters["pos_embed.weight"][positions + first]
+        )
+        given.clear()
+        model(ids, position_ids=positions[:1], edit={"pos_embed": look})
+        for row in given[0]:
+            np.testing.assert_array_equal(
+                row, model.parameters["pos_embed.weight"][positions[0] + first]
+            )
+
+
+@pytest.mark.parametrize("kind", ["llama", "modernbert"])
+def test_queries_and_keys_are_rotated_by_their_positions(tmp_path, kind):
+    model, given = model_of(tmp_path, kind), {}
+    ids, mask = np.array([[4, 5, 6, 7], [0, 8, 9, 0]]), np.array([[1, 1, 1, 1], [0, 1, 1, 0]])
+    positions = np.array([[9, 2, 40, 41], [-7, 3, 1000, 10**9]])  # those of padding are not read
+
+    def look(x, at):
+        given[at.name.rpartition("hook_")[2]] = x
+        return x
+
+    edit = {(name, 0): look for name in ("q", "k", "rot_q", "rot_k")}
+    model(ids, mask, position_ids=positions, edit=edit)
+    at = np.where(mask, positions, 0)
+    base = model.layers[0].attn.rotary.base
+    for name in "qk":
+        heads_in_front = np.swapaxes(given[name], 1, 2)
+        expected = qkv.apply_rotary(heads_in_front, at[:, None], base=base)
+        close(given[f"rot_{name}"], np.swapaxes(expected, 1, 2))
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_only_distances_count_for_rotary_positions(tmp_path, start):
+    model = model_of(tmp_path, "llama")
+    plain = model([[4, 5, 6, 7]]).last_hidden_state
+    moved = model([[4, 5, 6, 7]], position_ids=[start + np.arange(4)]).last_hidden_state
+    close(moved, plain)
+    spread = model([[4, 5, 6, 7]], position_ids=[[0, 2, 4, 6]]).last_hidden_state
+    assert np.abs(spread - plain).max() > 0.01
+
+
+def test_the_largest_position_says_how_long_a_text_is(tmp_path):
+    """Stretched positions: four tokens that stand at the end of a text of twenty."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = model_of(tmp_path, "llama", rope_parameters=scaling)  # made for 16
+    ids = np.array([[4, 5, 6, 7, 8] * 4])
+    mask = np.zeros((1, 20), int)
+    mask[:, -4:] = 1
+    positions = np.arange(16, 20)[None]
+    whole = model(ids, mask).last_hidden_state[:, -4:]
+    close(whole, model(ids[:, -4:]).last_hidden_state)
+    found = model(ids[:, -4:], position_ids=positions).last_hidden_state
+    speeds = model.layers[0].attn.rotary.scaling.speeds(10000.0, 6, 20)[0]
+    given = {}
+
+    def look(x, at):
+        given[at.name.rpartition("hook_")[2]] = x
+        return x
+
+    model(ids[:, -4:], position_ids=positions, edit={("q", 0): look, ("rot_q", 0): look})
+    expected = qkv.apply_rotary(np.swapaxes(given["q"], 1, 2), positions[0], speeds=speeds)
+    close(given["rot_q"], np.swapaxes(expected, 1, 2))
+    assert np.abs(found - whole).max() > 1e-4
+
+
+def test_edits_go_with_positions(tmp_path):
+    model = model_of(tmp_path, "gpt2")
+    ids, mask = left_padded()
+    changes = {
+        "ablate": {(0, 1): "mean", (1, 0): np.ones(4)},
+        "edit": {("resid_mid", 0): lambda x: x / 2},
+    }
+    found = model(ids, mask, position_ids=counted(mask), **changes).last_hidden_state
+    right, shown = np.zeros((2, *ids.shape), int)
+    for number, row in enumerate(ROWS):
+        right[number, : len(row)], shown[number, : len(row)] = row, 1
+    expected = model(right, shown, **changes).last_hidden_state
+    for number, row in enumerate(ROWS):
+        close(found[number, -len(row) :], expected[number, : len(row)])
+
+
+def test_more_columns_than_positions(tmp_path):
+    model = model_of(tmp_path, "gpt2")  # 16 positions
+    ids, mask = left_padded(width=40)
+    found = model(ids, mask, position_ids=counted(mask)).last_hidden_state
+    for number, row in enumerate(ROWS):
+        close(found[number, -len(row) :], model([row]).last_hidden_state[0])
+    assert not model(ids, 0 * mask, position_ids=counted(mask)).last_hidden_state.any()
+
+
+def test_one_text_and_both_towers(tmp_path):
+    model = model_of(tmp_path / "gpt2", "gpt2")
+    close(
+        model([4, 5, 6], position_ids=[2, 0, 1]).last_hidden_state,
+        model([[4, 5, 6]], position_ids=[[2, 0, 1]]).last_hidden_state,
+    )
+    clip = load(write_small(tmp_path / "clip", CONFIGS["clip"]), dtype=np.float64)
+    images = np.random.default_rng(0).standard_normal((1, 2, 8, 8))
+    found = clip([[4, 5, 3]], None, images, position_ids=[[2, 0, 1]]).embeds
+    close(found, clip.text([[4, 5, 3]], position_ids=[[2, 0, 1]]).embeds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "error", "said"),
+    [
+        ("gpt2", [[0.0, 1.0, 2.0]], TypeError, "position_ids are float64: give integers"),
+        ("gpt2", [[True, False, True]], TypeError, "position_ids are bool: give integers"),
+        (
+            "gpt2",
+            [[0, 1]],
+            ValueError,
+            r"position_ids have shape \(1, 2\) and input_ids \(2, 3\): give \(2, 3\), or \(1, 3\)",
+        ),
+        ("gpt2", np.zeros((3, 3), int), ValueError, r"have shape \(3, 3\) and input_ids \(2, 3\)"),
+        ("gpt2", np.zeros((1, 2, 3), int), ValueError, r"have shape \(1, 2, 3\)"),
+        ("gpt2", 3, ValueError, r"have shape \(\) and input_ids"),
+        ("gpt2", [[0, 1, 16]], ValueError, "have 16 at a token and .* has positions 0 to 15: give"),
+        ("gpt2", [[0, -1, 2]], ValueError, "have -1 at a token and .* has positions 0 to 15"),
+        ("roberta", [[2, 3, 99]], ValueError, "have 99 at a token and .* has positions 0 to "),
+        ("opt", [[0, 1, 99]], ValueError, "have 99 at a token and .* has positions 0 to "),
+        ("llama", [[0, -1, 2]], ValueError, "have -1 at a token and .* positions 0 to 2147483647"),
+        ("llama", [[0, 2**40, 2]], ValueError, "have 1099511627776 at a token"),
+        ("bloom", [[0, 1, 2]], ValueError, "has neither learned nor rotary positions, which they"),
+    ],
+)
+def test_positions_that_do_not_fit(tmp_path, kind, given, error, said):
+    model = model_of(tmp_path, kind)
+    with pytest.raises(error, match=f"^model: .*{said}"):
+        model([[4, 5, 6], [7, 8, 9]], position_ids=given)
+
+
+def test_a_pair_of_texts_has_none(tmp_path):
+    model = model_of(tmp_path, "t5")
+    with pytest.raises(ValueError, match=r"^model: position_ids are given and .* neither"):
+        model([[4, 5]], None, [[2]], position_ids=[[0, 1]])
