@@ -839,7 +839,7 @@ class Model(ComparingModel):
         self, edited: Edits, ids: Array, mask: Array, positions: Array | None = None
     ) -> dict[str, Any]:
         """The options of `Transformer.masked` for these edits of ids (B, T) at such positions."""
-        given = {"positions": positions}
+        given: dict[str, Any] = {"positions": positions}
         if not edited.asked or not mask.any():
             return given
         spans = self._body.spans(mask)

@@ -165,7 +165,7 @@ class Transformer:
         if positions is None:
             where, at = self.embedding.places(ids, text, mask), places(starts)[1]
         else:
-            where = at = np.where(mask, positions, 0)[text]
+            where = at = positions[text]
         rows = self(
             np.where(mask, ids, 0)[text].astype(np.int64),
             where,
