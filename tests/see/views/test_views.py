@@ -414,9 +414,79 @@ def test_traces_are_compared_as_their_texts_are(minilm: Model) -> None:
         compare(a, b, word="zebra")
 
 
-def test_traces_of_two_models_are_not_compared(lesson: Model, minilm: Model) -> None:
-    with pytest.raises(ValueError, match="the first trace has 1 layers and the second 6"):
+@pytest.mark.parametrize("word", ["bank", None])
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"dim": 16}, r"\(random\) has 8 numbers in a vector and the second \(other\) 16: "),
+        ({"heads": 4}, r"\(random\) has 2 heads in a layer and the second \(other\) 4: "),
+    ],
+)
+def test_traces_of_models_of_other_sizes_are_not_compared(
+    sizes: dict, said: str, word: str | None, lesson: Model
+) -> None:
+    other = random_model([BANK, MONEY], **sizes)
+    other.name = "other"
+    with pytest.raises(ValueError, match=f"compare: the first trace {said}trace both with models"):
+        compare(lesson.trace(BANK), other.trace(MONEY if word else BANK), word=word)
+
+
+def test_traces_of_models_of_other_depths_are_not_compared(lesson: Model, minilm: Model) -> None:
+    said = r"the first trace \(random\) has 1 layers and the second \(minilm\) 6"
+    with pytest.raises(ValueError, match=said):
         compare(lesson.trace(BANK), minilm.trace(MONEY), word="bank")
+
+
+def of_two_models() -> tuple[Trace, Trace, Trace]:
+    """A text in two models that differ in their weights and names, and another in the second."""
+    first, second = (random_model([BANK, MONEY], seed=seed) for seed in (0, 1))
+    first.name, second.name = "before", "after"
+    return first.trace(BANK), second.trace(BANK), second.trace(MONEY)
+
+
+@pytest.mark.parametrize("word", ["bank", None])
+def test_compare_names_both_models(word: str | None) -> None:
+    a, same, other = of_two_models()
+    view = compare(a, other if word else same, word=word)
+    told = view.to_dict()
+    assert (told["model"], told["models"]) == ("before and after", ["before", "after"])
+    named = ["A in before, B in after"] if word else ["'before' to 'after'", "before and after"]
+    page = view._document()
+    for one in named:
+        assert one in " ".join(str(view).split())
+        assert any(one in said for said in [*view.notes, view.sentence, told["model"]])
+    assert "before and after" in page
+    if not word:
+        assert told["runs"] == ["before", "after"]
+
+
+def test_one_model_is_named_once(lesson: Model) -> None:
+    told = compare(lesson.trace(BANK), lesson.trace(MONEY), word="bank")
+    assert (told.to_dict()["model"], told.to_dict()["models"]) == ("random", ["random"] * 2)
+    assert not [note for note in told.notes if "models" in note]
+
+
+def test_runs_of_two_models_say_what_each_went_without() -> None:
+    a, _, _ = of_two_models()
+    second = random_model([BANK, MONEY], seed=1)
+    second.name = "after"
+    view = compare(a, second.trace(BANK, ablate=[(0, 1)]))
+    assert isinstance(view, RunsView)
+    assert view.names == ("before", "after, without layer 0, head 1")
+
+
+def test_runs_of_one_name_are_told_apart(lesson: Model) -> None:
+    namesake = random_model([CAT, BANK, MONEY], seed=1)
+    view = compare(lesson.trace(CAT), namesake.trace(CAT))
+    assert isinstance(view, RunsView)
+    assert view.names == ("A, as it is", "B, as it is")
+
+
+def test_a_shift_through_two_models_names_both() -> None:
+    a, _, other = of_two_models()
+    view = plot_shift([a, other])
+    assert view.to_dict()["models"] == ["before", "after"]
+    assert "The texts ran in different models: 1 in before, 2 in after." in view.notes
 
 
 # Two runs
@@ -474,7 +544,7 @@ def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) 
 def test_two_runs_that_are_one(lesson: Model) -> None:
     trace = lesson.trace(CAT)
     view = compare(trace, trace)
-    assert view.sentence == "From 'as it is' to 'as it is' no token's output changes."
+    assert view.sentence == "From 'A, as it is' to 'B, as it is' no token's output changes."
     assert {change.distance for change in view.changes} == {0.0}
     assert str(view)
 

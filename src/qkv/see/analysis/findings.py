@@ -183,15 +183,7 @@ def similarity_by_layer(
 
     The first number is at the embeddings, the others after each layer. A word of several pieces is
     the mean of their vectors. Empty where a trace lacks these vectors.
-
-    Raises:
-        ValueError: the texts ran through different numbers of layers.
     """
-    if a.num_layers != b.num_layers:
-        raise ValueError(
-            f"compare: the first trace has {a.num_layers} layers and the second {b.num_layers}: "
-            "trace both with one model"
-        )
 
     def alike(x: Array, y: Array) -> Array:
         parts = (x, positions_a), (y, positions_b)
@@ -204,12 +196,27 @@ def by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Arra
     """A number of two traces' vectors `(T, D)` at the embeddings and after each layer.
 
     `(num_layers + 1,)`, or empty where a trace lacks these vectors.
+
+    Raises:
+        ValueError: the texts ran through different numbers of layers, or vectors have two sizes.
     """
+    need_alike("layers", a, a.num_layers, b, b.num_layers)
     try:
         states = list(zip(a.hidden_states, b.hidden_states, strict=True))
     except KeyError:
         return np.zeros(0)
+    need_alike("numbers in a vector", a, states[0][0].shape[-1], b, states[0][1].shape[-1])
     return np.array([float(measure(x[0], y[0])) for x, y in states])
+
+
+def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
+    """An error unless two traces have as many of something, which names their models."""
+    if first != second:
+        named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
+        raise ValueError(
+            f"compare: the first trace {named[0]}has {first} {what} and the second "
+            f"{named[1]}{second}: trace both with models of one size"
+        )
 
 
 def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:

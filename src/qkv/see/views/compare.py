@@ -19,7 +19,7 @@ from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Table
 from qkv.see.page.payload import check_theme, text_payload
 from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, places_of_layers
 from qkv.see.views.runs import RunsView, compare_runs
-from qkv.see.views.view import Heading
+from qkv.see.views.view import Heading, models_of
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class CompareView(HeadShown):
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view."""
         return {
-            "model": self.sides[0].trace.model,
+            **models_of([side.trace for side in self.sides]),
             "word": self.word,
             "word_chosen": self.why,
             "similarity": self.similarity,
@@ -318,6 +318,8 @@ def compare(
         heads_of(trace, parameters=parameters, name=name)
         for name, trace in zip("AB", (a, b), strict=True)
     ]
+    similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
+    findings.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
     chosen = selection.contrasting_head(shown[0], rows[0], shown[1], rows[1], layer, head)
@@ -333,7 +335,6 @@ def compare(
         )
         for trace, found, own, words in zip((a, b), places, heads, shown, strict=True)
     )
-    similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
     return CompareView(
         word, similarity, (first, second), why, head=chosen, theme=theme, stretch=stretch
     )

@@ -16,7 +16,7 @@ from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
 from qkv.see.page.payload import text_payload
 from qkv.see.views.head_panels import HeadShown, heading_of, places_of_layers
-from qkv.see.views.view import Heading
+from qkv.see.views.view import Heading, models_of, one_model
 from qkv.trace import Trace
 
 _MOST_ROWS = 20
@@ -78,7 +78,7 @@ class RunsView(HeadShown):
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view."""
         return {
-            "model": self.traces[0].model,
+            **models_of(self.traces),
             "tokens": self.tokens,
             "runs": list(self.names),
             **self._chosen(),
@@ -138,7 +138,8 @@ class RunsView(HeadShown):
         return self.heads
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(self.traces[0])]
+        model = one_model([trace.model for trace in self.traces])
+        return [heading_of(self.traces[0])._replace(model=model)]
 
     def _payload(self) -> dict[str, Any]:
         return self._page(
@@ -154,6 +155,17 @@ class RunsView(HeadShown):
                 "by_layer": self.by_layer,
             },
         )
+
+
+def _run_names(a: Trace, b: Trace) -> tuple[str, str]:
+    """What two runs are called: their models where these differ, and what each went without."""
+    one, other = run_name(a.changed), run_name(b.changed)
+    if a.model != b.model:
+        one, other = (
+            ", ".join([trace.model or "a model without a name", *([name] if trace.changed else [])])
+            for trace, name in ((a, one), (b, other))
+        )
+    return (one, other) if one != other else (f"A, {one}", f"B, {other}")
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -172,12 +184,16 @@ def compare_runs(
         IndexError: there is no such layer or head.
     """
     states = [findings.last_state(trace) for trace in (a, b)]
-    if states[0] is None or states[1] is None or states[0].shape != states[1].shape:
+    if states[0] is None or states[1] is None:
         raise ValueError(
             "compare: two runs are compared by their vectors after the last layer: trace "
             "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
             "what it looks at"
         )
+    by_layer = findings.by_layer(
+        a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()
+    )
+    findings.need_alike("numbers in a vector", a, states[0].shape[-1], b, states[1].shape[-1])
     before, after = (state[0].astype(np.float64) for state in states if state is not None)
     distances = np.linalg.norm(after - before, axis=-1)
     cosines = findings.cosine(before, after)
@@ -186,17 +202,16 @@ def compare_runs(
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
         for i in np.argsort(-distances, kind="stable").tolist()
     ]
-    names = run_name(a.changed), run_name(b.changed)
+    names = _run_names(a, b)
     heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
+    findings.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
     return RunsView(
         (a, b),
         names,
         heads,
         changes,
-        findings.by_layer(
-            a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()
-        ),
+        by_layer,
         head=selection.changed_head(heads[0], heads[1], without, layer, head),
         theme=theme,
         stretch=stretch,

@@ -17,7 +17,7 @@ from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, 
 from qkv.see.page.payload import check_theme
 from qkv.see.page.shift import shift_payload
 from qkv.see.views.head_panels import arrows, heading_of
-from qkv.see.views.view import Heading, View
+from qkv.see.views.view import Heading, View, models_of
 from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class ShiftView(View):
 
     def _numbers(self) -> dict[str, Any]:
         """The numbers of the view."""
-        own = {"model": self.traces[0].model, "sentence": self.sentence}
-        return own | shift_payload(self.shift)
+        own = {"sentence": self.sentence}
+        return models_of(self.traces) | own | shift_payload(self.shift)
 
     def panels(self) -> list[list[Panel]]:
         """Cosines by layer, and the arrows from the static vectors to those of the last layer."""

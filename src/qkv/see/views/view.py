@@ -17,11 +17,27 @@ from qkv.see.draw.panels import Panel
 from qkv.see.draw.screen import Screen, prose, with_a_width
 from qkv.see.page.html import document, fragment, picture
 from qkv.see.page.payload import payload_of
+from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
     from rich.text import Text
+
+
+def one_model(models: Sequence[str]) -> str:
+    """The models of several texts as one name.
+
+    >>> one_model(["wordnet", "wordnet"]), one_model(["wordnet", "minilm"])
+    ('wordnet', 'wordnet and minilm')
+    """
+    return " and ".join(filter(None, dict.fromkeys(models)))
+
+
+def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
+    """The models of several traces among the numbers of a view."""
+    models = [trace.model for trace in traces]
+    return {"model": one_model(models), "models": models}
 
 
 class Heading(NamedTuple):
@@ -87,12 +103,15 @@ class View(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know of the tokens: words in pieces, words that are unknown."""
-        return [
-            note
-            for text in self._headings()
-            for note in explained(text.tokens, text.special, text.name)
+        """What a reader should know of the models and of the tokens: pieces, unknown words."""
+        texts = self._headings()
+        pieces = [
+            note for text in texts for note in explained(text.tokens, text.special, text.name)
         ]
+        if len({text.model for text in texts}) < 2:
+            return pieces
+        ran = ", ".join(f"{text.name} in {text.model or 'one without a name'}" for text in texts)
+        return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: Console | None = None) -> None:
         """Write the view to a terminal, as wide and as colourful as this one allows."""
@@ -161,7 +180,7 @@ class View(ABC):
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
     ) -> dict[str, Any]:
         """The same from its own parts; `start` among them."""
-        model = next((text.model for text in self._headings()), "")
+        model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts
         )
