@@ -77,6 +77,12 @@ def test_every_option_reaches_the_model(random: str) -> None:
     assert run("generate", "the cat", "--model", random, *flags[:-1], "6").stdout != result.stdout
 
 
+@pytest.mark.parametrize("option", ["--seed", "--top-k", "--top-p"])
+def test_options_of_drawing_need_a_temperature(option: str, random: str) -> None:
+    line = refused(run("generate", "the cat", "--model", random, option, "1"), "generate")
+    assert "give a temperature above 0" in line
+
+
 def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
     long = ("--max-new-tokens", str(PLACES))
     line = refused(run("generate", "A", "B", "--model", random, *long), "generate")

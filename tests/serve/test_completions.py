@@ -121,6 +121,14 @@ def test_ids_alone_are_one_prompt(client: openai.OpenAI, model: qkv.Model) -> No
     assert texts(answer) == [model.generate(ids, max_new_tokens=7)]
 
 
+def test_a_seed_without_a_temperature_is_taken(client: openai.OpenAI, model: qkv.Model) -> None:
+    drawing = {"seed": 3, "top_p": 0.5}  # many clients send both with every request
+    asked = {"model": "", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 7, **drawing}
+    assert texts(client.completions.create(**asked)) == [
+        model.generate(PROMPTS[0], max_new_tokens=7)
+    ]
+
+
 def test_each_prompt_is_continued_n_times(client: openai.OpenAI, model: qkv.Model) -> None:
     prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1]]
     expected = model.generate(prompts, max_new_tokens=9, temperature=1, seed=3)

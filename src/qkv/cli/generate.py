@@ -25,7 +25,8 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
     "--temperature",
     type=float,
     default=0.0,
-    help="Draw tokens; the higher, the bolder. Default: 0, always the likeliest.",
+    help="Draw tokens; the higher, the bolder. Default: 0, always the likeliest; the next three "
+    "options need one above 0.",
 )
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
 @click.option(

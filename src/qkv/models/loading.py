@@ -63,7 +63,7 @@ def load(
             first two come with qkv; another name is looked for in the Hugging Face cache, in an
             installed package, then on the Hub. Without one: the environment variable `QKV_MODEL`,
             else "wordnet".
-        revision: a branch, tag or commit on the Hub.
+        revision: a branch, tag or commit on the Hub; a folder has none.
         dtype: float32, float64 or bfloat16; by default that of the files, float16 and bfloat16 as
             float32. In bfloat16 weights take half the memory, products about half the time, and
             numbers have two to three digits.
@@ -85,6 +85,10 @@ def load(
         name_or_path = chosen or DEFAULT
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", CONFIG).is_file():
+        if revision is not None:
+            raise ValueError(
+                f"load: random is made here and has no revisions: leave out {revision!r}"
+            )
         return random_model(dtype=kind or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)

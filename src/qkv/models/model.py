@@ -362,6 +362,7 @@ class Model(ComparingModel):
             max_new_tokens: the most tokens that are added to each. Without it 64, or as many as
                 the model has positions for.
             temperature: 0 for the likeliest token each time; else what logits are divided by.
+                `top_k`, `top_p` and `seed` need one above 0.
             top_k: how many of the likeliest tokens may be drawn.
             top_p: the probability, above 0 and at most 1, that those that may be drawn sum to.
             seed: makes what is drawn the same again; each text draws numbers of its own.
@@ -406,6 +407,7 @@ class Model(ComparingModel):
             )
         if seed is not None:
             seed = whole_number(seed, call="generate", name="seed", least=0, most=math.inf)
+        sampling.check_draws(seed)
         stop_strings = check_stop(stop)
         if stream and trace:
             raise ValueError("generate: stream and trace do not go together: choose one of them")

@@ -190,6 +190,13 @@ def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, 
         load("wordnet", revision="main")
 
 
+def test_a_revision_without_effect_is_refused(small):
+    with pytest.raises(ValueError, match="is a folder and has no revisions: leave out 'main'"):
+        load(small, revision="main")
+    with pytest.raises(ValueError, match="random is made here and has no revisions: leave out 'x'"):
+        load("random", revision="x")
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

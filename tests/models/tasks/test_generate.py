@@ -310,6 +310,20 @@ def test_a_seed_gives_the_same_again(random: qkv.Model) -> None:
     assert len(set(several)) == 3, "each text draws for itself"
 
 
+@pytest.mark.parametrize("name", ["seed", "top_k", "top_p"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_options_of_drawing_need_a_temperature(name: str, stream: bool, random: qkv.Model) -> None:
+    said = rf"generate: {name} is 1 and temperature is 0, .*give a temperature above 0, .* {name}$"
+    with pytest.raises(ValueError, match=said):
+        random.generate("the", stream=stream, **{name: 1})
+    random.generate("the", max_new_tokens=1, temperature=0.5, **{name: 1})
+
+
+def test_all_options_of_drawing_are_named_at_once(random: qkv.Model) -> None:
+    with pytest.raises(ValueError, match=r"top_k is 3, top_p is 0\.5, seed is 0 and temperature"):
+        random.generate("the", temperature=0, top_k=3, top_p=0.5, seed=0)
+
+
 # The trace
 
 

@@ -68,6 +68,11 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
     folder, ours = Path(os.path.expanduser(name)), shipped()
     is_name = name in SHORT_NAMES or name in ours
     if folder.is_dir() and (not is_name or _has_model(folder)):
+        if revision is not None:
+            raise ValueError(
+                f"load: {name} is a folder and has no revisions: leave out {revision!r}, or name "
+                "the folder of that revision"
+            )
         return folder
     if folder.is_file():
         raise NotADirectoryError(f"load: {name} is a file: name the folder that it is in")

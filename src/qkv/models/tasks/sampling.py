@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, real_number, whole_number
+from qkv.arrays import Array, real_number, shown, whole_number
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,17 @@ class Sampling:
             top_p = real_number(self.top_p, call="generate", name="top_p")
             if not 0 < top_p <= 1:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
+
+    def check_draws(self, seed: int | None) -> None:
+        """Raise ValueError where an option of drawing is given and no token is drawn."""
+        given = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
+        named = [f"{name} is {shown(value)}" for name, value in given.items() if value is not None]
+        if named and self.temperature == 0:
+            raise ValueError(
+                f"generate: {', '.join(named)} and temperature is 0, which takes the likeliest "
+                "token each time and draws none: give a temperature above 0, say 1, or leave out "
+                f"{' and '.join(one.split()[0] for one in named)}"
+            )
 
     def allowed(self, logits: Array) -> tuple[Array, Array]:
         """Which of the tokens (V,) may be chosen, and their probabilities.
