@@ -31,7 +31,7 @@ open_option = click.option(
     "--open",
     "open_page",
     is_flag=True,
-    help="Open the page in the browser; without --html a temporary file.",
+    help="Open the page in the browser; it is a temporary file unless you name one.",
 )
 pieces_option = click.option(
     "--pieces", is_flag=True, help="Show the pieces of words as they are, not merged."
