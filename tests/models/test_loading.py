@@ -1,5 +1,7 @@
 """A model whose files hold nothing of the head that its config names."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -43,3 +45,62 @@ def test_a_tied_head_of_which_the_files_have_another_matrix(tmp_path):
     np.testing.assert_array_equal(logits_with(**{"lm_head.weight": -2 * table}), -2 * first)
     del arrays["embed_tokens.weight"]
     np.testing.assert_array_equal(logits_with(**{"lm_head.weight": table}), first)
+
+
+def with_head(folder, family, head, *parts, before=""):
+    """A small model of a class whose head has these parts, and what loading it gives and says."""
+    config = CONFIGS[family]
+    base = config["architectures"][0].partition("For")[0].removesuffix("LMHeadModel")
+    config = {**config, "architectures": [base + head]}
+    folder = write_small(folder / "model", config)
+    arrays = {before + name: array for name, array in arrays_of(config).items()}
+    arrays |= {name: np.zeros((2, 8), np.float32) for name in parts}
+    save_file(arrays, folder / "model.safetensors", {"format": "pt"})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = qkv.load(folder)
+    return base, model, [str(one.message) for one in told]
+
+
+QA = ("ForQuestionAnswering", ["qa_outputs.bias", "qa_outputs.weight"])
+_TOWERS = {"clip", "clip_text_model", "clip_vision_model"}  # have no class with another head
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "parts"),
+    [
+        *((family, *QA) for family in CONFIGS if family not in _TOWERS),
+        ("albert", "ForMultipleChoice", ["albert.pooler.weight", "classifier.weight"]),
+        ("mpnet", "ForNextSentencePrediction", ["cls.seq_relationship.weight"]),
+        ("gpt2", "DoubleHeadsModel", ["lm_head.weight", "multiple_choice_head.summary.weight"]),
+        ("gpt2", "ForTokenClassification", ["classifier.weight"]),
+        ("roberta", "ForCausalLM", ["lm_head.dense.weight"]),
+        ("t5", "ForSequenceClassification", ["classification_head.dense.weight"]),
+        ("vit", "ForMaskedImageModeling", ["decoder.0.weight"]),
+        ("distilbert", "ForWhatIsToCome", []),
+        ("distilbert", "WithALayer", ["linear.weight"]),
+    ],
+)
+def test_a_head_that_is_not_computed_is_said(family, head, parts, tmp_path):
+    base, model, (said,) = with_head(tmp_path, family, head, *parts)
+    assert f"config.json: qkv does not compute the head of {base}{head} and leaves out " in said
+    names = {name.rpartition(".")[0] for name in parts}
+    assert ", ".join(sorted(names)) in said if parts else "the files hold no tensor of it" in said
+    assert "the model below it works and gives vectors (trace, encode), but no logits" in said
+    assert model.design.head is None
+    assert set(parts) <= set(model._weights.heads)
+
+
+@pytest.mark.parametrize("head", ["Model", "EncoderModel", "Backbone"])
+def test_a_class_without_a_head_is_loaded_without_a_word(head, tmp_path):
+    assert with_head(tmp_path, "electra", head, "pooler.dense.weight")[2] == []
+
+
+def test_a_llama_that_answers_questions_is_found_behind_its_prefix(tmp_path):
+    _, model, told = with_head(
+        tmp_path, "llama", "ForQuestionAnswering", "qa_outputs.weight", before="transformer."
+    )
+    assert len(told) == 1
+    plain = qkv.load(write_small(tmp_path / "plain", CONFIGS["llama"]))
+    ids = [[5, 6, 7]]
+    np.testing.assert_array_equal(model(ids).last_hidden_state, plain(ids).last_hidden_state)

@@ -18,9 +18,10 @@ from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
+from qkv.models.files.config import Config
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
-from qkv.models.files.names import Names, read_weights
+from qkv.models.files.names import Names, Weights, read_weights
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import (
     CONFIG,
@@ -46,6 +47,9 @@ from qkv.models.untrained import random_model
 from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
+
+
+_BARE = ("Model", "Encoder", "Backbone")  # ends of classes without a head
 
 
 def load(
@@ -127,8 +131,11 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     values = read_json(home / CONFIG)
     design, names = described(values, home / CONFIG)
     tensors = Tensors(home)
+    bare = not isinstance(design, DualDesign) and design.head is None
     design = _with_what_is_there(design, names, tensors)
     weights = read_weights(names, design, tensors, kind)
+    if bare:
+        _warn_of_left_out(Config(values, str(home / CONFIG)), weights)
     kind_of: Callable[..., Model] = Model
     if isinstance(design, Seq2SeqDesign):
         kind_of = Seq2SeqModel
@@ -187,6 +194,22 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
         stacklevel=2,
     )
     return replace(design, head=None)
+
+
+def _warn_of_left_out(config: Config, weights: Weights) -> None:
+    """Say which head a model goes without, as qkv does not compute it."""
+    parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
+    is_bare = config.architecture().endswith(_BARE)
+    if config.head() or (config.architecture() and not is_bare and parts):
+        warnings.warn(
+            f"{config.source}: qkv does not compute the head of "
+            f"{plain(config.architecture(), 80)} and leaves out "
+            f"{plain(', '.join(parts), 200) or 'nothing, as the files hold no tensor of it'}: "
+            "the model below it works and gives vectors (trace, encode), but no logits (predict, "
+            "rank, generate)",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:

@@ -174,6 +174,7 @@ def family(
         design=design,
         names=names,
         prefix="model.",
+        old_prefix="transformer.",  # of LlamaForQuestionAnswering
         body=BODY,
         unused=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
         harmless=harmless,

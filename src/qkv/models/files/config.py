@@ -168,6 +168,8 @@ class Config:
         name = self.architecture()
         if name.endswith("LMHeadModel"):
             return "CausalLM"
+        if name.endswith("DoubleHeadsModel"):
+            return "DoubleHeads"
         return name.rpartition("For")[2] if "For" in name else ""
 
     def architecture(self) -> str:
