@@ -16,6 +16,7 @@ import numpy as np
 from qkv.arrays import float_type
 from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder
+from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files.config import Config
@@ -48,10 +49,10 @@ from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
 
-
 _BARE = ("Model", "Encoder", "Backbone")  # ends of classes without a head
 
 
+@advising("load", LOADING)
 def load(
     name_or_path: str | os.PathLike[str] | None = None,
     *,

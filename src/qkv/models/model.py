@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.layers.packed import padded, starts_of
 from qkv.models.comparing import ComparingModel
+from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, held
@@ -333,6 +334,7 @@ class Model(ComparingModel):
             num_layers=len(body.layers),
         )
 
+    @advising("generate", GENERATING)
     def generate(
         self,
         prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,

@@ -1,0 +1,63 @@
+"""Arguments that other libraries have: each is an error that says what to do instead."""
+
+import inspect
+
+import pytest
+
+import qkv
+from qkv.models.elsewhere import GENERATING, LOADING
+from qkv.models.model import Model
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("device", "computes on the CPU alone: leave it out"),
+        ("device_map", "computes on the CPU alone: leave it out"),
+        ("torch_dtype", 'give dtype="float32", "float64" or "bfloat16"'),
+        ("trust_remote_code", "runs no code of a model's files"),
+        ("attn_implementation", "computes attention itself"),
+        ("output_attentions", r"model\.trace\(text\)\.attentions"),
+        ("output_hidden_states", r"model\.trace\(text\)\.hidden_states"),
+        ("low_cpu_mem_usage", "mapped from their files anyway"),
+        ("load_in_8bit", 'dtype="bfloat16"'),
+        ("local_files_only", "HF_HUB_OFFLINE=1"),
+        ("token", "HF_TOKEN"),
+        ("cache_dir", "HF_HUB_CACHE"),
+        ("subfolder", "give the path of that folder"),
+        ("use_safetensors", "reads nothing else: leave it out"),
+        ("tokenizer", "put yours into the folder"),
+        ("max_seq_length", "model.max_seq_length = 128"),
+    ],
+)
+def test_an_argument_of_another_library_says_what_to_do(name: str, way_out: str) -> None:
+    with pytest.raises(TypeError, match=f"^load: there is no argument {name}: .*{way_out}"):
+        qkv.load("random", **{name: "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("do_sample", "with a temperature above 0"),
+        ("num_beams", "by temperature, top_k and top_p alone"),
+        ("max_length", "give max_new_tokens"),
+        ("output_scores", "trace=True"),
+        ("max_new_token", "the nearest are max_new_tokens"),
+    ],
+)
+def test_generate_says_so_too(name: str, way_out: str) -> None:
+    with pytest.raises(TypeError, match=f"^generate: there is no argument {name}: .*{way_out}"):
+        qkv.load("wordnet-decoder").generate("bank:", **{name: 3})
+
+
+def test_an_unknown_argument_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="there is no argument revison: the nearest are revision"):
+        qkv.load("random", revison="main")
+    with pytest.raises(TypeError, match=r"no argument a\\nb: the nearest are name_or_path, rev"):
+        qkv.load("random", **{"a\nb": 1})
+
+
+def test_the_signatures_stay_as_they_are() -> None:
+    assert [*inspect.signature(qkv.load).parameters] == ["name_or_path", "revision", "dtype"]
+    assert not {*inspect.signature(qkv.load).parameters} & {*LOADING}
+    assert not {*inspect.signature(Model.generate).parameters} & {*GENERATING}
