@@ -107,6 +107,25 @@ def test_the_weight_under_the_picture_is_the_weight(page: str) -> None:
     assert f"*{query}* looks at *{key}*: {weight}" in (ROOT / page).read_text(encoding="utf-8")
 
 
+def test_the_head_of_the_picture_is_claimed_to_do_what_the_page_finds() -> None:
+    """docs/reading-attention.md asserts these counts, of the head that `show` picks."""
+    view = qkv.show("I sat on the bank of the river.")
+    page = (ROOT / "docs" / "reading-attention.md").read_text(encoding="utf-8")
+    rest, reached, shuffled = page.partition("## Heads that look at a place")[0], 25, 200
+    for cell in (f'bank = "{view.shown.text}"', "first_view = qkv.show(bank, model=model)"):
+        assert cell in page
+    for cell in (
+        f"for seed in range({shuffled}):",
+        f"for at in (shown, to_river)] == [{reached}, 1]",
+    ):
+        assert cell in rest
+    said = " ".join(README.split())
+    assert f"in {reached} of {shuffled} models with shuffled queries and keys" in said
+    assert f"out of {qkv.load().num_layers * qkv.load().num_heads}" in said
+    assert "no further without this one than without the median head" in said
+    assert "abs(by_head[shown] / np.median(by_head) - 1) < 0.02" in page
+
+
 def test_what_the_first_page_opens_on_is_what_is_said() -> None:
     opening = qkv.play().opening
     first, then = opening.before[0][0], opening.after[0][0]
