@@ -148,7 +148,10 @@ def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
     )
     page = visit(page_of(small))
     model = page.evaluate("qkv.model")
-    assert model.pop("words")[4:7] == ["the", "cat", "sat"]
+    words = model.pop("words")
+    assert words[4:7] == ["the", "cat", "sat"]
+    guessed = dict(small.predict("The [MASK] ran on.", top_k=30)[0])
+    assert set(words) == set(guessed), "a row of the table without a token has its number"
     assert model == {
         **{"name": "small", "layers": 2, "heads": 3, "dim": 12, "vocabulary": 30, "most": 16},
         "eps": 1e-12,

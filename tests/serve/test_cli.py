@@ -5,11 +5,13 @@ import socket
 import subprocess
 import sys
 import time
+from html import escape
 from pathlib import Path
 
 import httpx
 import pytest
 
+from qkv.models.files.find import shipped
 from serve.conftest import Served
 
 
@@ -83,6 +85,10 @@ def test_the_page_and_the_docs_ask_nobody_else(served) -> None:
         page = client.get("/")
         assert "wordnet" in page.text
         assert f"curl {served.url}/v1/embeddings" in page.text
+        assert "About this model" in page.text
+        for name in ("README.md", "LICENSE.wordnet"):
+            text = (shipped()["wordnet"] / name).read_text("utf-8").strip()
+            assert escape(text) in page.text
         others = page.text.replace(served.url, "").replace("http://www.w3.org/2000/svg", "")
         assert "://" not in others
         policy = page.headers["Content-Security-Policy"]

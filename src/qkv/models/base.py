@@ -56,6 +56,7 @@ class ModelBase:
         tokenizer: Tokenizer | None = None,
         sentence: Sentence | None = None,
         generation: Mapping[str, Any] | None = None,
+        notices: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -65,6 +66,7 @@ class ModelBase:
         self.design: AnyDesign = design
         self._weights = weights
         self._generation = dict(generation or {})
+        self._notices = dict(notices or {})  # of its card and licences the texts, by file
         # what stands beside config.json, None for no file
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._build()

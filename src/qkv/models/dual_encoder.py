@@ -115,7 +115,8 @@ class DualEncoder(Model):
             if name.startswith(prefix)
         }
         weights = Weights(names, _Own(self._weights.parameters, prefix), places=own)
-        return {"name": f"{self.name}.{side}", "config": config, "weights": weights}
+        about = {"name": f"{self.name}.{side}", "notices": self._notices}
+        return about | {"config": config, "weights": weights}
 
     @property
     def _body(self) -> Transformer:  # type: ignore[override]  # it is the tower's, as it is now

@@ -23,6 +23,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
+from qkv.models.files.notices import read_notices
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import (
     CONFIG,
@@ -128,7 +129,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     """The model of one config.json, or of a table of vectors, which has none."""
     home = folder / sentence.home
     if sentence.static:
-        return _static(home, name, sentence, kind)
+        return _static(folder, name, sentence, kind)
     values = read_json(home / CONFIG)
     design, names = described(values, home / CONFIG)
     tensors = Tensors(home)
@@ -155,11 +156,13 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
         tokenizer=_tokenizer(home / TOKENIZER),
         sentence=sentence,
         generation=read_json(home / GENERATION) if (home / GENERATION).is_file() else None,
+        notices=read_notices(folder),
     )
 
 
-def _static(home: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
+def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
     """The model of a table of vectors, whose tokenizer says how long texts may be."""
+    home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
     need_file(home / TOKENIZER, MOST_TOKENIZER)
     tokenizer = _tokenizer(home / TOKENIZER, BareTokenizer)
@@ -175,6 +178,7 @@ def _static(home: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | Non
         weights=weights,
         tokenizer=tokenizer,
         sentence=replace(sentence, max_seq_length=None if cut is None else cut["max_length"]),
+        notices=read_notices(folder),
     )
 
 

@@ -162,8 +162,9 @@ def test_the_hub_is_asked_for_what_is_needed_only(cache, no_package, monkeypatch
         *("sentence_bert_config.json", "preprocessor_config.json", "generation_config.json"),
         *("router_config.json", "0_Transformer/tokenizer.json", "0_Transformer/model.safetensors"),
         "0_Transformer/sentence_bert_config.json",
+        *("README.md", "LICENSE", "LICENCE.txt", "NOTICE.md"),  # what goes with the weights
     ]
-    unwanted = ["pytorch_model.bin", "rust_model.ot", "onnx/model.onnx", "README.md", "tf_model.h5"]
+    unwanted = ["pytorch_model.bin", "rust_model.ot", "onnx/model.onnx", "tf_model.h5"]
     found = filter_repo_objects([*wanted, *unwanted], allow_patterns=asked["allow_patterns"])
     assert list(found) == wanted
 

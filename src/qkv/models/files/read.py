@@ -19,13 +19,15 @@ SENTENCE = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CARD = "README.md"
+LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
 
 _FILES = (
     *(CONFIG, TOKENIZER, GENERATION, PREPROCESSOR, PROCESSOR, MODULES, ROUTER, SENTENCE, PROMPTS),
     *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
     "*sentence_*_config.json",
 )
-NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES)]  # of a model on the Hub
+NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # of a model on the Hub
 
 MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
 MOST_TOKENIZER = 512 * 2**20
@@ -52,7 +54,7 @@ def shards(folder: Path) -> dict[str, str] | None:
         odd = not file.isprintable() or len(file.encode()) > 255
         if not beside or file in ("", ".", "..") or odd:
             raise ModelError(f"{index}: the shard {file!r:.80} is not the name of a file beside it")
-        if not _stays(folder / file):
+        if not stays(folder / file):
             raise ModelError(
                 f"{index}: the shard {file} is a link that leads out of the folder: "
                 "put the file itself there"
@@ -60,7 +62,7 @@ def shards(folder: Path) -> dict[str, str] | None:
     return dict(names)
 
 
-def _stays(path: Path) -> bool:
+def stays(path: Path) -> bool:
     """Whether a file lies where it seems to, or where the Hugging Face cache puts its files."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]

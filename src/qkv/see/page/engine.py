@@ -20,6 +20,7 @@ from qkv.arrays import Array
 from qkv.models.network.design import Design
 from qkv.models.network.head import Head
 from qkv.see.page import packing
+from qkv.see.page.about import about_model
 from qkv.see.page.html import asset, script_json
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def _check_size(model: Model) -> None:
     """An error if the page of a model would be too large."""
     count = sum(array.size for array in model.parameters.values())
     tokenizer = len(script_json(model.tokenizer.rules)) if model.tokenizer else 0
-    size = count * 2 * 4 // 3 + tokenizer + ROOM  # float16 in base64
+    about = len(about_model(model).encode())
+    size = count * 2 * 4 // 3 + tokenizer + about + ROOM  # float16 in base64
     if size > MOST:
         raise ValueError(
             f"play: a page with {model.name} inside would have {size / 1e6:.1f} MB, and a page has "

@@ -64,7 +64,7 @@ _INDENTED = re.compile("^ +", re.MULTILINE)
 _FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +| // .*$", re.MULTILINE)
 
 
-def fragment(payload: dict[str, Any], static: str) -> str:
+def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
     """A view as a part of a page: a div with the static picture, and the script that replaces it.
 
     The same view has the same text, and stands as often as one likes on one page: a script looks
@@ -73,6 +73,7 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     Args:
         payload: the numbers.
         static: what shows where scripts are off, as SVG.
+        about: what `about_model` says of the model whose numbers these are.
     """
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
@@ -82,7 +83,7 @@ def fragment(payload: dict[str, Any], static: str) -> str:
     styles = [colours.css(), *filter(None, (asset(f"{name}.css") for name in names))]
     css = script_json("\n".join(styles))
     return (
-        f'<div class="qkv-view" data-qkv="{mark}">{static}{_tokens(payload)}</div>\n'
+        f'<div class="qkv-view" data-qkv="{mark}">{static}{_tokens(payload)}{about}</div>\n'
         f'<script>(() => {{ "use strict";\n{code}\nstart("{mark}", {data}, {css});\n'
         "})();</script>"
     )

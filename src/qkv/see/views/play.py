@@ -15,6 +15,7 @@ from qkv.see.analysis.opening import Opening, opening_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, rank_heads
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
+from qkv.see.page.about import about_model
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
@@ -105,6 +106,9 @@ class PlayView(OneText):
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
         return title, f"{body}\n{engine_part(engine_payload(self.model))}"
+
+    def _about(self) -> str:
+        return about_model(self.model)
 
     def _document(self) -> str:
         return document(*self._html(), self.theme, WITH_WORKER, wide=True)

@@ -170,7 +170,13 @@ class View(ABC):
         payload = self._payload()
         if payload is None:
             return self.title, picture(self.svg(), self.theme)
-        return payload["title"], fragment(payload | {"notes": self.notes}, self.svg())
+        return payload["title"], fragment(
+            payload | {"notes": self.notes}, self.svg(), self._about()
+        )
+
+    def _about(self) -> str:
+        """What a page says of a model whose parameters it holds (page/about.py)."""
+        return ""
 
     def _document(self) -> str:
         """The page, whole."""

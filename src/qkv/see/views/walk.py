@@ -16,6 +16,7 @@ from qkv.see.analysis.inputs import model_of, reader_of, texts_of
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
+from qkv.see.page.about import about_model
 from qkv.see.page.payload import check_theme
 from qkv.see.page.walk import walk_payload
 from qkv.see.steps.step import Step
@@ -34,9 +35,15 @@ _SAID = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
-    """One head step by step and on to the words, and the recomputed numbers beside the model's."""
+    """One head step by step and on to the words, and the recomputed numbers beside the model's.
+
+    Attributes:
+        walk: the steps.
+        model: whose parameters they are of, None where it is not known.
+    """
 
     walk: Walk
+    model: Model | None = None
 
     @property
     def top(self) -> float:
@@ -184,6 +191,9 @@ class WalkView(View):
         title = quoted(walk.trace.text, walk.tokens, walk.trace.special)
         return self._page("walk", title, walk=walk_payload(walk) | {"sentence": self.sentence})
 
+    def _about(self) -> str:
+        return about_model(self.model)
+
 
 def _is_map(step: Step) -> bool:
     """Whether a step's numbers are weights from every query to every key."""
@@ -275,4 +285,4 @@ def walk(
         used = reader_of(model, [text], "walk")
         trace = findings.readable(used.trace(text))
     found = walk_head(trace, layer, head, used)
-    return WalkView(found, theme=theme, stretch=stretch)
+    return WalkView(found, used, theme=theme, stretch=stretch)

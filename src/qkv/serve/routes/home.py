@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from qkv.models.vision import VisionModel
+from qkv.see.page.about import about_model
 from qkv.see.page.html import document
 from qkv.see.page.served import SERVED, served_page
 from qkv.serve.edits import is_plain, scale_in
@@ -50,9 +51,9 @@ async def home(request: Request) -> HTMLResponse:
 
 
 def page_of(model: Any) -> str:
-    """The page of a model that reads texts; of another only its name."""
+    """The page of a model that reads texts; of another its name, and what is said of it."""
     if isinstance(model, VisionModel) or model.tokenizer is None:
-        return document(model.name, "", "auto")
+        return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
     scales = [scale_in(model, layer) for layer in layers]
     plain = all(is_plain(model, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers)

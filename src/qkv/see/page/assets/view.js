@@ -4,6 +4,7 @@
 
 const VIEWS = {}; // kind of view -> (box, payload, ui) => fills the box
 const LINES = 6; // colours of lines: --line-0 to --line-5
+const ABOUT = "about"; // the slot of what the page says of its model
 let lastId = 0;
 
 // ---- elements
@@ -847,8 +848,9 @@ function mount(host, data, styles) {
     VIEWS[data.kind](box, data, ui);
     const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
     box.querySelector(":scope > .sentence, :scope > .lead")?.after(...notes);
+    box.append(el("slot", { name: ABOUT })); // see about.py
   } catch (error) {
-    fill(root, el("slot")); // the static picture is better than half a view
+    fill(root, el("slot"), el("slot", { name: ABOUT })); // the static picture is better than half a view
     throw error;
   }
   width = box.clientWidth;

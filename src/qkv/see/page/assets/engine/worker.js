@@ -22,7 +22,9 @@ const ASKED = { run, sweep, parameters };
 onmessage = ({ data: { read, drop, ...question } }) => {
   if (read) {
     model = readModel(JSON.parse(read));
-    postMessage({ ready: { name: model.name, ...model.sizes, words: model.tokenizer.names } });
+    const { names } = model.tokenizer;
+    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // as predict names them
+    postMessage({ ready: { name: model.name, ...model.sizes, words } });
   } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
     jobs.push({ id: question.id, ask: question.ask, steps: ASKED[question.ask](question) });

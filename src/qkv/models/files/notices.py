@@ -1,0 +1,39 @@
+"""What stands beside a model's weights for people: its card, its licences and its notices."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+
+from qkv.models.files.read import CARD, LICENCES, ModelError, first_line, need_file, stays
+
+MOST = 2**20  # bytes of all files together
+
+
+def read_notices(folder: Path) -> dict[str, str]:
+    """The texts of these files in a folder by their names, the card first; empty if there are none.
+
+    Of a file that cannot be taken, the text says why.
+    """
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:  # a folder may be closed whose files are not
+        return {}
+    found: dict[str, str] = {}
+    for pattern in (CARD, *LICENCES):
+        for name in names:
+            if fnmatch(name.upper(), pattern.upper()) and not (folder / name).is_dir():
+                found[name] = _text(folder / name, MOST - sum(map(len, found.values())))
+    return found
+
+
+def _text(path: Path, most: int) -> str:
+    """What a file says, of at most so many bytes; or why that is not known."""
+    try:
+        if not stays(path):
+            raise ModelError(f"{path}: is a link that leads out of the folder")
+        need_file(path, most)
+        return path.read_bytes().decode("utf-8-sig", "replace")
+    except (OSError, ModelError) as error:
+        return f"(This file is not here: {first_line(error).removeprefix(f'{path}: ')}.)"

@@ -1,0 +1,71 @@
+"""What stands beside a model's weights for people: taken whole, or said to be missing."""
+
+import os
+
+import pytest
+
+from qkv.models import load
+from qkv.models.files import notices
+
+from ..small_models import CONFIGS, write_small
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_small(tmp_path / "small", CONFIGS["clip"])
+
+
+def test_the_card_comes_first_then_licences_and_notices(folder):
+    texts = {
+        "README.md": "a card: \N{GREEK SMALL LETTER ALPHA}\n",
+        "LICENSE": "first\n",
+        "License.txt": "second\n",
+        "LICENCE.wordnet": "third\n",
+        "NOTICE": "fourth\n",
+    }
+    for name, text in reversed(texts.items()):
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "README.rst").write_text("another file")
+    (folder / "LICENSES").mkdir()
+    model = load(folder)
+    assert model._notices == texts
+    names = ["README.md", "LICENCE.wordnet", "LICENSE", "License.txt", "NOTICE"]
+    assert [*model._notices] == names
+
+
+def test_every_model_made_of_it_has_them(folder):
+    (folder / "LICENSE").write_text("a licence")
+    model = load(folder)
+    again = model.with_parameters(dict(model.parameters))
+    for one in (model, again, model.text, again.text, again.vision):
+        assert one._notices == {"LICENSE": "a licence"}
+
+
+def test_nothing_is_invented_where_there_is_none(folder):
+    assert load(folder)._notices == {}
+    assert load("random")._notices == {}
+
+
+def test_what_cannot_be_taken_is_said_to_be_missing(folder, tmp_path):
+    (tmp_path / "secret").write_text("a secret")
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "LICENSE")  # opening it would wait for ever
+    (folder / "NOTICE").write_bytes(b"x" * (notices.MOST + 1))
+    (folder / "NOTICE.md").symlink_to(folder / "nowhere")
+    found = load(folder)._notices
+    assert found["README.md"] == "(This file is not here: is a link that leads out of the folder.)"
+    assert found["LICENSE"] == "(This file is not here: is not a file.)"
+    assert found["NOTICE"].startswith("(This file is not here: is 1048577 bytes long:")
+    assert found["NOTICE.md"] == "(This file is not here: there is no such file.)"
+
+
+def test_all_together_have_a_limit(folder):
+    for number in range(3):
+        (folder / f"LICENSE.{number}").write_bytes(b"x" * (notices.MOST // 2 - 100))
+    found = [text[0] for text in load(folder)._notices.values()]
+    assert found == ["x", "x", "("]
+
+
+def test_bytes_that_are_no_text_are_marked(folder):
+    (folder / "LICENSE").write_bytes(b"\xef\xbb\xbfCaf\xe9")
+    assert load(folder)._notices == {"LICENSE": "Caf\N{REPLACEMENT CHARACTER}"}

@@ -1,0 +1,97 @@
+"""A page that holds a model's numbers holds the model's card and licences."""
+
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+from models.support import mask_bert
+from qkv.models.files.find import shipped
+from qkv.see.page import engine
+from qkv.see.page.about import about_model
+from qkv.see.page.engine import engine_payload
+from qkv.see.page.served import served_page
+
+TEXT = "The oak is a small [MASK]."
+HOSTILE = (
+    "</pre></details><img src=x onerror=alert(1)>\n<script>alert(1)</script>\u202e&amp;\x00'\""
+)
+
+
+def texts_in(page: str) -> dict[str, str]:
+    """What stands in a page, by the names of the files."""
+    (found,) = re.findall(r'<details class="qkv-about" slot="about">(.*?)</details>', page, re.S)
+    assert found.startswith("<summary>About this model</summary>")
+    pairs = re.findall(r"<h3>(.*?)</h3><pre>(.*?)</pre>", found, re.S)
+    return {unescape(name): unescape(text) for name, text in pairs}
+
+
+def in_folder(folder: Path) -> dict[str, str]:
+    names = [folder / "README.md", *sorted(folder.glob("LICENSE*"))]
+    return {path.name: path.read_text("utf-8").rstrip("\n") for path in names}
+
+
+def saved(view: qkv.see.View, folder: Path) -> str:
+    view.to_html(folder / "view.html")
+    return (folder / "view.html").read_text("utf-8")
+
+
+def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) -> None:
+    expected = in_folder(shipped()["wordnet"])
+    assert "WordNet 3.0 Copyright 2006" in expected["LICENSE.wordnet"]
+    assert texts_in(saved(qkv.play(TEXT), tmp_path)) == expected
+    assert texts_in(saved(qkv.walk(TEXT), tmp_path)) == expected
+    assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # of a cell in a notebook
+    writer = in_folder(shipped()["wordnet-decoder"])
+    assert texts_in(saved(qkv.walk("bank:", model="wordnet-decoder"), tmp_path)) == writer
+    assert texts_in(served_page(qkv.load(), [("1", 1.0)] * 4, plain=True)) == expected
+
+
+def test_a_model_that_was_changed_is_still_made_of_it() -> None:
+    model = qkv.load()
+    changed = model.with_parameters({name: 2 * array for name, array in model.parameters.items()})
+    assert texts_in(about_model(changed)) == in_folder(shipped()["wordnet"])
+
+
+def test_nothing_is_there_where_a_folder_says_nothing(tmp_path: Path) -> None:
+    mask_bert(tmp_path)
+    model = qkv.load(tmp_path)
+    words = "the cat sat on the [MASK]"
+    for view in (qkv.play(words, model=model), qkv.walk(words, model=model)):
+        assert "about" not in saved(view, tmp_path).partition("<script>")[0]
+    assert about_model(model) == ""
+    assert "qkv-about" not in saved(qkv.walk("I love you", model="random"), tmp_path)
+
+
+def test_pages_without_parameters_have_none(tmp_path: Path) -> None:
+    trace = qkv.load().trace(TEXT)
+    for view in (qkv.show(trace), qkv.compare(TEXT, "It is.", word="is"), qkv.walk(trace)):
+        assert "qkv-about" not in saved(view, tmp_path)
+
+
+def test_a_card_stays_text_whatever_it_says(tmp_path: Path) -> None:
+    mask_bert(tmp_path)
+    (tmp_path / "README.md").write_text(HOSTILE, encoding="utf-8")
+    (tmp_path / "LICENSE <b>").write_text("a licence")
+    about = about_model(qkv.load(tmp_path))
+    assert "<img" not in about
+    assert "<script" not in about
+    assert "<b>" not in about
+    said = HOSTILE.replace("\u202e", "\ufffd").replace("\x00", "\u2400")
+    assert texts_in(about) == {"README.md": said, "LICENSE <b>": "a licence"}
+
+
+def test_it_counts_among_the_bytes_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask_bert(tmp_path)
+    (tmp_path / "NOTICE").write_text("x" * 300_000)
+    model = qkv.load(tmp_path)
+    monkeypatch.setattr(engine, "MOST", 700_000)
+    with pytest.raises(ValueError, match=r"would have 0\.8 MB, and a page has at most 0\.7 MB"):
+        engine_payload(model)
+    monkeypatch.setattr(engine, "MOST", 900_000)
+    assert np.isfinite(engine_payload(model)["sizes"]["eps"])
