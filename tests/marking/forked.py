@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from contextlib import suppress
 
 from qkv.marking.files import child
@@ -25,10 +27,24 @@ class Fork:
         os.close(tells)
         self.pid = int(end.recv(64))
 
-    def wait(self):
+    def poll(self):
+        return self._asked(b"poll")
+
+    def wait(self, timeout=None):
+        if timeout is None:
+            return self._asked(b"wait")
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.01)
+        return self._code
+
+    def _asked(self, question):
         if self._code is None:
-            self._end.send(b"wait")
-            self._code = int(self._end.recv(64))
+            self._end.send(question)
+            told = self._end.recv(64)
+            self._code = None if told == b"runs" else int(told)
         return self._code
 
     def kill(self):
@@ -67,8 +83,9 @@ def serve(end):
         said, files, *_ = socket.recv_fds(end, 1 << 16, 2)
         if not said:
             return
-        if said == b"wait":
-            end.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        if said in (b"wait", b"poll"):
+            ended, code = os.waitpid(pid, 0 if said == b"wait" else os.WNOHANG)
+            end.send(str(os.waitstatus_to_exitcode(code)).encode() if ended else b"runs")
             continue
         pid = os.fork()
         if not pid:

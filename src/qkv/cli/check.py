@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import FAILED, debug_option, json_option, print_json, writable
+from qkv.cli.common import FAILED, debug_option, escaped, json_option, print_json, writable
 
 if TYPE_CHECKING:
     from qkv.marking import CheckResult, ClassTable
@@ -59,7 +60,8 @@ def check(
     """Mark what the Python FILEs have for the tasks: points, what is wrong, and a hint.
 
     Of a folder, every Python file in it is marked, and what is printed is a table of the class with
-    its commonest mistakes.
+    its commonest mistakes. A file that cannot be marked has a verdict that says why, and the others
+    are marked.
 
     Each file runs in a process of its own, which is ended when it takes too long or too much
     memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
@@ -71,7 +73,7 @@ def check(
         qkv check mine.py --task softmax --hint 2
         qkv check submissions --csv class.csv
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
-    from qkv.marking import ClassTable, check_file, files_in, write_junit
+    from qkv.marking import ClassTable, write_junit
     from qkv.marking.marker import task_of
     from qkv.progress import progress
 
@@ -83,22 +85,22 @@ def check(
     if task is not None:
         task_of(task)
     folders = [file for file in files if Path(file).is_dir()]
-    files = tuple(one for file in files for one in (files_in(file) if file in folders else [file]))
     for file in files:
-        _readable(file)
+        if file not in folders:
+            _readable(file)
+    found = [*_found(files, folders)]
     marked = []
-    with progress("marking", len(files)) as advance:
-        for file in files:
-            results = check_file(file, task, seconds=seconds, waiting=lambda: advance(0))
-            marked.append((file, results))
+    with progress("marking", len(found)) as advance:
+        for file in found:
+            marked.append((file, _marked(file, task, seconds, lambda: advance(0))))
             advance(1)
     table = ClassTable(marked)
-    if junit is not None:
-        write_junit(junit, marked)
-    if csv is not None:
-        table.write_csv(csv)
-    if html is not None:
-        table.write_html(html)
+    outputs = {
+        junit: lambda to: write_junit(to, marked),
+        csv: table.write_csv,
+        html: table.write_html,
+    }
+    unwritten = [*_unwritten(outputs)]
     flat = [(file, result) for file, results in marked for result in results]
     if as_json:
         rows = [_row(file, result) for file, result in flat]
@@ -109,8 +111,52 @@ def check(
         click.echo("\n\n".join(_said(file, result, grade) for file, result in flat))
         if len(flat) > 1:
             click.echo(f"\n{_sum([result for _, result in flat])}")
+    if unwritten:  # what could be marked is told, and written where that was possible
+        raise OSError("; ".join(unwritten))
     if not all(result.passed for _, result in flat):
         context.exit(FAILED)
+
+
+def _found(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
+    """The files that are named, and those in folders; an empty folder stands for itself.
+
+    Alone it is an error.
+    """
+    from qkv.marking import files_in
+
+    for file in files:
+        if file not in folders:
+            yield file
+            continue
+        try:
+            yield from files_in(file)
+        except FileNotFoundError:
+            if len(files) == 1:
+                raise
+            yield file
+
+
+def _marked(
+    file: str, task: str | None, seconds: float, waiting: Callable[[], None]
+) -> tuple[CheckResult, ...]:
+    """The verdicts on a file; what fails in marking it is one, so that the others are marked."""
+    from qkv.marking import check_file
+    from qkv.marking.files.found import unmarked
+
+    try:
+        return check_file(file, task, seconds=seconds, waiting=waiting)
+    except Exception as error:
+        return (unmarked(error, task),)
+
+
+def _unwritten(outputs: Mapping[str | None, Callable[[str], None]]) -> Iterator[str]:
+    """Write each file that was asked for, and say which ones could not be."""
+    for path, write in outputs.items():
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                yield f"{path} cannot be written: {error.strerror or error}"
 
 
 def _readable(file: str) -> None:
@@ -157,7 +203,7 @@ def _print_table(table: ClassTable) -> None:
     points.add_column("mistakes", overflow="fold")
     for file, each, total, mistakes in table.rows():
         cells = ["" if one is None else str(one) for one in (*each, total)]
-        points.add_row(Text(file), *cells, mistakes)
+        points.add_row(Text(escaped(file)), *cells, mistakes)
     screen.print(points)
     if table.commonest:
         screen.print("\nCommonest mistakes:")
@@ -185,7 +231,8 @@ def _said(file: str, result: CheckResult, grade: int) -> str:
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"
-    lines = [f"{about}: {verdict}, {points}", textwrap.indent(result.text(grade), "  ")]
+    told = "\n".join(map(escaped, result.text(grade).split("\n")))
+    lines = [f"{escaped(about)}: {verdict}, {points}", textwrap.indent(told, "  ")]
     if (result.mistakes or result.fragile) and grade < len(result.hint):
         more = "says where to look" if grade == 1 else "has the line that mends it"
         lines.append(f"  --hint {grade + 1} {more}.")

@@ -173,6 +173,10 @@ def print_json(data: Any) -> None:
     """One line of JSON, with letters beyond ASCII where the stream takes them."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # half of a letter, as in a file's name that is not UTF-8
+        text = json.dumps(data, allow_nan=False)
     click.echo(text)
 
 
@@ -184,12 +188,16 @@ def say(message: str) -> None:
 
 def complain(path: str, message: str) -> None:
     """One line on standard error, whatever the message holds."""
-    line = " ".join(message.split())
-    escaped = "".join(
+    line = escaped(" ".join(message.split()))
+    with suppress(OSError):  # a terminal that was closed, a disk that is full
+        click.echo(f"{path}: {line}", err=True)
+
+
+def escaped(line: str) -> str:
+    """A line without what a terminal would obey, or could not print."""
+    return "".join(
         mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in line
     )
-    with suppress(OSError):  # a terminal that was closed, a disk that is full
-        click.echo(f"{path}: {escaped}", err=True)
 
 
 def _path(context: click.Context) -> str:

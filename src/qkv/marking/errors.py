@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 import traceback
 from itertools import combinations, zip_longest
 from pathlib import Path
+from typing import Any
 
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
 _LONGEST = 60  # letters of a line that are shown
+_MOST = 1000  # letters of an error's words
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
@@ -32,10 +33,28 @@ _RESHAPES = (
 )
 
 
+def type_name(thing: Any) -> str:
+    """What the type of a thing is called, whatever its metaclass says."""
+    name: str = type.__dict__["__name__"].__get__(type(thing))
+    return name
+
+
+def words_of(thing: Any) -> str:
+    """What a thing of somebody's prints, or its type where that raises or is no text."""
+    try:
+        return str.__str__(str(thing))
+    except (Exception, SystemExit):
+        return f"a {type_name(thing)}"
+
+
 def in_words(error: BaseException | None) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """An exception in one line, whatever its own words do."""
+    try:
+        text = " ".join(str(error)[: 10 * _MOST].split())
+    except (Exception, SystemExit):
+        text = "(its own words raise an error)"
+    text = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    return f"{type_name(error)}: {text}" if text else type_name(error)
 
 
 def sentence(text: str) -> str:
@@ -43,15 +62,23 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
+def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
+    """The lines that an exception came through; none where they cannot be read."""
+    try:
+        return [] if error is None else traceback.extract_tb(error.__traceback__)
+    except Exception:  # of a source that has no file, or an odd one
+        return []
+
+
 def line_of(error: BaseException | None) -> str:
     """Where somebody's code raised it, as in "line 3: scores = q @ k"; empty where ours did."""
-    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    frames = frames_of(error)
     calls = [n for n, frame in enumerate(frames) if frame.filename.startswith(_MARKING)]
     theirs = frames[calls[-1] + 1 :] if calls else []
     if not theirs or theirs[0].filename.startswith(_LIBRARY):
         return ""
     last = [frame for frame in theirs if frame.filename == theirs[0].filename][-1]
-    source = " ".join(linecache.getline(last.filename, last.lineno or 0).split())
+    source = " ".join((last.line or "").split())
     if len(source) > _LONGEST:
         source = f"{source[: _LONGEST - 1]}…"
     return f"line {last.lineno}: {source}" if source else f"line {last.lineno}"
@@ -67,7 +94,7 @@ def clash(error: BaseException) -> frozenset[int]:
     ...     sorted(clash(error))
     [2, 3]
     """
-    text = str(error)
+    text = in_words(error)
     for pattern in _PAIRS:
         if found := pattern.search(text):
             return frozenset(map(int, found.groups()))

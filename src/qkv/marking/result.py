@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.errors import words_of
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CheckResult:
@@ -103,8 +105,8 @@ def _labelled(label: str, text: str) -> list[str]:
 def _named(name: str, value: Any) -> list[str]:
     """An input or an output with its name before it."""
     label = _LABELS.get(name, name)
-    if not isinstance(value, np.ndarray):
-        return [f"  {label} = {value}"]
+    if type(value) is not np.ndarray:
+        return [f"  {label} = {words_of(value)}"]
     text = np.array2string(value, precision=4, suppress_small=True, separator=" ", threshold=60)
     margin = " " * (len(label) + 5)
     return f"  {label} = {text}".replace("\n", f"\n{margin}").splitlines()

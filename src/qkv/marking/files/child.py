@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,48 +18,89 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.errors import in_words
-from qkv.marking.files.found import names_of, no_function, not_marked, of_error
+from qkv.marking.errors import in_words, type_name, words_of
+from qkv.marking.files.found import failed, listed, names_of, no_function, not_marked, of_error
 from qkv.marking.files.source import defined, tasks_in
 from qkv.marking.marker import check, task_of
+from qkv.marking.outcome import getpid
 from qkv.marking.result import CheckResult
 
 NAME = "submission"
+UNTOLD = 70  # the exit code of a process that could not tell what it had to
 _WORDS = re.compile(r"\w+")
 _MOST = 10_000  # numbers, or letters, of an example
+_LONGEST = 1000  # letters of what a function's parameters are
+_DOUBLE = 8  # bytes: JSON has no longer numbers
+_leave = os._exit  # as it is before the file is read
 
 
 def main() -> None:
     """Mark the file that is named first for the tasks that follow, or for those it has."""
     file, megabytes, seconds, *tasks = sys.argv[1:]
+    _set_limits(int(megabytes))
+    _go_on_in_a_child()
+    _set_alarm(float(seconds))
     tell = _private_output()
-    _set_limits(int(megabytes), float(seconds))
-    tell({"ready": True})
-    module, tasks = _read(file, tasks, tell)
-    if module is not None:
-        for name in tasks:
-            try:
-                result = _marked(module, name)
-            except MemoryError as error:  # there is an output, and no room to compare it
-                result = not_marked("out-of-memory", in_words(error), name)
-            except Exception as error:  # not the learner's, whose errors are part of the verdict
-                tell({"failure": f"{name}: {in_words(error)}"})
-                break
-            except BaseException as error:  # KeyboardInterrupt, and others that say: end
-                result = not_marked("exits", in_words(error), name)
-            helper = _helper(module, name, result)
-            tell({"task": name, "result": packed(result), "helper": helper})
-    os._exit(0)  # whatever threads and exit functions the file has left behind
+    code = UNTOLD
+    try:
+        tell({"ready": True, "process": os.getpid()})
+        module, tasks = _read(file, tasks, tell)
+        if module is not None:
+            for name in tasks:
+                tell(_verdict(module, name, file))
+        code = 0
+    finally:
+        _leave(code)  # whatever threads and exit functions the file has left behind
+
+
+def _verdict(module: ModuleType, name: str, file: str) -> dict[str, Any]:
+    """What is told of a task, whatever the module does."""
+    try:
+        result = _marked(module, name)
+        return _told(result, _helper(module, name, result))
+    except MemoryError as error:  # there is an output, and no room to compare it
+        result = not_marked("out-of-memory", in_words(error), name)
+    except Exception as error:  # not the learner's, whose errors are part of the verdict
+        result = failed(error, file, name)
+    except BaseException as error:  # KeyboardInterrupt, and others that say: end
+        result = not_marked("exits", in_words(error), name)
+    return _told(result)
+
+
+def _told(result: CheckResult, helper: str = "") -> dict[str, Any]:
+    return {"task": result.task, "result": packed(result), "helper": helper}
+
+
+def _go_on_in_a_child() -> None:
+    """Fork, and wait for the child: a file that ends its parent ends this process alone.
+
+    This process then ends as the child did.
+    """
+    if not hasattr(os, "fork"):  # Windows
+        return
+    child = os.fork()
+    if not child:
+        return
+    for number in (0, 1, 2):  # whoever reads us hears of the child's end
+        os.close(number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    _leave(abs(code))
 
 
 def _private_output() -> Callable[[dict[str, Any]], None]:
     """Standard output for this file alone: nobody sees what the learner's prints."""
-    ours = os.dup(1)
+    ours, process = os.dup(1), getpid()
     nobody = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nobody, number)
 
     def tell(what: dict[str, Any]) -> None:
+        if getpid() != process:  # the file has forked: one process is enough to mark it
+            _leave(0)
         line = json.dumps(what).encode() + b"\n"
         while line:
             line = line[os.write(ours, line) :]
@@ -66,20 +108,24 @@ def _private_output() -> Callable[[dict[str, Any]], None]:
     return tell
 
 
-def _set_limits(megabytes: int, seconds: float) -> None:
-    """A bound on memory, and an alarm in case that nobody is there any more to end this process."""
+def _set_limits(megabytes: int) -> None:
+    """A bound on memory, and no files of crashes."""
     try:
         import resource
-        import signal
-    except ImportError:  # Windows has neither
+    except ImportError:  # Windows has none
         return
     size = megabytes << 20
     for limit in (resource.RLIMIT_DATA, resource.RLIMIT_CORE):
         wanted = size if limit == resource.RLIMIT_DATA else 0
         with suppress(ValueError, OSError):  # a lower one was set outside
             resource.setrlimit(limit, (wanted, resource.getrlimit(limit)[1]))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(seconds))
+
+
+def _set_alarm(seconds: float) -> None:
+    """An end, in case that nobody is there any more to end this process."""
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(seconds))
 
 
 def _read(
@@ -92,10 +138,10 @@ def _read(
         tell({"tasks": tasks})
         module = _imported(file)
         if not tasks:  # only now, since it may have ended before it defined anything
-            tell({"task": None, "result": packed(no_function(names))})
+            tell(_told(no_function(names)))
             return None, tasks
     except BaseException as error:
-        tell({"task": None, "result": packed(of_error(error, file))})
+        tell(_told(of_error(error, file)))
         return None, tasks
     tell({"imported": True})
     return module, tasks
@@ -118,17 +164,16 @@ def _marked(module: ModuleType, name: str) -> CheckResult:
     there = [one for one in (*task.looks_for, *task.also) if hasattr(module, one)]
     about = {"name": there[0] if there else names_of(task), "signature": task.signature}
     if not there:
-        has = ", ".join(sorted(_own(module))) or "nothing"
-        return not_marked("missing-function", f"it has {has}", name, **about)
+        return not_marked("missing-function", f"it has {listed(_own(module))}", name, **about)
     function = getattr(module, there[0])
     if not callable(function):
-        shows = f"it is a {type(function).__name__}"
+        shows = f"it is a {type_name(function)}"
         return not_marked("not-a-function", shows, name, **about)
     for way in task.ways:
         try:
             return check(function, way or "qkv", task=name)
         except TypeError as error:
-            if not str(error).startswith("check: "):
+            if not words_of(error).startswith("check: "):
                 raise
     return not_marked("wrong-parameters", f"it is {there[0]}{_parameters(function)}", name, **about)
 
@@ -148,15 +193,21 @@ def _helper(module: ModuleType, name: str, result: CheckResult) -> str:
 def _parameters(function: Callable[..., Any]) -> str:
     """As it was defined."""
     try:
-        return str(inspect.signature(function))
-    except ValueError:  # some of compiled code do not say
+        return str(inspect.signature(function))[:_LONGEST]
+    except Exception:  # some of compiled code do not say, and defaults may not be printed
         return "(...)"
 
 
 def _own(module: ModuleType) -> list[str]:
     """The functions and classes that a module defines."""
-    found = vars(module).items()
-    return [name for name, it in found if getattr(it, "__module__", None) == NAME]
+    return [name for name, it in vars(module).items() if _is_of_the_file(it)]
+
+
+def _is_of_the_file(thing: Any) -> bool:
+    try:
+        return bool(thing.__module__ == NAME)
+    except Exception:  # most have no module; others raise what they like
+        return False
 
 
 def packed(result: CheckResult) -> dict[str, Any]:
@@ -166,11 +217,9 @@ def packed(result: CheckResult) -> dict[str, Any]:
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.size <= _MOST:
-        return {"dtype": str(value.dtype), "shape": value.shape, "numbers": value.tolist()}
-    if isinstance(value, bool | int | float):
+    if type(value) is np.ndarray and value.dtype.kind in "biuf" and value.size <= _MOST:
+        a = value.astype(np.float64) if value.dtype.itemsize > _DOUBLE else value
+        return {"dtype": str(a.dtype), "shape": a.shape, "numbers": a.tolist()}
+    if type(value) in (bool, float) or (type(value) is int and abs(value) < 1 << 64):
         return value
-    try:
-        return str(value)[:_MOST]
-    except Exception:  # an object of the learner's that cannot be printed
-        return f"a {type(value).__name__}"
+    return words_of(value)[:_MOST]

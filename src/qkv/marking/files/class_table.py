@@ -138,15 +138,25 @@ def _plain(name: str) -> str:
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
     """The Python files in a folder and those below, by name; hidden ones are left out.
 
+    Links that lead nowhere are among them.
+
     Raises:
         FileNotFoundError: there is none.
     """
     found = [
         str(path)
         for path in sorted(Path(folder).rglob("*.py"))
-        if path.is_file()
+        if _handed_in(path)
         and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
     ]
     if not found:
         raise FileNotFoundError(f"{folder} has no Python files")
     return found
+
+
+def _handed_in(path: Path) -> bool:
+    """A file, or what was to be one and cannot be read; no folders, pipes and devices."""
+    try:
+        return path.is_file() or (path.is_symlink() and not path.exists())
+    except OSError:
+        return True

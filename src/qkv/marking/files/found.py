@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 
-from qkv.marking.errors import in_words, sentence
+from qkv.marking.errors import frames_of, in_words, sentence, words_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
+
+_LONGEST = 1000  # letters of a list of names
 
 # what is wrong, in words; a nudge; where to look; what mends it
 _SAID = MappingProxyType(
@@ -68,6 +69,24 @@ _SAID = MappingProxyType(
             "the line that makes the largest array",
             "give arrays the sizes of the inputs, not fixed ones",
         ),
+        "not-marked": (
+            "the marker failed on {it}: it has no points, which says nothing about the code",
+            "Does the file change what it imports, or give back objects with methods of its own?",
+            "what reaches out of the functions: assignments to np or sys, special methods, os",
+            "return plain arrays, and leave libraries and the process as they are",
+        ),
+        "unreadable": (
+            "{it} cannot be read",
+            "Can you open it, and does it hold what you wrote?",
+            "the file itself: its permissions, or where a link leads",
+            "hand in the file itself, with your code in it",
+        ),
+        "nothing-handed-in": (
+            "there is no Python file in the folder",
+            "What are your files called?",
+            "the names of the files: those of Python end in .py",
+            "hand in a file whose name ends in .py",
+        ),
         "missing-function": (
             "the file has no {name}",
             "What is it called in the file, in capital and small letters?",
@@ -105,13 +124,26 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
     return CheckResult("\n".join(lines), (key,), points=0, task=task, hint=tuple(hint))
 
 
+def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
+    """What a file made the marker raise, outside of any call of a function."""
+    return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
+
+
+def unmarked(error: Exception, task: str | None) -> CheckResult:
+    """Why a file, or a folder that was handed in, could not be marked at all."""
+    key = "unreadable" if isinstance(error, OSError) else "not-marked"
+    if isinstance(error, IsADirectoryError):
+        key = "nothing-handed-in"
+    return not_marked(key, in_words(error), task, it="the file")
+
+
 def of_error(error: BaseException, file: str) -> CheckResult:
     """What a file raised as it was read."""
     key = "file-raises"
     if isinstance(error, SyntaxError):
         about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
         key = "syntax-error"
-        if any(words in str(error) for words in about_letters):
+        if any(words in words_of(error) for words in about_letters):
             key = "not-utf-8"
     elif isinstance(error, ImportError):
         key = "import-error"
@@ -129,9 +161,14 @@ def _line(error: BaseException, file: str) -> str:
     """Where in the file: the innermost line of it."""
     if isinstance(error, SyntaxError):
         return ""  # it says so itself
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
+    lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
     return f"line {lines[-1]}: " if lines else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a row, of very many the first; "nothing" where there is none."""
+    shown = ", ".join(sorted(names)) or "nothing"
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
 
 def names_of(task: Task) -> str:
@@ -142,5 +179,5 @@ def names_of(task: Task) -> str:
 def no_function(defined: Iterable[str]) -> CheckResult:
     """A file whose names no task looks for."""
     known = ", ".join(name for task in TASKS.values() for name in task.looks_for[:1])
-    there = ", ".join(sorted(defined)) or "nothing"
+    there = listed(defined)
     return not_marked("no-function", f"it defines {there}; the tasks look for {known}", None)

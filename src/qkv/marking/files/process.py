@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from qkv.marking.files.child import UNTOLD
 from qkv.marking.files.found import not_marked
 from qkv.marking.marker import task_of
 from qkv.marking.result import CheckResult
@@ -29,6 +30,7 @@ MEGABYTES = 2048
 _START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
 _PATIENCE = 20  # times as long may pass where other programs take the processors
 _TICK = 0.1
+_LINE = 1 << 26  # bytes of a line that is told; no verdict has so many
 
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -46,7 +48,8 @@ def check_file(
     The process ends after `seconds` for each task and may take so much memory. That holds off
     accidents, such as an endless loop, and no malice: the file may do whatever whoever runs this
     may do. What it prints is not shown, `input()` has nobody to answer; a syntax error, an end by
-    `sys.exit`, a function that is missing and the like are found like any other mistake.
+    `sys.exit`, a function that is missing and the like are found like any other mistake. Where the
+    file makes the marker itself fail, the verdict is `"not-marked"` and says why.
 
     Args:
         path: the file.
@@ -120,24 +123,22 @@ def _marked(
     process.hear(_START, waiting)
     while True:
         told = process.hear(seconds, waiting)
-        if isinstance(told, Mapping):
-            if "tasks" in told:
-                tasks = list(told["tasks"])
-            imported = imported or "imported" in told
-            if "failure" in told:
-                raise RuntimeError(f"check_file: the marker failed: {told['failure']}")
-            if "result" in told:
-                results.append((_unpacked(told["result"]), told.get("helper", "")))
-                if told["task"] is None:
-                    return results, []
-                tasks.remove(told["task"])
-            if imported and not tasks:
+        if told is None or told == "":
+            task = tasks[0] if imported else None
+            key, shows = ("endless-loop", _over(seconds)) if told == "" else process.ended(seconds)
+            results.append((not_marked(key, shows, task), ""))
+            return results, tasks[1:] if imported else []
+        assert isinstance(told, Mapping)
+        if "tasks" in told:
+            tasks = list(told["tasks"])
+        imported = imported or "imported" in told
+        if "result" in told and (told["task"] is None or told["task"] in tasks):
+            results.append((told["result"], told["helper"]))
+            if told["task"] is None:
                 return results, []
-            continue
-        task = tasks[0] if imported else None
-        key, shows = process.ended() if told is None else ("endless-loop", _over(seconds))
-        results.append((not_marked(key, shows, task), ""))
-        return results, tasks[1:] if imported else []
+            tasks.remove(told["task"])
+        if imported and not tasks:
+            return results, []
 
 
 def _over(seconds: float) -> str:
@@ -151,17 +152,22 @@ class _Process:
         alarm = min(_START + _PATIENCE * seconds * 20, 1e6)  # more than any run takes
         program = "from qkv.marking.files.child import main; main()"
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
-        self._child = subprocess.Popen(
-            # -P: nothing of the folder that this is run in takes the place of a library
-            [sys.executable, "-P", "-B", "-c", program, file, str(megabytes), str(alarm), *tasks],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=os.environ | dict.fromkeys(_ALONE, "1"),
-            start_new_session=True,  # Ctrl-C is for us, who end it
-        )
+        # -P: nothing of the folder that this is run in takes the place of a library
+        command = [sys.executable, "-P", "-B", "-c", program, file, str(megabytes), str(alarm)]
+        try:
+            self._child = subprocess.Popen(
+                [*command, *tasks],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=os.environ | dict.fromkeys(_ALONE, "1"),
+                start_new_session=True,  # Ctrl-C is for us, who end it
+            )
+        except BaseException:
+            self._said.close()
+            raise
         self._lines: queue.Queue[Mapping[str, Any] | str | None] = queue.Queue()
-        self._started = False
+        self._worker = 0  # the process that the file runs in, a child of that child
         self._ear = threading.Thread(target=self._listen, daemon=True)
         self._ear.start()
 
@@ -169,14 +175,14 @@ class _Process:
         """Put what each line says into the queue, and None at the end."""
         assert self._child.stdout is not None
         with self._child.stdout as told:
-            for line in told:
-                with suppress(ValueError):  # it is not ours
-                    self._lines.put(json.loads(line))
+            while line := told.readline(_LINE):
+                with suppress(Exception):  # it is not ours: the file may write here too
+                    self._lines.put(_heard(line))
         self._lines.put(None)
 
     def hear(self, seconds: float, waiting: Callable[[], None]) -> Mapping[str, Any] | str | None:
         """The next thing that is told; None if it ended before, "" if it takes too long."""
-        begin, (_, before) = time.monotonic(), processor(self._child.pid)
+        begin, (_, before) = time.monotonic(), self._processor()
         while True:
             try:
                 told = self._lines.get(timeout=min(_TICK, seconds))
@@ -184,22 +190,31 @@ class _Process:
             except queue.Empty:
                 waiting()
                 passed = time.monotonic() - begin
-                waits, used = processor(self._child.pid)
+                waits, used = self._processor()
                 # on a busy machine it may not have had its time yet, and that is not its fault
                 held_up = waits and used - before < seconds / 2 and passed < _PATIENCE * seconds
                 if passed >= seconds and not held_up:
                     told = ""
                     break
-        if not self._started and not told:
+        if not self._worker and not isinstance(told, Mapping):
             self._said.seek(0)
             why = self._said.read().decode(errors="replace").strip() or "it took too long"
             raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
-        self._started = True
+        if not self._worker and isinstance(told, Mapping):
+            self._worker = told["process"]
         return told
 
-    def ended(self) -> tuple[str, str]:
+    def _processor(self) -> tuple[bool, float]:
+        return processor(self._worker or self._child.pid)
+
+    def ended(self, seconds: float) -> tuple[str, str]:
         """How a process ended that told nothing: what it is called, and how it shows."""
-        code = self._child.wait()
+        try:
+            code = self._child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return "not-marked", "it goes on, and has closed the file in which its process tells"
+        if code == UNTOLD:
+            return "not-marked", "its process could not tell what was found"
         if code >= 0:
             return "exits", f"the process ended with the exit code {code}"
         with suppress(ValueError):
@@ -216,8 +231,12 @@ class _Process:
         where: TracebackType | None,
     ) -> None:
         if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError, PermissionError):  # it is gone already
-                os.killpg(self._child.pid, signal.SIGKILL)
+            ends = [(os.killpg, self._child.pid)]
+            if self._worker and self._child.poll() is None:  # it may have left the group
+                ends.append((os.kill, self._worker))
+            for end, number in ends:
+                with suppress(ProcessLookupError, PermissionError):  # it is gone already
+                    end(number, signal.SIGKILL)
         self._child.kill()
         self._child.wait()
         self._ear.join(_TICK)  # it ends with the child, if that has left no other process behind
@@ -234,6 +253,22 @@ def processor(pid: int) -> tuple[bool, float]:
         return state == "R", sum(map(int, rest[10:12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return False, 0.0
+
+
+def _heard(line: bytes) -> Mapping[str, Any]:
+    """What a line of the child tells; any error where somebody else has written it."""
+    told = json.loads(line)
+    if "result" in told:
+        return {
+            "task": told["task"],
+            "result": _unpacked(told["result"]),
+            "helper": str(told["helper"]),
+        }
+    if "tasks" in told:
+        return {"tasks": [task_of(name).name for name in told["tasks"]]}
+    return (
+        {"process": int(told["process"])} if "process" in told else {"imported": told["imported"]}
+    )
 
 
 def _unpacked(packed: dict[str, Any]) -> CheckResult:

@@ -13,6 +13,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking import findings
 from qkv.marking.engine import Group, Marking
+from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
@@ -111,7 +112,7 @@ def _fails(wrong: Outcome) -> Finding | None:
     if not isinstance(wrong.error, KeyError):
         return None
     weights, config = small_model(wrong.case.tied)
-    name = str(wrong.error.args[0] if wrong.error.args else "")
+    name = words_of(wrong.error.args[0] if wrong.error.args else "")
     key, says = "decoder-no-such-name", f"it asks for {name!r}, which this model has not"
     where, remedy = "the names of the weights, and of what is read from config", ""
     parts = {one.partition(".")[2].partition(".")[2].partition(".")[2] for one in weights}

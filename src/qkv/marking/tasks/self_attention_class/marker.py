@@ -10,10 +10,11 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
+from qkv.marking.errors import words_of
 from qkv.marking.explain import explain
 from qkv.marking.findings import Finding, nothing_done, raises
 from qkv.marking.mistake import Mistake
-from qkv.marking.outcome import Outcome, differ, name_of, outcome
+from qkv.marking.outcome import RAISED, Outcome, differ, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import second_output
 from qkv.marking.tasks.attention.mistakes import BATCHES, LARGE
@@ -78,7 +79,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         returns="return out  # (T, embed_dim)",
     )
     first = run(CASES[0])
-    if first.error is not None and str(first.error).startswith("check: "):
+    if first.error is not None and words_of(first.error).startswith("check: "):
         raise first.error  # its call must be given something else
     if first.error is not None:
         layers.batched = True
@@ -185,7 +186,7 @@ def _unscaled(layers: Layers) -> Finding | None:
     """Are queries and keys many times as large as the words? Any such size is a convention."""
     try:
         found = next(filter(None, (layers.read(WIDE)(flipped) for flipped in (False, True))), None)
-    except Exception:  # it is made for other sizes
+    except RAISED:  # it is made for other sizes
         return None
     if found is None:
         return None
@@ -234,7 +235,7 @@ def _refuses(built: Callable[..., Any]) -> bool:
     """Is a number of heads that does not divide the numbers of a word refused at once?"""
     try:
         built(5, 2)
-    except Exception:
+    except RAISED:
         return True
     return False
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.outcome import numbers
+from qkv.marking.outcome import RAISED, numbers
 
 ROLES = ("q", "k", "v", "o")
 # what an attribute is called, in lower case, that holds a projection or its bias
@@ -71,20 +71,29 @@ def _arrays(
 ) -> Iterator[tuple[str, Array]]:
     """All arrays of one to three dimensions that an object holds, by the way to them."""
     been = set() if been is None else been
-    inside: Mapping[Any, Any] = {}
-    if isinstance(thing, Mapping):
-        inside = thing
-    elif isinstance(thing, list | tuple):
-        inside = dict(enumerate(thing))
-    elif (a := numbers(thing)) is not None:
-        if 1 <= a.ndim <= 3:
-            yield path, a
-    elif hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType):
-        inside = vars(thing)
+    try:
+        a, inside = _opened(thing)
+    except RAISED:  # it lets nobody look, so there is nothing to be found
+        return
+    if a is not None and 1 <= a.ndim <= 3:
+        yield path, a
     if inside and id(thing) not in been:  # objects may hold each other
         been.add(id(thing))
         for name, one in inside.items():
             yield from _arrays(one, f"{path}.{name}", been)
+
+
+def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
+    """A thing as an array, or what it holds by the names that this has there."""
+    if isinstance(thing, Mapping):
+        return None, dict(thing)
+    if isinstance(thing, list | tuple):
+        return None, dict(enumerate(thing))
+    if (a := numbers(thing)) is not None:
+        return a, {}
+    if hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType):
+        return None, dict(vars(thing))
+    return None, {}
 
 
 def _in_order(path: str) -> list[Any]:
