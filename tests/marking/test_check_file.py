@@ -73,6 +73,20 @@ def test_one_task_is_marked_where_it_was_asked_for(file):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_task_may_be_named_by_its_function_and_that_one_is_marked(file):
+    both = "def masked_attention(q, k, v, mask):\n    return q\n\n"
+    both += "def causal_mask(n):\n    return [[j <= i for j in range(n)] for i in range(n)]"
+    (result,) = check_file(file(both), "causal_mask")
+    assert (result.task, result.points) == ("mask", 10)
+    (result,) = check_file(file(both), "mask")
+    assert (result.task, result.points) == ("mask", 0)
+    (result,) = check_file(file("def attention(q, k, v):\n    return v"), "causal_mask")
+    assert (result.task, result.mistakes) == ("mask", ("missing-function",))
+    assert "the file has no causal_mask." in result.message
+    (result,) = check_file(file("def ("), "many_heads")
+    assert (result.task, result.mistakes) == ("heads", ("syntax-error",))
+
+
 def test_a_wrong_one_is_marked_as_it_is_in_this_process(file):
     result = only(file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)"))
     assert result.mistakes == ("no-exp",)

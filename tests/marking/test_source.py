@@ -1,9 +1,13 @@
 """Which functions and classes a file defines, told from its text."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from qkv.marking.files.found import names_of, not_marked, of_error
-from qkv.marking.files.source import defined
+from qkv.marking.files.source import defined, tasks_in
+from qkv.marking.marker import task_of
 from qkv.marking.tasks import TASKS
 
 
@@ -101,3 +105,23 @@ def test_a_file_without_the_function_is_told_all_its_names_once():
     several = TASKS["self-attention-class"]
     assert names_of(several) == " or ".join(several.looks_for)
     assert names_of(several).startswith("SelfAttention or ")
+
+
+LESSONS = Path(__file__).parents[2] / "docs" / "course"
+CELL = re.compile(r"```\{code-cell\} ipython3\n(.*?)```", re.DOTALL)
+CHECKED = re.compile(r'qkv\.check\((\w+)(?:, task="([\w-]+)")?')
+
+
+def test_what_the_lessons_have_written_and_checked_is_looked_for_under_that_name():
+    found = set()
+    for lesson in LESSONS.glob("[0-9]*.md"):
+        cells = CELL.findall(lesson.read_text())
+        stubs = [cell for cell in cells if cell.startswith(":tags: [stub]")]
+        names = {name for cell in stubs for name in re.findall(r"^(?:def|class) (\w+)", cell, re.M)}
+        checked = {pair for cell in cells for pair in CHECKED.findall(cell) if pair[0] in names}
+        found |= {(name, task or "attention") for name, task in checked}
+    assert {*dict(found).values()} == {*TASKS}, "a lesson for each task"
+    for name, task in found:
+        assert name in TASKS[task].looks_for, name
+        assert tasks_in({name}) == [task], name
+        assert task_of(name) is TASKS[task], name

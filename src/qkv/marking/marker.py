@@ -34,7 +34,7 @@ def check(
         signature: of attention; `"qkv"`: function(query (L, d), key (S, d), value (S, dv)) ->
             (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d), w_v (D, dv)) ->
             (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have their own.
-        task: the name of a task.
+        task: the name of a task, or of the function that it asks for.
 
     Returns:
         A `CheckResult`: true where nothing is wrong; print it for the words. What is wrong, what
@@ -72,9 +72,14 @@ def check(
 
 
 def task_of(name: str) -> Task:
-    """The task of this name; a ValueError that names all where there is none."""
+    """The task of this name, or whose function has it; a ValueError that names all tasks if none.
+
+    >>> task_of("many_heads").name
+    'heads'
+    """
     from qkv.marking.tasks import TASKS  # here, so that `import qkv` is quick
 
-    if name not in TASKS:
-        raise ValueError(f"check: there is no task {name!r}: the tasks are {', '.join(TASKS)}")
-    return TASKS[name]
+    for task in TASKS.values():
+        if name == task.name or name in task.looks_for:
+            return task
+    raise ValueError(f"check: there is no task {name!r}: the tasks are {', '.join(TASKS)}")

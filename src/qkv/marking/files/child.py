@@ -161,8 +161,11 @@ def _imported(file: str) -> ModuleType:
 def _marked(module: ModuleType, name: str) -> CheckResult:
     """The verdict on what the module has for a task."""
     task = task_of(name)
-    there = [one for one in (*task.looks_for, *task.also) if hasattr(module, one)]
-    about = {"name": there[0] if there else names_of(task), "signature": task.signature}
+    by_task = name == task.name  # else one function was asked for by its name
+    names = (*task.looks_for, *task.also) if by_task else (name,)
+    there = [one for one in names if hasattr(module, one)]
+    asked = names_of(task) if by_task else name
+    about = {"name": there[0] if there else asked, "signature": task.signature}
     if not there:
         return not_marked("missing-function", f"it has {listed(_own(module))}", name, **about)
     function = getattr(module, there[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from qkv.marking.errors import frames_of, in_words, sentence, words_of
+from qkv.marking.marker import task_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
@@ -117,6 +118,7 @@ _SAID = MappingProxyType(
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
     """No points, and why: a key of the table above, how it shows, and of which task."""
+    task = None if task is None else task_of(task).name
     names = {"it": task or "the file", **names}
     says, *hint = (text.format_map(names) for text in _SAID[key])
     *_, remedy = hint

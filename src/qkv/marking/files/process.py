@@ -53,7 +53,7 @@ def check_file(
 
     Args:
         path: the file.
-        task: the name of a task; None for each whose function the file has.
+        task: the name of a task, or of its function; None for each whose function the file has.
         seconds: how long reading the file, and each task, may take; longer where other programs
             take the processors.
         megabytes: how much memory it may take beyond what libraries bring (not on Windows).
@@ -108,7 +108,7 @@ def _named(result: CheckResult, task: str | None) -> CheckResult:
     """A verdict on the file is one on the task that was asked for."""
     if result.task is not None or task is None:
         return result
-    return replace(result, task=task)
+    return replace(result, task=task_of(task).name)
 
 
 def _marked(

@@ -15,7 +15,8 @@ class Task:
 
     Attributes:
         name: what `--task` takes.
-        looks_for: what the function or class is called; the first that a file has is marked.
+        looks_for: what the function or class is called; the first that a file has is marked, and
+            `--task` takes these names too.
         signature: how it is called, and what it gives.
         asks: what is to be written, in a sentence.
         mark: marks a function that is called in one of the task's ways; a TypeError where it cannot

@@ -74,7 +74,7 @@ def _mark_function(function: Callable[..., Any], signature: str) -> CheckResult:
 
 ATTENTION = Task(
     name="attention",
-    looks_for=("attention", "scaled_dot_product_attention", "self_attention"),
+    looks_for=("attention", "scaled_dot_product_attention", "self_attention", "tiled"),
     signature="attention(query, key, value, mask=None, is_causal=False) -> out, or (out, weights)",
     asks="softmax(query @ key.T / sqrt(d)) @ value; also as attention(x, w_q, w_k, w_v)",
     mark=_mark_function,

@@ -126,7 +126,7 @@ def _try_what_does_not_divide(m: AttentionMarking, case: Case) -> None:
 
 HEADS = Task(
     name="heads",
-    looks_for=("multi_head_attention", "multihead_attention"),
+    looks_for=("multi_head_attention", "multihead_attention", "many_heads"),
     signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
     asks="x (T, D), or a batch (B, T, D), through w_q, w_k, w_v (D, heads * size), split into"
     " heads, each attended on its own, joined, and through w_o (heads * size, D)",
