@@ -96,7 +96,7 @@ STEPS = {
     ],
     "marking": [
         {"errors", "mistake", "outcome", "result", "tensors"},
-        {"parameters"},
+        {"parameters", "raised"},
         {"explain", "findings"},
         {"engine"},
         {"tasks"},

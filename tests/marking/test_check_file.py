@@ -232,7 +232,7 @@ def test_a_helper_is_not_taken_for_an_answer_and_that_is_said(file, name, source
 def test_an_answer_that_raises_is_marked_though_its_name_is_a_helper_s(file):
     source = "def step(x, cache, w_q, w_k, w_v):\n    return no_such_name"
     softmax, step = check_file(file(SOFTMAX + source))
-    assert (step.task, step.mistakes) == ("kv-cache", ("raises",))
+    assert (step.task, step.mistakes) == ("kv-cache", ("name-unknown",))
     assert "Not marked" not in softmax.message
 
 
@@ -257,7 +257,7 @@ ENDS = [
         "import numpy as np\ndef softmax(x):\n    return np.ones((1 << 20, 1 << 20))",
     ),
     ("out-of-memory", "def softmax(x):\n    return [0] * (1 << 33)"),
-    ("raises", "def softmax(x):\n    return y"),
+    ("name-unknown", "def softmax(x):\n    return y"),
     ("not-a-function", "three = 3\nsoftmax = three"),
     ("wrong-parameters", "def softmax(x, y):\n    return x"),
     ("wrong-parameters", "class softmax:\n    def __init__(self):\n        pass"),

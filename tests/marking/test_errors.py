@@ -1,11 +1,15 @@
 """What an error of a learner's function tells, and what it is not taken for."""
 
+import re
+
 import numpy as np
 import pytest
 
 from qkv.marking import check
 from qkv.marking.errors import alike, clash, line_of
 from qkv.marking.files.found import of_error
+
+from .written import TASK_OF, planted
 
 
 def raised(call):
@@ -111,7 +115,7 @@ NAMED = {
 @pytest.mark.parametrize("task", NAMED)
 def test_an_error_of_another_reason_is_no_known_mistake(task):
     result = check(NAMED[task], task=task)
-    assert (result.mistakes, result.points) == (("raises",), 0), str(result)
+    assert (result.mistakes, result.points) == (("name-unknown",), 0), str(result)
     assert "NameError: name 'no_such_name' is not defined" in " ".join(result.message.split())
 
 
@@ -161,3 +165,84 @@ def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
     assert refused.endswith(f"ValueError: {ends}")
     shows = of_error(ValueError(words), "mine.py").message.splitlines()[1]
     assert shows == f"It shows: ValueError: {ends}"
+
+
+# -- what an error most likely is -----------------------------------------------------------------
+
+D = "query.shape[-1]"
+MOST_LIKELY = [
+    # a name that is missing: (task, style, what is planted, its key, what is told)
+    ("softmax", "arrays", "np.exp", "exp", "name-unknown", "exp is used .* np.exp is meant"),
+    ("softmax", "loops", "total = 0.0", "pass", "name-before-value", "total is used before"),
+    ("attention", "matmul", "soft(sc", "sotf(sc", "name-unknown", "sotf is .* soft is meant"),
+    ("attention", "einsum", "soft(s), c", "np.softmax(s), c", "name-unknown", "numpy has no soft"),
+    ("attention", "matmul", D, "query.shap[-1]", "name-unknown", "an array has no shap .*shape is"),
+    ("attention", "matmul", "soft(scores)", "scores.exp()", "name-unknown", "np.exp is meant"),
+    ("attention", "matmul", "    d = query.shape[-1]", "", "name-unknown", "d is used and defined"),
+    ("self-attention-class", "reshape", "@ self.w_o", "@ w_o", "self-forgotten", "w_o belongs to"),
+    ("self-attention-class", "reshape", "  self.w_o = ", "  w_o = ", "self-forgotten", "w_o belo"),
+    ("self-attention-class", "loop", "(self.h)", "(h)", "name-before-value", "and self.h is"),
+    ("self-attention-class", "loop", "x @ self.w_q", "x @ self.w_qq", "name-unknown", "w_q is me"),
+    ("block", "arrays", '["norm1_scale"]', '["norm1_scle"]', "key-unknown", "'norm1_scale' is"),
+    ("block", "loops", 'par["w_k"]', 'par["W_k"]', "key-unknown", "'W_k', which .*'w_k' is meant"),
+    # a slip: the key is what is told
+    ("softmax", "loops", "0.0", "math.exp(x[i])", "array-for-number", ""),
+    ("attention", "lists", "len(k)", "len(k) + 1", "index-past-end", "the last has the index"),
+    ("attention", "tables", "range(d)", "range(d + 1)", "index-past-end", ""),
+    ("attention", "matmul", "np.sqrt(d)", "d^0.5", "power-sign", "writes it as"),
+    ("attention", "matmul", D, "query.shape(-1)", "not-callable", ""),
+    ("attention", "tables", "q[i, n] * k[j, n]", "q[i] * k[j]", "array-for-number", ""),
+    ("attention", "lists", "(len(v[0]))", "(len(v[0]), int)", "integer-table", "whole numbers"),
+    ("attention", "tables", "np.zeros((len(q), dv))", "[[0.0] * dv] * len(q)", "list-as-array", ""),
+    ("mask", "loops", "if mask[i][j] else", "if mask else", "array-in-if", ""),
+    ("mask", "loops", "v.shape[-1]))", "v.shape[-1]), int)", "integer-table", ""),
+    ("heads", "loop", "q.shape[-1] //", "q.shape[-1] /", "size-not-whole", "/ always gives"),
+    ("attention", "matmul", "return e /", "e /", "none-used", "without a return statement"),
+    ("heads", "reshape", "return e /", "e /", "none-used", ""),
+    ("attention", "lists", "row = np.zeros(len(v[0]))", "row = out.append(1)", "none-used", ""),
+    ("self-attention-class", "reshape", "def split(self, a)", "def split(a)", "call-arguments", ""),
+    ("self-attention-class", "loop", "dim // heads", "dim / heads", "size-not-whole", ""),
+    ("kv-cache", "arrays", "if cache is not None", "if True", "none-used", "may be None"),
+    ("kv-cache", "lists", "(wv.shape[1])", "(wv.shape[1], int)", "integer-table", ""),
+    ("block", "loops", "np.zeros(x.shape)", "np.zeros(x.shape, bool)", "integer-table", ""),
+    ("decoder", "loops", "np.zeros(q.shape)", "np.zeros(q.shape, int)", "integer-table", ""),
+    ("causal", "loops", "range(i + 1)", "range(i + 2)", "index-past-end", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "style", "old", "new", "key", "told"), MOST_LIKELY)
+def test_an_error_is_told_by_what_it_most_likely_is(task, style, old, new, key, told):
+    result = check(planted(task, style, (old, new)), task=TASK_OF.get(task, task))
+    assert result.mistakes == (key,), str(result)
+    assert re.search(told, result.message.splitlines()[0]), result.message
+    assert all(result.hint)
+
+
+def test_a_forgotten_import_is_told():
+    for source, line in (("np.exp(x)", "import numpy as np"), ("math.exp(x)", "import math")):
+        found = {}
+        exec(f"def softmax(x):\n    return {source}", found)
+        result = check(found["softmax"], task="softmax")
+        assert result.mistakes == ("import-forgotten",)
+        assert result.hint[2].startswith(line)
+        assert line not in result.text(2)
+
+
+def test_a_forgotten_import_is_told_where_the_file_is_read():
+    for source in ("SIZE = np.sqrt(2)", "def softmax(x: np.ndarray): pass"):
+        error = raised(lambda source=source: exec(compile(source, "mine.py", "exec"), {}))
+        result = of_error(error, "mine.py")
+        assert result.mistakes == ("import-forgotten",)
+        assert "the name np is used and never imported." in result.message
+        assert "It shows: line 1: NameError: name 'np' is not defined" in result.message
+
+
+def test_a_name_that_is_missing_for_batches_alone_is_no_refusal_of_batches():
+    def softmax(x):
+        if x.ndim == 3:
+            return nowhere(x)  # noqa: F821
+        e = np.exp(x - x.max(axis=-1, keepdims=True))
+        return e / e.sum(axis=-1, keepdims=True)
+
+    result = check(softmax, task="softmax")
+    assert (result.mistakes, result.points) == (("name-unknown",), 6)

@@ -28,7 +28,7 @@ NOTHING = [
     ("return 'to do'", "wrong-type", "it returns a str"),
     ("return NotImplemented", "wrong-type", "it returns a NotImplementedType"),
     ("raise NotImplementedError('to do')", "raises", "NotImplementedError: to do"),
-    ("return no_such_name", "raises", "NameError: name 'no_such_name' is not defined"),
+    ("return no_such_name", "name-unknown", "NameError: name 'no_such_name' is not defined"),
     ("return []", "wrong-shape", "the shape (0,)"),
 ]
 

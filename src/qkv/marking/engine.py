@@ -128,7 +128,7 @@ class Marking:
             return
         runs = self.run(group.cases)
         error = next((run.error for run in runs if run.error is not None), None)
-        if group.may_refuse and error is not None:
+        if group.may_refuse and error is not None and not isinstance(error, NameError):
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:

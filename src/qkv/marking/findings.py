@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking import raised
 from qkv.marking.errors import in_words, line_of
 from qkv.marking.mistake import Kind, Mistake
 from qkv.marking.outcome import Outcome, first_wrong, kind_of
@@ -157,6 +158,8 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
 
 def raises(run: Outcome, what: str) -> Finding:
     """The function raises an error; some errors have a name of their own."""
+    if named := raised.known(run.error):
+        return of_mistake(replace(named, shows=told(run)), run)
     key, says, where, remedy = "raises", f"it raises an error ({what})", "", ""
     nudge = "Call it with the smallest input alone, and print what there is before that line."
     if isinstance(run.error, SystemExit):

@@ -23,6 +23,7 @@ from qkv.marking.files.found import failed, listed, names_of, no_function, not_m
 from qkv.marking.files.source import defined, tasks_in
 from qkv.marking.marker import check, task_of
 from qkv.marking.outcome import getpid
+from qkv.marking.raised import RAISES
 from qkv.marking.result import CheckResult
 
 NAME = "submission"
@@ -189,8 +190,8 @@ def _helper(module: ModuleType, name: str, result: CheckResult) -> str:
         return ""
     given = f"{there}{_parameters(getattr(module, there))}"
     another = not {*_WORDS.findall(given)} & {*_WORDS.findall(task.signature)} - {there}
-    raises = result.mistakes == ("raises",) and another
-    return given if raises or result.mistakes == ("wrong-parameters",) else ""
+    raises = len(result.mistakes) == 1 and result.mistake in RAISES
+    return given if (raises and another) or result.mistakes == ("wrong-parameters",) else ""
 
 
 def _parameters(function: Callable[..., Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from qkv.marking.errors import frames_of, in_words, sentence, words_of
 from qkv.marking.marker import task_of
+from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
@@ -121,6 +122,10 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
     task = None if task is None else task_of(task).name
     names = {"it": task or "the file", **names}
     says, *hint = (text.format_map(names) for text in _SAID[key])
+    return _verdict(key, says, shows, task, hint)
+
+
+def _verdict(key: str, says: str, shows: str, task: str | None, hint: Sequence[str]) -> CheckResult:
     *_, remedy = hint
     lines = [f"{says}.", sentence(f"It shows: {shows}"), f"What mends it: {remedy}"]
     return CheckResult("\n".join(lines), (key,), points=0, task=task, hint=tuple(hint))
@@ -156,6 +161,9 @@ def of_error(error: BaseException, file: str) -> CheckResult:
     elif isinstance(error, MemoryError):
         key = "out-of-memory"
     shows = f"{_line(error, file)}{in_words(error)}"
+    named = known(error) if isinstance(error, NameError | AttributeError) else None
+    if named is not None:
+        return _verdict(named.key, named.says, shows, None, named.hint)
     return not_marked(key, shows, None, file=Path(file).name)
 
 
