@@ -75,6 +75,7 @@ class Marking:
         self.returns = returns
         self.steps: Steps | None = steps  # what the function does, as far as known
         self.nothing_done = findings.nothing_done
+        self.of_weight_one: Sequence[Case] = ()  # right too for what cuts weights off to 0 and 1
         self.explained = False  # was any test, by an output and not by errors alone?
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
@@ -136,7 +137,7 @@ class Marking:
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
-        if nothing is not None:
+        if nothing is not None and not self._cuts_off(runs, group.known):
             self.find(nothing)
             self.steps = None
             return
@@ -150,6 +151,13 @@ class Marking:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
             if self.wrong:
                 self.steps = None
+
+    def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
+        """Does it give zeros for a reason that is known, and not because nothing was done?"""
+        zeros = all(run.out is not None and not run.out.any() for run in runs)
+        ones = self.run(self.of_weight_one) if zeros else []
+        right = bool(ones) and all(run.is_right for run in ones)
+        return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
         """Integers: a function may refuse them, but not cut off the fractions of its results."""

@@ -46,9 +46,10 @@ def explain(
     if not all(map(_can_be_reproduced, runs)):
         return None
     each = [([mistake], variant) for mistake in known for variant in mistake.variants]
+    paired = [way for way in each if not way[0][0].alone]
     pairs = (
         ([*one, *other], {**first, **second})
-        for (one, first), (other, second) in combinations(each, 2)
+        for (one, first), (other, second) in combinations(paired, 2)
         if one != other and not first.keys() & second.keys()
     )
     none: list[tuple[list[Mistake], Steps]] = [([], {})]

@@ -30,6 +30,8 @@ class Mistake:
         variants: the steps that it puts in the place of the right ones, in each way it is written.
         nudge: what to try or to look at, which does not give the mistake away.
         where: the place in the code where to look.
+        alone: it is told only where it explains everything. Two mistakes together are looked for
+            among the others, or by chance too many pairs would fit.
     """
 
     key: str
@@ -40,6 +42,7 @@ class Mistake:
     variants: tuple[Steps, ...] = ()
     nudge: str = ""
     where: str = ""
+    alone: bool = False
 
     @property
     def hint(self) -> tuple[str, ...]:
@@ -57,13 +60,19 @@ def mistake(
     nudge: str = "",
     where: str = "",
     kind: Kind = "wrong",
+    alone: bool = False,
 ) -> Mistake:
     """A mistake that is written in these ways."""
-    return Mistake(key, says, shows, remedy, kind, variants, nudge, where)
+    return Mistake(key, says, shows, remedy, kind, variants, nudge, where, alone)
 
 
 def mended(
-    remedy: str, *mistakes: Mistake, nudge: str = "", where: str = "", kind: Kind = "wrong"
+    remedy: str,
+    *mistakes: Mistake,
+    nudge: str = "",
+    where: str = "",
+    kind: Kind = "wrong",
+    alone: bool = False,
 ) -> tuple[Mistake, ...]:
     """Mistakes that one line mends, at one place, but where one has words of its own."""
     return tuple(
@@ -73,6 +82,7 @@ def mended(
             nudge=one.nudge or nudge,
             where=one.where or where,
             kind=kind if one.kind == "wrong" else one.kind,
+            alone=alone or one.alone,
         )
         for one in mistakes
     )

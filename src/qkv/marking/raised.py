@@ -47,7 +47,8 @@ _KNOWN = tuple(
             "for j in range(len(k)): ...  # from 0 to len(k) - 1",
         ),
         (
-            r"too many indices for array|^AxisError|not enough values to unpack",
+            r"too many (indices for array|subscripts for operand)|^AxisError"
+            "|not enough values to unpack",
             "axes-missing",
             "an array has fewer axes than the line expects",
             _SHOW,

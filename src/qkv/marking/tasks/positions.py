@@ -5,7 +5,7 @@ Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.mistakes.slips import cut, without
 from qkv.marking.tasks.task import Task
 
 BASE = 10000.0
@@ -38,9 +39,11 @@ class Table:
 
 def compute(case: Table, steps: Steps) -> Array:
     """The table made by these steps, (T, D)."""
-    column = np.arange(case.dim)
-    place = steps["places"](case.length)[:, None]
-    angle = steps["turn"](place, steps["base"]() ** steps["exponent"](column, case.dim))
+    length, dim = steps["sizes"](case.length, case.dim)
+    column = np.arange(dim)
+    place = steps["places"](length)[:, None]
+    exponent = steps["exponent"](column, dim)
+    angle = steps["turn"](place, steps["power"](steps["base"](), exponent, column, dim))
     table = steps["waves"](angle, column)  # (T, D)
     out: Array = steps["layout"](table)
     return out
@@ -48,9 +51,11 @@ def compute(case: Table, steps: Steps) -> Array:
 
 RIGHT: Steps = MappingProxyType(
     {
+        "sizes": lambda length, dim: (length, dim),
         "places": np.arange,
         "base": lambda: BASE,
         "exponent": lambda column, dim: (column - column % 2) / dim,
+        "power": lambda base, exponent, column, dim: base**exponent,
         "turn": lambda place, power: place / power,
         "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
         "layout": lambda table: table,
@@ -66,6 +71,43 @@ def _halves(table: Array) -> Array:
 def _to_the_end(column: Array, dim: int) -> Array:
     """Exponents that reach 1 in the last pair, as they do in tensor2tensor."""
     return column // 2 / max(1, (dim + 1) // 2 - 1)
+
+
+def _even(column: Array) -> Array:
+    """0 0 2 2 4 4 ..., as np.arange(0, dim, 2) counts."""
+    return column - column % 2
+
+
+def _slowed(base: float, column: Array, dim: int) -> Array:
+    """The speeds by a logarithm that is divided with //."""
+    speed: Array = np.exp(_even(column) * -(np.log(base) // dim))
+    return 1 / speed
+
+
+def _forgotten(at: int) -> Iterator[Mistake]:
+    """What a loop leaves out that ends one too early (-1), or begins one too late (0)."""
+    one = "last" if at else "first"
+    yield mistake(
+        "row-forgotten",
+        f"the {one} row is forgotten: it stays 0, or is missing",
+        "there should be a row for each place",
+        {"layout": lambda table: without(table, at, 0)},
+        {"layout": lambda table: cut(table, at, 0)},
+        remedy="for place in range(length): ...  # from 0 to length - 1",
+        nudge="Print the table: which row is it that differs?",
+        where="the loop over the places: where does it begin and end?",
+    )
+    yield mistake(
+        "column-forgotten",
+        f"the {one} column, or pair of columns, is forgotten: it stays 0, or is missing",
+        "there should be a column for each of the dim numbers",
+        {"layout": lambda table: without(table, at, 1)},
+        {"layout": lambda table: cut(table, at, 1)},
+        {"layout": lambda table: without(without(table, at, 1), 1 if at == 0 else -2, 1)},
+        remedy="for column in range(dim): ...  # from 0 to dim - 1",
+        nudge="Print the table: which column is it that differs?",
+        where="the loop over the columns: where does it begin and end?",
+    )
 
 
 _ANGLE = "angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, dim, 2) / dim)"
@@ -162,6 +204,82 @@ MISTAKES = (
         nudge="Print the row of place 1 for dim=4, and work its four numbers out by hand.",
         where="the lines that fill the columns",
         kind="convention",
+    ),
+    *mended(
+        _ANGLE,
+        mistake(
+            "floor-division",
+            "the angles of all pairs but the first are cut off to 0, as // in place of / does it",
+            "the columns after the first two do not change from place to place",
+            {"turn": lambda place, power: place // power},
+            where="the division by the power of the base",
+        ),
+        mistake(
+            "floor-division",
+            "the logarithm of the base is divided with //, which rounds down to a whole number",
+            "the columns turn too fast",
+            {"power": lambda base, exponent, column, dim: _slowed(base, column, dim)},
+            remedy="speed = np.exp(np.arange(0, dim, 2) * -(np.log(10000) / dim))",
+            where="the division of the logarithm",
+        ),
+        mistake(
+            "positions-degrees",
+            "the angles are taken for degrees, or turned into degrees; sin and cos take radians",
+            "the columns turn 57.3 times too slowly, or too fast",
+            {"turn": lambda place, power: np.deg2rad(place / power)},
+            {"turn": lambda place, power: np.rad2deg(place / power)},
+            nudge="What is the sine of the angle 1 in your table, and what should it be?",
+            where="what is done to the angle before sin and cos",
+        ),
+        mistake(
+            "positions-power",
+            "the exponent lacks its brackets: ** comes before * and /, so that 10000 ** 2 * i / dim"
+            " is (10000 ** 2) * i / dim",
+            "the columns turn at speeds that are no powers of the base",
+            *(
+                {"power": power}
+                for power in (
+                    lambda base, exponent, column, dim: base ** _even(column) / dim,
+                    lambda base, exponent, column, dim: base ** _even(column) * dim,
+                    lambda base, exponent, column, dim: int(base) ** _even(column) / dim,
+                    lambda base, exponent, column, dim: int(base) ** _even(column) * dim,
+                    lambda base, exponent, column, dim: base ** (column // 2) / dim,
+                    lambda base, exponent, column, dim: base ** (column // 2) * dim,
+                    lambda base, exponent, column, dim: base**2 * (column // 2) / dim,
+                    lambda base, exponent, column, dim: base**2 * _even(column) / dim,
+                    lambda base, exponent, column, dim: base**2 * dim / (column // 2),
+                    lambda base, exponent, column, dim: base**2 * dim / _even(column),
+                )
+            ),
+            nudge="What is 2 ** 3 * 2 in Python: 16 or 64?",
+        ),
+        nudge="Print the angles of place 1: by which factor does each pair fall to the next?",
+        where=_POWER,
+        alone=True,
+    ),
+    *mended(
+        _COLUMNS,
+        mistake(
+            "integer-table",
+            "the table is one of integers, which cuts off the fractions of sines and cosines",
+            "there is nothing but 0, 1 and -1 in it",
+            {"layout": np.trunc},
+            remedy="table = np.zeros((length, dim))  # of floats: no dtype=int, no np.full(..., 0)",
+            nudge="Print the dtype of the table.",
+            where="the line that makes the table: which numbers can it hold?",
+        ),
+        *_forgotten(-1),
+        *_forgotten(0),
+        mistake(
+            "positions-arguments",
+            "length and dim have changed places: length comes first",
+            "the table has a row for each number and a column for each place",
+            {"sizes": lambda length, dim: (dim, length)},
+            remedy="def positions(length, dim): ...",
+            nudge="Print length and dim of the call positions(3, 4).",
+            where="the order of the parameters",
+        ),
+        alone=True,
     ),
 )
 

@@ -76,7 +76,7 @@ def _lift(a: Array, rank: int) -> Array:
 def cases(signature: str) -> dict[str, list[Case]]:
     """What a function is called with in each test, by what is tested, smallest first."""
     found = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
-    two, _, three = found[CORE]
+    two, _, three, *_ = found[CORE]
     batch = found["batches"][-1]
     whole = {
         name: a if name.startswith("w_") else a.astype(np.int64) for name, a in two.arrays.items()
@@ -89,6 +89,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
     return {
         **found,
         "whole numbers": [Case(whole)],
+        "one key": drawn(signature, 160, (1, 1, 2, 2)),
         # every query sees something, and would if they were inverted
         "a mask": masks,
         "a mask of keys": [replace(two, mask=own[1]), replace(three, mask=lopsided[0])],
@@ -106,7 +107,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
     sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
     cached = drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
     return {
-        CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4))],
+        CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4), (3, 3, 5, 5))],
         SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp overflows, and a row far below the largest underflows
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
@@ -123,7 +124,7 @@ def _of_word_vectors() -> dict[str, list[Case]]:
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
     return {
-        CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2))],
+        CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2), (3, 4, 5, 5))],
         SIZES[names]: drawn(names, 80, *sizes, apart=5),
         "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
         "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),

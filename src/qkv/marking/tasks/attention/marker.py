@@ -34,6 +34,7 @@ class AttentionMarking(Marking):
         super().__init__(task, call.name, call, compute, RIGHT, returns=findings.RETURN)
         self.call: Learner = call
         self.signature, self.cases = signature, cases(signature)
+        self.of_weight_one = self.cases["one key"]
 
     def on(self, what: str, call: Learner | None = None) -> list[Outcome]:
         """Call the function, or call it in another way, on the inputs of a test."""

@@ -37,7 +37,7 @@ def compute(case: Case, steps: Steps) -> Array:
     all_heads = q.shape[-1]
     if case.heads > 1:
         q, k, v = (steps["sized"](a, case.heads, width) for a in (q, k, v))
-        q, k, v = (steps["split"](a, case.heads) for a in (q, k, v))
+        q, k, v = steps["arranged"](*(steps["split"](a, case.heads) for a in (q, k, v)))
     sizes = Sizes(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
     scores = steps["scale"](steps["score"](q, k), sizes)
     visible = _visible(case, steps, *scores.shape[-2:])
@@ -102,6 +102,7 @@ RIGHT: Steps = MappingProxyType(
         "choose": lambda q, k, v: (q, k, v),
         "sized": same,
         "split": _split,
+        "arranged": lambda q, k, v: (q, k, v),
         "score": lambda q, k: q @ flip(k),
         "scale": lambda s, n: s / np.sqrt(n.d),
         "mask": same,

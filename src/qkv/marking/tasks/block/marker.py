@@ -15,8 +15,8 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, core
-from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, WIRING
+from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, ONE_HEAD, core
+from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
 from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm
 from qkv.marking.tasks.task import Task
 
@@ -56,10 +56,10 @@ def _large() -> Call:
     return Call(case.x, parameters)
 
 
-KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"))
-WORDS = [_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)]
-ONE_HEAD = (
-    Group("attention, residuals, norms, MLP", WORDS, KNOWN),
+KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
+_SIZES = ((1, 2, 2), (1, 4, 3), (2, 2, 2), (3, 4, 6), (2, 5, 3))
+WORDS = [_drawn(seed, *sizes) for seed, sizes in enumerate(_SIZES, 1)]
+OTHERS = (
     Group("a word of zeros", [_zeros()], EMPTY),
     Group("scores of 1000", [_large()], LARGE),
 )
@@ -107,12 +107,13 @@ class BlockMarking(Marking):
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a block."""
     options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
+    known = (*KNOWN, *ONE_HEAD) if options else KNOWN
 
     def call(case: Call) -> Any:
         given = {options["heads"]: case.heads} if options else {}
         return function(case.x, case.parameters, **given)
 
-    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in WORDS], KNOWN)
+    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in WORDS], known)
     right = {**RIGHT, **steps}
     m = BlockMarking(
         "block",
@@ -126,7 +127,8 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     m.first_call(WORDS[0])
     if m.wrong:
         return m.result()
-    for group in ONE_HEAD:
+    m.test(Group("attention, residuals, norms, MLP", WORDS, known))
+    for group in OTHERS:
         m.test(group)
     if options:
         m.test(TWO_HEADS)

@@ -6,8 +6,17 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
+from qkv.marking.tasks.attention.mistakes import of_output
 from qkv.marking.tasks.attention.steps import same
-from qkv.marking.tasks.block.steps import EPS, layer_norm, mlp_of, rms_norm, sigmoid
+from qkv.marking.tasks.block.steps import (
+    EPS,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    mlp_of,
+    rms_norm,
+    sigmoid,
+)
 from qkv.marking.tasks.wiring import (
     NO_NORM,
     NO_RESIDUAL,
@@ -274,4 +283,131 @@ MLPS = (
         nudge="Change each parameter in turn: does every one of them make a difference?",
         where="the end of attention",
     ),
+)
+
+
+def _over(x: Array, by: Array) -> Array:
+    """Divided with //."""
+    out: Array = x // by
+    return out
+
+
+def _square(x: Array) -> Array:
+    out: Array = (x * x).mean(axis=-1, keepdims=True)
+    return out
+
+
+def _whole_mean(x: Array) -> Array:
+    """A mean whose sum is divided with //."""
+    out: Array = x.sum(axis=-1, keepdims=True) // x.shape[-1]
+    return out
+
+
+def _mean_divided(x: Array) -> Array:
+    """x less its mean, of which only the mean is divided."""
+    return x - (x - _centred(x)) / np.sqrt(_variance(x) + EPS)
+
+
+def _by_whole_means(x: Array) -> Array:
+    centred = x - _whole_mean(x)
+    return centred / np.sqrt(_whole_mean(centred**2) + EPS)
+
+
+SLIPS = mended(
+    "",
+    *mended(
+        _NORM,
+        mistake(
+            "floor-division",
+            "a division in the norm is made with //, which rounds down to whole numbers",
+            "the numbers of a word are whole after the norm, or their mean or variance is",
+            {"normalize": lambda x: _over(_centred(x), np.sqrt(_variance(x) + EPS))},
+            {"normalize": lambda x: _over(x, np.sqrt(_square(x) + EPS))},
+            {"normalize": _by_whole_means},
+            {"normalize": lambda x: _centred(x) / np.sqrt(_whole_mean(_centred(x) ** 2) + EPS)},
+            {"normalize": lambda x: x / np.sqrt(_whole_mean(x * x) + EPS)},
+            nudge="What is the variance of a row after the norm?",
+        ),
+        mistake(
+            "integer-table",
+            "what the norm gives is stored in an array of integers, which cuts off its fractions",
+            "the numbers of a word are whole after the norm",
+            {"affine": lambda x, scale, shift: np.trunc(x * scale + shift)},
+            {"affine": lambda x, scale, shift: np.trunc(x * scale)},
+            {"normalize": lambda x: np.trunc(layer_norm(x))},
+            {"normalize": lambda x: np.trunc(rms_norm(x))},
+            remedy="out = np.zeros(x.shape)  # of floats: no dtype=int, no np.full(..., 0)",
+            nudge="Print the dtype of what the norm gives.",
+            where="the array that the norm is written to: which numbers can it hold?",
+        ),
+        mistake(
+            "norm-power",
+            "the norm divides by half the variance, or by twice as much: ** 1/2 is (** 1) / 2",
+            "large word vectors come out small, and small ones large",
+            {"normalize": lambda x: _centred(x) / ((_variance(x) + EPS) / 2)},
+            {"normalize": lambda x: _centred(x) / (_variance(x) + EPS) / 2},
+            {"normalize": lambda x: x / ((_square(x) + EPS) / 2)},
+            {"normalize": lambda x: x / (_square(x) + EPS) / 2},
+            nudge="What is the variance of a row after the norm?",
+            where="the power, or the root: what is computed first?",
+        ),
+        mistake(
+            "norm-brackets",
+            "only the mean is divided, and not x - mean: the brackets around it are missing",
+            "the size of a word vector is what it was",
+            {"normalize": _mean_divided},
+            {
+                "normalize": same,
+                "affine": lambda x, scale, shift: x - (x - _mean_divided(x)) * scale + shift,
+            },
+            nudge="What is the variance of a row after the norm?",
+            where="the division in the norm: what is divided?",
+        ),
+        where="the function of the norm: over which axis, divided by what?",
+    ),
+    *mended(
+        _MLP,
+        mistake(
+            "floor-division",
+            "a division in the activation is made with //, which rounds down to whole numbers",
+            "small numbers become 0 or -1 on their way through the activation",
+            {"activation": lambda x: gelu(x) / x * 2 * (x // 2)},
+            {"activation": lambda x: gelu_tanh(x) / x * 2 * (x // 2)},
+            {"activation": lambda x: x * ((gelu(x) / x * 2) // 2)},
+            {"activation": lambda x: x * ((gelu_tanh(x) / x * 2) // 2)},
+            {"activation": lambda x: gelu(x) * 2 // 2},
+            {"activation": lambda x: gelu_tanh(x) * 2 // 2},
+            nudge="Put 0.5 and 1 through your activation alone.",
+            where="the divisions in the activation",
+        ),
+        mistake(
+            "integer-table",
+            "what the activation gives is stored in an array of integers",
+            "small numbers become 0 on their way through the activation",
+            {"activation": lambda x: np.trunc(gelu(x))},
+            {"activation": lambda x: np.trunc(gelu_tanh(x))},
+            remedy="hidden = np.zeros(...)  # of floats: no dtype=int, no np.full(..., 0)",
+            nudge="Put 0.5 and 1 through your activation alone.",
+            where="the array that the activation is written to: which numbers can it hold?",
+        ),
+        mistake(
+            "product-elementwise",
+            "a product of the MLP is made number by number; it is x @ w_in, and hidden @ w_out",
+            "it fails, or gives other numbers where the shapes happen to fit",
+            {"mlp": lambda x, p, act: act(x * p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]},
+            {"mlp": lambda x, p, act: act(x @ p["w_in"] + p["b_in"]) * p["w_out"] + p["b_out"]},
+            nudge="Print the shapes of both sides of each product.",
+        ),
+        mistake(
+            "product-order",
+            "in a product of the MLP the weights stand first; it is x @ w_in, and hidden @ w_out",
+            "it fails, or mixes words where there are as many of them as numbers in one",
+            {"mlp": lambda x, p, act: act(p["w_in"] @ x + p["b_in"]) @ p["w_out"] + p["b_out"]},
+            {"mlp": lambda x, p, act: p["w_out"] @ act(x @ p["w_in"] + p["b_in"]) + p["b_out"]},
+            nudge="Print the shapes of both sides of each product.",
+        ),
+        where="the line of the MLP",
+    ),
+    *of_output("project_out", "x = x + out @ w_o"),
+    alone=True,
 )

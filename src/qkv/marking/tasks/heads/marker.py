@@ -36,16 +36,25 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         )
     m = AttentionMarking("heads", call, _NAMES)
     (three,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    some = [*m.cases["two heads"], replace(three, heads=3)]
+    # a head is 2 wide, as many as there are words; 2; and 5
+    even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
+    some = [
+        *m.cases["two heads"],
+        *(replace(case, heads=n) for case, n in ((even, 2), (square, 3), (wide, 2))),
+    ]
+    others = [replace(three, heads=3)]
     known = (*attention.HEADS, *mistakes.HEADS)
     if "output" in call.needed:  # one that changes nothing, until it is tried by itself
-        some = [replace(case, output=np.eye(case.arrays["w_v"].shape[-1])) for case in some]
+        some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *mistakes.PROJECTED)
     m.cases[CORE] = some
+    m.of_weight_one = drawn(_NAMES, 320, (1, 4, 4, 4))
     first_calls(m)
     if m.wrong:
         return m.result()
-    m.test(Group("two heads and three", some, (*known, *attention.core(_NAMES))))
+    known = (*known, *attention.core(_NAMES))
+    m.test(Group("two heads and three", some, known))
+    m.test(Group("values of another size", others, (*known, *attention.SHAPES)))
     if "output" in call.options:
         _try_output(m)
     else:
@@ -60,6 +69,11 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     if "mask" not in call.options:
         m.untried.append("mask")
     return m.result()
+
+
+def _unprojected(case: Case) -> Case:
+    """With a projection that changes nothing."""
+    return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
 def _try_output(m: AttentionMarking) -> None:

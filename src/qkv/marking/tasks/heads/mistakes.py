@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, mended, mistake
-from qkv.marking.tasks.attention.mistakes import IN_TURN, rejoin_in_turn
+from qkv.marking.tasks.attention.mistakes import IN_TURN, of_output, rejoin_in_turn
 from qkv.marking.tasks.attention.steps import flip, softmax
 
 SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
@@ -140,6 +140,7 @@ PROJECTED = mended(
         nudge="Let w_o be all zeros: what should come out?",
         where="the return statement",
     ),
+    of_output("output", OUTPUT)[0],
 )
 
 ONE_TEXT = Mistake(

@@ -16,7 +16,7 @@ from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outc
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import LARGE, core
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, NOT_FILLED, PLACING
+from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, NOT_FILLED, PLACING, SLIPS
 from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
 from qkv.marking.tasks.task import Task
 
@@ -46,7 +46,7 @@ LARGE_SCORES = Group(
     "scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE
 )
 
-KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"))
+KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *SLIPS)
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
 SEVERAL = (
     *_cases(110, (2,)),

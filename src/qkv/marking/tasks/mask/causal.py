@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +41,30 @@ def compute(case: Length, steps: Steps) -> Array:
 
 RIGHT: Steps = MappingProxyType({"sees": lambda i, j: j <= i})
 
+
+def _forgotten(at: int) -> Iterator[Mistake]:
+    """What a loop leaves out that ends one too early (-1), or begins one too late (0)."""
+    one = "last" if at else "first"
+    yield mistake(
+        "row-forgotten",
+        f"the {one} row is forgotten: the {one} word sees nothing, not even itself",
+        "a row that hides everything makes softmax divide 0 by 0",
+        {"sees": lambda i, j: (j <= i) & (i != i[at])},
+        nudge=f"What does the {one} word see?",
+        where="the loop over the rows: where does it begin and end?",
+        alone=True,
+    )
+    yield mistake(
+        "key-forgotten",
+        f"the {one} column is forgotten: no word sees the {one} one",
+        "a word that nobody sees changes nothing",
+        {"sees": lambda i, j: (j <= i) & (j != j[at])},
+        nudge=f"Which words see the {one} word?",
+        where="the loop inside: where does it begin and end?",
+        alone=True,
+    )
+
+
 KNOWN = mended(
     LINE,
     mistake(
@@ -72,6 +96,8 @@ KNOWN = mended(
         {"sees": lambda i, j: j == i},
         nudge="What does the last word see?",
     ),
+    *_forgotten(-1),
+    *_forgotten(0),
     where=_WHERE,
 )
 

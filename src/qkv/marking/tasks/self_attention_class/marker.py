@@ -26,7 +26,7 @@ from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attenti
 from qkv.marking.tasks.task import Task
 
 _LARGE = 3.0  # times as large: drawn without a scale; with it 1, or less where that is the habit
-_SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3))  # tokens, embed_dim, num_heads
+_SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
 
 
 def _words(seed: int, *shape: int) -> Array:
@@ -35,6 +35,7 @@ def _words(seed: int, *shape: int) -> Array:
 
 
 CASES = [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)]
+ONE_WORD = Call(_words(6, 1, 4), 2)
 UNEVEN = Call(_words(9, 2, 5), 2)
 BATCH = _words(7, 2, 2, 4)
 WIDE = Call(_words(8, 2, 64), 2)  # wide enough to tell how large the numbers of its weights are
@@ -134,6 +135,8 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
         return
+    one = layers.weighed(ONE_WORD, flipped)
+    m.of_weight_one = [] if one is None else [one]
     m.test(Group("one head and several", cases, KNOWN))
     if m.steps is None:
         return

@@ -71,7 +71,13 @@ LAYER = (
         kind="convention",
     ),
 )
-KNOWN = (*LAYER, *attention.HEADS, *attention.core("x,w_q,w_k,w_v"))
+KNOWN = (
+    *LAYER,
+    *attention.HEADS,
+    *attention.ONE_HEAD,
+    *attention.core("x,w_q,w_k,w_v"),
+    *attention.of_output("project_out", _OUT),
+)
 
 # what is found in the weights themselves, or in how the layer is built
 

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from qkv.marking.mistake import mended, mistake
+from qkv.marking.mistake import Mistake, mended, mistake
+from qkv.marking.tasks.attention.mistakes.slips import cut, without
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.softmax.steps import softmax
 
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
 RETURN = "return e / e.sum(axis=-1, keepdims=True)"
+
+
+def _forgotten(at: int) -> Iterator[Mistake]:
+    """What a loop leaves out that ends one too early (-1), or begins one too late (0)."""
+    one = "last" if at else "first"
+    yield mistake(
+        "score-forgotten",
+        f"the {one} score of a row is forgotten, in the sum or where the weights are filled in",
+        "the weights of a row do not sum to 1, or one is 0",
+        {"normalise": lambda e, axis: e / cut(e, at, -1).sum(axis=-1, keepdims=True)},
+        {"exp": lambda x: without(np.exp(x), at, -1)},
+        {"give": lambda w: without(w, at, -1)},
+        {"read": lambda x: cut(x, at, -1)},
+        remedy="for j in range(len(row)): ...  # from 0 to len(row) - 1",
+        nudge="Add up the weights of a row: what should they give?",
+        where="the loops over the scores of a row: where do they begin and end?",
+    )
+    yield mistake(
+        "row-forgotten",
+        f"the {one} row is forgotten: its weights stay 0, or are missing",
+        "there should be a row of weights for each row of scores",
+        {"give": lambda w: without(w, at, 0)},
+        {"give": lambda w: cut(w, at, 0)},
+        remedy="for i in range(len(x)): ...  # from 0 to len(x) - 1",
+        nudge="Print the output: which row is it that differs?",
+        where="the loop over the rows: where does it begin and end?",
+    )
+
 
 CORE = mended(
     LINES,
@@ -126,14 +157,16 @@ CORE = mended(
     ),
     mistake(
         "softmax-hard",
-        "the largest score takes all the weight: that is the maximum, not softmax",
+        "the largest score takes all the weight, by a maximum or by exponentials that are cut off"
+        " to whole numbers",
         "the weights are 0 and 1 only",
         {
             "shift": lambda x, axis: x - x.max(axis=axis, keepdims=True),
             "exp": lambda x: (x == 0).astype(np.float64),
         },
         nudge="Give it the scores 0 and 1: should the first have no weight at all?",
-        where="how the weights come of the scores: argmax and == forget all but the largest",
+        where="how the weights come of the scores: argmax and == forget all but the largest, and so"
+        " does an array of integers",
     ),
     mistake(
         "softmax-rounded",
@@ -143,6 +176,31 @@ CORE = mended(
         remedy=f"{RETURN}  # round what you print, not what you compute",
         nudge="Print 1 - weights.sum(axis=-1): is it 0?",
         where="the return statement: is something rounded there?",
+    ),
+    *mended(
+        LINES,
+        mistake(
+            "whole-weights",
+            "the weights are cut off to whole numbers, by // in place of / or by an array of"
+            " integers",
+            "a weight below 1 becomes 0",
+            {"give": np.floor},
+            remedy=f"{LINES}  # in an array of floats",
+            nudge="Add up the weights of a row: what should they give?",
+            where="the division by the sum, and the array that the weights are written to",
+        ),
+        mistake(
+            "integer-table",
+            "the exponentials are stored in an array of integers, which cuts off their fractions",
+            "exp(0.5) becomes 1, and exp(-1) becomes 0",
+            {"shift": same, "exp": lambda x: np.trunc(np.exp(x))},
+            remedy="e = np.zeros(x.shape)  # of floats: no dtype=int, no np.full(..., 0)",
+            nudge="Print the dtype of the array that is written to.",
+            where="the line that makes this array: which numbers can it hold?",
+        ),
+        *_forgotten(-1),
+        *_forgotten(0),
+        alone=True,
     ),
 )
 

@@ -13,6 +13,7 @@ from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
 from qkv.marking.tasks.attention.mistakes.scores import SCALING, SCORES, SHAPES
+from qkv.marking.tasks.attention.mistakes.slips import SLIPS, of_output
 from qkv.marking.tasks.attention.mistakes.softmax import LARGE, SOFTMAX
 
 __all__ = [
@@ -35,8 +36,10 @@ __all__ = [
     "SCALING",
     "SCORES",
     "SHAPES",
+    "SLIPS",
     "SOFTMAX",
     "WEIGHTS_FIRST",
     "core",
+    "of_output",
     "rejoin_in_turn",
 ]

@@ -6,6 +6,7 @@ from qkv.marking.mistake import Mistake, mended, mistake
 from qkv.marking.tasks.attention.mistakes.lines import CONTEXT
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS, mixed
 from qkv.marking.tasks.attention.mistakes.scores import SCALING, SCORES
+from qkv.marking.tasks.attention.mistakes.slips import OF_WORDS, SLIPS
 from qkv.marking.tasks.attention.mistakes.softmax import SOFTMAX
 from qkv.marking.tasks.attention.steps import flip
 
@@ -40,5 +41,5 @@ RESULT = mended(
 
 def core(signature: str) -> tuple[Mistake, ...]:
     """The mistakes that show without masks, heads or odd inputs."""
-    of_projections = () if signature == "qkv" else PROJECTIONS
-    return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature))
+    of_projections = () if signature == "qkv" else (*PROJECTIONS, *OF_WORDS)
+    return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature), *SLIPS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.mistake import mended, mistake
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.tasks.attention.mistakes.lines import SCORES
-from qkv.marking.tasks.attention.steps import flip, same
+from qkv.marking.tasks.attention.mistakes.slips import cut, without
+from qkv.marking.tasks.attention.steps import RIGHT, flip, same
 
 _SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
 _JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
@@ -21,6 +24,41 @@ def _reshape(a: Array, heads: int) -> Array:
 def _rejoin(a: Array) -> Array:
     """(..., H, T, d) -> (..., T, H * d) without the transpose."""
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
+
+
+def _unswapped(a: Array, heads: int) -> Array:
+    """(..., T, H * d) -> (..., T, H, d), with no transpose after it."""
+    return a.reshape(*a.shape[:-1], heads, -1)
+
+
+def _rejoin_by_row(a: Array) -> Array:
+    """(..., T, H, d) -> (..., T, H * d) by a transpose that was not needed."""
+    return np.swapaxes(a, -3, -2).reshape(*a.shape[:-2], -1)
+
+
+def _swapped_back(*roles: int) -> Steps:
+    """Of queries, keys and values some are split without the transpose."""
+    return {
+        "arranged": lambda *qkv: [
+            np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)
+        ]
+    }
+
+
+def _forgotten(at: int) -> Iterator[Mistake]:
+    """What a loop leaves out that ends one too early (-1), or begins one too late (0)."""
+    one, join = "last" if at else "first", RIGHT["join"]
+    yield mistake(
+        "head-forgotten",
+        f"the {one} head is forgotten: its columns stay 0, or are missing",
+        "there should be columns of every head",
+        {"join": lambda a: join(without(a, at, -3))},
+        {"join": lambda a: join(cut(a, at, -3))},
+        remedy="for h in range(num_heads): ...  # from 0 to num_heads - 1",
+        nudge="Print the joined heads: which columns are it that differ?",
+        where="the loop over the heads: where does it begin and end?",
+        alone=True,
+    )
 
 
 def _in_turn(a: Array, heads: int) -> Array:
@@ -58,6 +96,7 @@ HEADS = mended(
         "the heads are joined by a reshape without the transpose",
         "a row of the output holds numbers of different tokens",
         {"join": _rejoin},
+        {"join": lambda a: a.reshape(*a.shape[:-2], -1)},
         remedy=_JOINED,
         nudge="Fill each row with its number, split and join: is it as before?",
     ),
@@ -68,9 +107,11 @@ HEADS = mended(
         {"split": _reshape},
         {"split": _reshape, "join": _rejoin},
         {
-            "split": lambda a, heads: a.reshape(*a.shape[:-1], heads, -1),
+            "split": _unswapped,
             "join": lambda a: a.reshape(*a.shape[:-2], -1),
         },
+        {"split": _unswapped},
+        {"split": _unswapped, "join": _rejoin_by_row},
         nudge="Fill each row with its number and split: does a row of a head hold one number?",
     ),
     mistake(
@@ -97,6 +138,16 @@ HEADS = mended(
         nudge="Let there be 4 heads of size 1: by which number should the scores be divided?",
         where="the line of the scores: which size stands under the root?",
     ),
+    mistake(
+        "heads-swap-forgotten",
+        "the transpose after the split is made for some of queries, keys and values only",
+        "it fails, or mixes words and heads where there are as many words as heads",
+        *(_swapped_back(*n) for n in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2))),
+        nudge="Print the shapes of q, k and v after the split: where are their heads?",
+        alone=True,
+    ),
+    *_forgotten(-1),
+    *_forgotten(0),
     where="the reshape and the transpose, before and after the heads",
 )
 
@@ -120,6 +171,11 @@ ONE_HEAD = mended(
         " heads of a word attend to each other",
         "with one head every word sees itself alone, and the output is its value",
         {"weigh": lambda w, v, n: v},
+        {
+            "split": _unswapped,
+            "weigh": lambda w, v, n: w @ v if w.ndim > 2 else v,
+            "join": _rejoin_by_row,
+        },
         nudge="With one head, print the shape of the scores: is there one for each pair of words?",
     ),
     mistake(
