@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.plane import has_plane
 from qkv.see.analysis.words import Span
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
@@ -120,6 +121,7 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
 
 
 @np.errstate(over="ignore")
+@np.errstate(over="ignore", invalid="ignore")
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
     """How far each token moved; None if the trace lacks the static or the contextual vectors.
 
@@ -136,6 +138,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
     """The mean vector of each word; the vectors themselves, `(T, D)`, where there are no words."""
     if spans is None:
@@ -246,7 +249,7 @@ def words_before_and_after(
     """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
 
     Where words are shown in place of tokens, the means of their vectors. None where there are no
-    such vectors, or where they are not finite.
+    such vectors, or where a plane cannot show them.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -254,6 +257,6 @@ def words_before_and_after(
     of, spans = (trace, None) if shown is None else (shown.queries, shown.queries.spans)
     kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
     before, after = (mean_vectors(state[0], spans)[kept] for state in ends)
-    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+    if not (has_plane(before) and has_plane(after)):
         return None
     return before, after, [of.tokens[i] for i in kept]

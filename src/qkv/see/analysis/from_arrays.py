@@ -100,8 +100,8 @@ def _read(x: Any, call: str, name: str) -> Array:
     if array.dtype.kind not in "fiuV":
         raise TypeError(f"{call}: {name} is {array.dtype}: give weights, numbers from 0 to 1")
     array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
-    finite = array[np.isfinite(array)]
-    low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+    numbers = array[~np.isnan(array)]
+    low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
     if low < -_SLACK or high > 1 + _SLACK:
         raise ValueError(
             f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights, from 0 to 1, "

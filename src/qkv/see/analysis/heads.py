@@ -16,6 +16,7 @@ from qkv.see.analysis.words import Span, content, is_word
 from qkv.trace import Seq2SeqTrace, Trace
 
 LONG = 512  # tokens from which only the largest weights of each query are shown
+_MOST = 1e30  # the largest weight that is shown as a number
 
 
 class Summary(NamedTuple):
@@ -285,10 +286,23 @@ def kept_in(
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
     if whole:
-        return whole, [trace[f"{prefix}pattern", layer][0] for layer in whole], []
+        return whole, [told(trace[f"{prefix}pattern", layer][0]) for layer in whole], []
     parts = [f"{prefix}{part}" for part in ("top_indices", "top_weights", "received")]
     short = [layer for layer in layers if (parts[1], layer) in trace]
-    return short, [], [Summary(*(trace[part, n][0] for part in parts)) for n in short]
+    found = [[trace[part, layer][0] for part in parts] for layer in short]
+    return short, [], [Summary(at, told(weights), told(all_)) for at, weights, all_ in found]
+
+
+def told(weights: Array) -> Array:
+    """Weights as they are, but NaN in the place of infinity and of sizes that cannot be summed.
+
+    >>> told(np.array([0.5, np.inf, -1e300]))
+    array([0.5, nan, nan])
+    """
+    if float(np.abs(weights).max(initial=0.0)) <= _MOST:
+        return weights
+    fine = np.abs(weights.astype(np.float64)) <= _MOST
+    return np.where(fine, weights, np.nan).astype(weights.dtype)
 
 
 def heads_of(
@@ -367,7 +381,8 @@ def value_norms(v: Array, out_proj: Array) -> Array:
     parts = out_proj.astype(np.float64).reshape(-1, size, out_proj.shape[1])  # (Hq, dv, D)
     shared = len(parts) // v.shape[1]
     values = np.repeat(v.astype(np.float64), shared, axis=1)  # (S, Hq, dv)
-    return np.asarray(np.linalg.norm(np.einsum("shd,hde->hse", values, parts), axis=-1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.linalg.norm(np.einsum("shd,hde->hse", values, parts), axis=-1))
 
 
 def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> list[Array]:

@@ -81,9 +81,17 @@ def _vectors(x: Any, name: str, call: str) -> Array:
             f"{call}: {name} is {array.shape}: pass one vector a row, (n, D), at least one"
         )
     array = array.astype(np.float64)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{call}: {name} holds NaN or infinity: a plane needs finite numbers")
+    if not has_plane(array):
+        raise ValueError(f"{call}: {name} {NO_PLANE}")
     return array
+
+
+NO_PLANE = "holds NaN or infinity: a plane needs finite numbers, of sizes up to 1e150"
+
+
+def has_plane(vectors: Array) -> bool:
+    """Whether all numbers are finite, and of sizes whose squares can be summed."""
+    return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # not where one is NaN
 
 
 def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:

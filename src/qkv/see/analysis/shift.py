@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis import findings
-from qkv.see.analysis.plane import fit_plane, named_points
+from qkv.see.analysis.plane import NO_PLANE, fit_plane, has_plane, named_points
 from qkv.see.analysis.words import is_punctuation, quoted, spans_of
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
@@ -104,12 +104,13 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         kept = [span for span in spans if not trace.special[span[0]]] or spans
         tokens += [name for _, _, name in kept]
         of += [number] * len(kept)
-        parts.append(
-            {
-                name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
-                for name, state in _states(trace).items()
-            }
-        )
+        with np.errstate(over="ignore"):
+            parts.append(
+                {
+                    name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
+                    for name, state in _states(trace).items()
+                }
+            )
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
         raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -121,11 +122,8 @@ def _shift(
 ) -> Shift:
     """The shift of vectors `(n, D)` from the state "before" to each of the others."""
     for name, state in states.items():
-        if not np.isfinite(state).all():
-            raise ValueError(
-                f"plot_shift: of the vectors {name} one holds NaN or infinity: a plane needs "
-                "finite numbers"
-            )
+        if not has_plane(state):
+            raise ValueError(f"plot_shift: of the vectors {name} one {NO_PLANE}")
     before, *later = states.values()
     plane = fit_plane(before, later[-1])
     stages = []

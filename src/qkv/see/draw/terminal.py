@@ -256,8 +256,8 @@ def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]
 def _cell(screen: Screen, weight: float, top: float, width: int) -> Text:
     from rich.text import Text
 
-    if math.isnan(weight):
-        return Text("nan".rjust(width), style="bold red")
+    if not math.isfinite(weight):
+        return Text(str(weight).rjust(width), style="bold red")
     share = weight / top
     if screen.shades:
         return Text(f"{weight:.2f}".rjust(width), f"not bold {screen.shading(share)}")

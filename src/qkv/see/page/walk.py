@@ -89,7 +89,8 @@ def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
     if step.columns is not None or step.weights:
         return None
     held = step.values if rows is None else step.values[rows]
-    return pack_numbers(np.linalg.norm(held.astype(np.float64), axis=1))
+    with np.errstate(over="ignore"):
+        return pack_numbers(np.linalg.norm(held.astype(np.float64), axis=1))
 
 
 def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:

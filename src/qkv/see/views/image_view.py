@@ -11,6 +11,7 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
 from qkv.see.analysis.findings import one_text
+from qkv.see.analysis.heads import told
 from qkv.see.draw import figure
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose
@@ -237,7 +238,14 @@ def image_view(
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
         raise ValueError(f"image_view: layer {numbers[0]} is not in the trace: it has {layers}")
-    found = np.array([trace["pattern", n][0, :, place, 1:] for n in numbers])  # (layers, Hq, N)
+    rows = {n: trace["pattern", n][0, :, place] for n in numbers}  # each (Hq, N + 1)
+    for number, weights in rows.items():
+        if not np.isfinite(told(weights)).all():
+            raise ValueError(
+                f"image_view: weights of layer {number} are NaN, infinite or beyond 1e30: choose "
+                "another layer, or see which arrays of the trace are not finite"
+            )
+    found = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
     if head is not None:
         head = _checked(head, found.shape[1], "head")
     others = np.arange(found.shape[2]) != place - 1

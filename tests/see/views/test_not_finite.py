@@ -1,0 +1,101 @@
+"""Views of numbers that are not finite, or too large to be squared: a picture, or one error."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from qkv.models import Model
+from qkv.models.vision import patch_names
+from qkv.see import View, compare, head_view, image_view, plot_shift, replay, show, walk
+from qkv.trace import Trace
+
+from ..support import CAT
+
+VALUES = [np.inf, -np.inf, np.nan, 3e38, -1.7e308]
+VIEWS: dict[str, Callable[[Trace, Trace], View]] = {
+    "show": lambda trace, _: show(trace, stretch=True),
+    "head_view": lambda trace, _: head_view(trace),
+    "compare": lambda trace, other: compare(trace, other, word="sat"),
+    "compare runs": lambda trace, other: compare(other, trace),
+    "walk": lambda trace, _: walk(trace),
+    "plot_shift": lambda trace, other: plot_shift([trace, other]),
+    "replay": lambda trace, other: replay({0: trace, 1: other}),
+}
+ARRAYS = ["embed", "v", "attn_scores", "pattern", "z", "resid_post"]
+
+
+def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) -> Trace:
+    """A copy in float64 with this value in a row of an array, or elsewhere in it."""
+    arrays = {one: trace[one].astype(np.float64) for one in trace.names()}
+    whole = next(one for one in arrays if one.endswith(f"hook_{name}"))
+    arrays[whole][where] = value
+    return Trace(arrays, tokens=[trace.tokens], special=[trace.special], model="made")
+
+
+@pytest.mark.filterwarnings("ignore:replay:UserWarning")  # a snapshot is left out
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_any_numbers_is_drawn_or_refused(
+    view: str, name: str, value: float, lesson: Model
+) -> None:
+    other = lesson.trace(CAT)
+    try:
+        made = VIEWS[view](with_value(other, name, value), other)
+    except ValueError as error:
+        no_plane = "NaN or infinity: a plane needs finite numbers, of sizes up to 1e150"
+        assert (view, no_plane in str(error)) == ("plot_shift", True)
+        assert str(error).startswith("plot_shift: ")
+        return
+    assert str(made)
+    assert made.to_dict()
+    assert made._document()
+    picture = made.svg()
+    ElementTree.fromstring(picture)
+    assert '="nan"' not in picture
+    assert '="inf"' not in picture
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 3e38, 1e300, -1.7e308])
+@pytest.mark.parametrize("call", [show, head_view, compare])
+def test_arrays_that_are_no_weights_are_refused(call: Any, value: float) -> None:
+    weights = np.full((1, 1, 3, 3), 1 / 3)
+    weights[0, 0, 1] = value
+    tokens, named = list("abc"), call.__name__
+    given = (weights, weights) if call is compare else (weights,)
+    with pytest.raises(ValueError, match=re.escape(f"{named}: attention holds {value:.3g}: give")):
+        call(*given, tokens=[tokens] * 2 if call is compare else tokens)
+
+
+def test_a_weight_without_a_number_is_hatched_and_no_other(lesson: Model) -> None:
+    trace = with_value(lesson.trace(CAT), "pattern", np.inf, np.s_[0, 1, 2, 3])
+    found = show(trace, layer=0, head=1).to_dict()["weights"]
+    expected = trace.pattern(0, 1).tolist()
+    expected[2][3] = None
+    assert found == expected
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_an_image_without_numbers_is_refused(value: float, lesson: Model) -> None:
+    trace = lesson.trace("cat sat mat")
+    arrays = {name: trace[name].astype(np.float64) for name in trace.names()}
+    arrays["blocks.0.attn.hook_pattern"][0, 0, 0] = value
+    seen = Trace(arrays, tokens=[patch_names(1, 2)], special=[[True, False, False]])
+    with pytest.raises(ValueError, match="image_view: weights of layer 0 are NaN, infinite or bey"):
+        image_view(seen, np.zeros((4, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_vectors_without_a_plane_are_refused(value: float) -> None:
+    before = np.eye(3)
+    after = before.copy()
+    after[1, 1] = value
+    if value == 3e38:
+        assert plot_shift(before, after, list("abc"))
+        return
+    with pytest.raises(ValueError, match="plot_shift: contextual holds NaN or infinity: a plane"):
+        plot_shift(before, after, list("abc"))
