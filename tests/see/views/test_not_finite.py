@@ -36,6 +36,11 @@ def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) 
     return Trace(arrays, tokens=[trace.tokens], special=[trace.special], model="made")
 
 
+def refuses_a_plane(name: str, value: float) -> bool:
+    """Whether these vectors are shown in a plane, and have sizes that none can show."""
+    return name in ("embed", "resid_post") and not abs(value) < 1e150
+
+
 @pytest.mark.filterwarnings("ignore:replay:UserWarning")  # a snapshot is left out
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ARRAYS)
@@ -44,13 +49,12 @@ def test_a_view_of_any_numbers_is_drawn_or_refused(
     view: str, name: str, value: float, lesson: Model
 ) -> None:
     other = lesson.trace(CAT)
-    try:
-        made = VIEWS[view](with_value(other, name, value), other)
-    except ValueError as error:
-        no_plane = "NaN or infinity: a plane needs finite numbers, of sizes up to 1e150"
-        assert (view, no_plane in str(error)) == ("plot_shift", True)
-        assert str(error).startswith("plot_shift: ")
+    given = with_value(other, name, value), other
+    if view == "plot_shift" and refuses_a_plane(name, value):
+        with pytest.raises(ValueError, match=r"^plot_shift: .* NaN or infinity: a plane needs "):
+            VIEWS[view](*given)
         return
+    made = VIEWS[view](*given)
     assert str(made)
     assert made.to_dict()
     assert made._document()
