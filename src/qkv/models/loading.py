@@ -38,7 +38,7 @@ from qkv.models.files.read import (
 )
 from qkv.models.files.sentence import Sentence
 from qkv.models.files.sentence_files import read_sentence
-from qkv.models.files.tensors import Tensors
+from qkv.models.files.tensors import Tensors, lacking
 from qkv.models.model import Model
 from qkv.models.network.design import Design
 from qkv.models.network.dual_design import DualDesign
@@ -130,6 +130,8 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)
+    if not (home / CONFIG).exists():
+        raise ModelError(f"{home}: {lacking(home)}")
     values = read_json(home / CONFIG)
     design, names = described(values, home / CONFIG)
     tensors = Tensors(home)

@@ -22,7 +22,7 @@ def refused(folder: Folder, *parts: str) -> None:
 def test_no_config(folder):
     folder.write()
     (folder.path / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"config\.json: there is no such file"):
+    with pytest.raises(ModelError, match=r"holds no config\.json: a model is a folder with"):
         load(folder.path)
 
 

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -189,6 +190,49 @@ def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, 
         load_for(["a text"], "")
     with pytest.raises(ValueError, match="wordnet comes with qkv and has one revision"):
         load("wordnet", revision="main")
+
+
+FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model.Q4_K_M.gguf", rf"which is GGUF and is not read: {FORM}: take the same model in"),
+        ("model.ONNX", rf"which is ONNX and is not read: {FORM}: take the same model in"),
+        ("tf_model.h5", rf"which is HDF5 and is not read: {FORM}: take the same model in"),
+        ("flax_model.msgpack", rf"which is Flax and is not read: {FORM}: take the same model in"),
+        ("pytorch_model.bin", r"a pickle, .* BertModel\.from_pretrained|a pickle and is not read"),
+        ("model.pt", r"a pickle, .* BertModel\.from_pretrained|a pickle and is not read"),
+        ("tokenizer.json", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
+        ("notes.txt", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
+        ("model.safetensors", rf"holds no config\.json: {FORM}: put it beside the weights"),
+    ],
+)
+@pytest.mark.parametrize("config", [False, True])
+def test_a_file_and_its_folder_give_one_way_out(file, said, config, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / file).write_bytes(b"x")
+    if config:
+        (folder / "config.json").write_text(
+            json.dumps({"model_type": "bert", "architectures": ["BertModel"]})
+        )
+        if file.endswith(".safetensors"):
+            said = f"file: name the folder that it is in, {re.escape(str(folder))}$"
+    with pytest.raises(NotADirectoryError, match=f"^load: .*{file} is a.* ({said})"):
+        load(folder / file)
+    if not (config and file.endswith(".safetensors")):
+        with pytest.raises(ModelError, match=rf"^load: {re.escape(str(folder))}: .*({said})"):
+            load(folder)
+
+
+def test_a_file_of_a_whole_model_names_its_folder(small):
+    for file in ("config.json", "model.safetensors"):
+        with pytest.raises(
+            NotADirectoryError, match=rf"name the folder that it is in, {re.escape(str(small))}$"
+        ):
+            load(small / file)
 
 
 def test_a_revision_without_effect_is_refused(small):

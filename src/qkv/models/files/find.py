@@ -14,6 +14,7 @@ from typing import Any
 
 from qkv.extras import need
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
+from qkv.models.files.tensors import lacking
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
@@ -75,7 +76,12 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
             )
         return folder
     if folder.is_file():
-        raise NotADirectoryError(f"load: {name} is a file: name the folder that it is in")
+        home = folder.absolute().parent
+        if _has_model(home):
+            raise NotADirectoryError(
+                f"load: {name} is a file: name the folder that it is in, {home}"
+            )
+        raise NotADirectoryError(f"load: {name} is a file, and its folder {lacking(home, folder)}")
     if name in ours:
         if revision is not None:
             raise ValueError(

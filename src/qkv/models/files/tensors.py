@@ -23,7 +23,9 @@ TYPES = {
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
 _MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
+A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,31 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
         found = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if found:
         return found
-    pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
-    if pickles:
-        raise ModelError(
-            f"{folder}: holds no safetensors file but {pickles[0]}, a pickle, which can run any "
+    raise ModelError(f"{folder}: {lacking(folder)}")
+
+
+def lacking(folder: Path, file: Path | None = None) -> str:
+    """What keeps a folder from being a model, and what to do; `file` is the one that was named."""
+    found = sorted(path for path in folder.glob("*") if path.is_file())
+    files = found if file is None else [file, *found]
+    pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
+    others = [path for path in files if path.suffix.lower() in _OTHERS]
+    if any(path.suffix == ".safetensors" for path in files):
+        return f"holds no {CONFIG}: {A_MODEL}: put it beside the weights"
+    if pickles and (folder / CONFIG).is_file():
+        return (
+            f"holds no safetensors file but {pickles[0]}, a pickle, which can run any "
             "program when it is opened and is never loaded: convert it where you trust it, with "
             f"transformers: {_class(folder)}.from_pretrained(folder).save_pretrained(folder)"
         )
-    raise ModelError(f"{folder}: holds no *.safetensors file with weights")
+    if others or pickles:
+        kind = _OTHERS[others[0].suffix.lower()] if others else "a pickle"
+        return (
+            f"holds {others[0].name if others else pickles[0]}, which is {kind} and is not read: "
+            f"{A_MODEL}: take the same model in this form"
+        )
+    missing = "*.safetensors file with weights" if (folder / CONFIG).is_file() else CONFIG
+    return f"holds no {missing}: {A_MODEL}"
 
 
 def _class(folder: Path) -> str:
