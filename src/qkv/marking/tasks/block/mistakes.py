@@ -304,7 +304,7 @@ def _whole_mean(x: Array) -> Array:
 
 
 def _mean_divided(x: Array) -> Array:
-    """x less its mean, of which only the mean is divided."""
+    """Subtract the mean of `x`, dividing the mean alone by the deviation."""
     return x - (x - _centred(x)) / np.sqrt(_variance(x) + EPS)
 
 
