@@ -1,17 +1,31 @@
 """Real servers: `qkv serve` as a process of its own, ended whatever happens."""
 
+import asyncio
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+
+from qkv.models import Model
+from qkv.serve.app import create_app
+from qkv.serve.guard import Guard
+from qkv.serve.protocol import Connection
+from qkv.serve.settings import Settings
+from qkv.serve.work import Worker
 
 ADDRESS = re.compile(r"at (http://\S+) ")
 
@@ -61,6 +75,88 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
     finally:
         process.kill()
         process.communicate()
+
+
+@dataclass
+class Inside:
+    """A server on a thread of this process, whose parts a test may look at."""
+
+    port: int
+    guard: Guard
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def worker(self) -> Worker:
+        return self.guard.app.state.worker
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The thread that computes does nothing else until this ends."""
+        entered, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            entered.set()
+            assert release.wait(60)
+
+        call = self.worker.call(hold, connection="held")
+        done = asyncio.run_coroutine_threadsafe(call, self.loop)
+        try:
+            assert entered.wait(60)
+            yield
+        finally:
+            release.set()
+            done.result(60)
+
+    def ask(self, path: str, body: Any, **options: int) -> socket.socket:
+        """A connection of its own on which a request was sent."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection = socket.socket()
+        for name, value in options.items():
+            connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        connection.connect(("127.0.0.1", self.port))
+        connection.sendall(head.encode() + content)
+        return connection
+
+
+@contextmanager
+def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
+    """Serve a model as `qkv serve` does, on a thread of this process."""
+    settings = settings or Settings()
+    guard = create_app(model, settings)
+    protocol = type("OfThisTest", (Connection,), {"settings": settings})
+    config = uvicorn.Config(guard, http=protocol, ws="none", lifespan="on", log_config=None)
+    server, started = uvicorn.Server(config), threading.Event()
+    found: list[asyncio.AbstractEventLoop] = []
+
+    async def serving() -> None:
+        found.append(asyncio.get_running_loop())
+        task = asyncio.create_task(server._serve([listener]))
+        while not (server.started or task.done()):
+            await asyncio.sleep(0.01)
+        started.set()
+        await task
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=lambda: asyncio.run(serving()), daemon=True)
+        thread.start()
+        assert started.wait(60)
+        assert server.started
+        try:
+            yield Inside(port, guard, found[0])
+        finally:
+            server.should_exit = True
+            thread.join(60)
+        assert not thread.is_alive()
+
+
+def wait_until(true: Callable[[], bool], what: str = "") -> None:
+    """Wait until something is so, a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,18 @@ import qkv
 from models.decoders import EOS, PLACES, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
+from qkv.serve.completing import (
+    TOGETHER,
+    Choice,
+    Completion,
+    CompletionsBody,
+    Logprobs,
+    Usage,
+    joined,
+)
 from qkv.serve.settings import Settings
 
-from .conftest import Served, serve
+from .conftest import Served, serve, wait_until
 
 PROMPTS = ["the cat", "a", "the  dog sat"]
 
@@ -279,7 +290,7 @@ BAD: list[tuple[str, Any]] = [
     *(("top_p", bad) for bad in (0, 1.1, -1, "1")),
     *(("n", bad) for bad in (0, -1, 129, 9, 1.0, "1")),
     *(("best_of", bad) for bad in (2, 0, "1")),
-    *(("stop", bad) for bad in ("", ["a", ""], ["a"] * 5, 5, {}, [1])),
+    *(("stop", bad) for bad in ("", ["a", ""], ["a"] * 5, 5, {}, [1], "a" * 1001)),
     *(("seed", bad) for bad in (-1, 1.5, "1")),
     *(("logprobs", bad) for bad in (-1, 6, True, "1")),
     *(("echo", bad) for bad in (1, "true")),
@@ -357,6 +368,99 @@ def test_other_families_are_served_too(tmp_path: Path, kind: str) -> None:
                 assert len(offsets) == len(model.tokenize(prompt)) + len(text.ids)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "t5"])
+def test_a_completion_that_is_closed_on_the_way_continues_the_same(
+    tmp_path: Path, kind: str
+) -> None:
+    """Closed after each piece, or each second or third: the same text, drawn by the same seed."""
+    model = qkv.load(write_small(tmp_path / kind, CONFIGS[kind]), dtype=np.float64)
+    asked: dict[str, Any] = {"prompt": ["the cat sat on", "a dog"], "n": 2, "seed": 4}
+    several = [{"max_tokens": 9}, {"max_tokens": 0}, {"max_tokens": 8, "logprobs": 2}]
+    if model.continues:
+        several += [{"echo": True, "logprobs": 1, "max_tokens": size} for size in (0, 7)]
+    for more in several:
+        body = CompletionsBody.read({**asked, **more})
+        settings = Settings(batch_tokens=50)  # two groups or more
+        expected = of_pieces(Completion(model, body, settings).pieces())
+        assert [choice.index for choice in expected] == [0, 1, 2, 3]
+        for most in (1, 2, 3):
+            completion = Completion(model, body, settings)
+            found: list[list[Choice]] = []
+            while some := list(islice(pieces := completion.pieces(), most)):
+                pieces.close()
+                found += some
+            again = of_pieces(found)
+            assert [one.text for one in again] == [one.text for one in expected]
+            assert [one.finish_reason for one in again] == [one.finish_reason for one in expected]
+            assert usage_of(completion) == usage_of(Completion(model, body, settings), whole=True)
+            for one, other in zip(again, expected, strict=True):
+                same_logprobs(one.logprobs, other.logprobs)
+
+
+def of_pieces(pieces: Iterable[list[Choice]]) -> list[Choice]:
+    """The whole completions, in their order."""
+    found: dict[int, list[Choice]] = {}
+    for step in pieces:
+        for choice in step:
+            found.setdefault(choice.index, []).append(choice)
+    return [joined(found[index]) for index in sorted(found)]
+
+
+def usage_of(completion: Completion, *, whole: bool = False) -> Usage:
+    for _ in completion.pieces() if whole else ():
+        pass
+    return completion.usage
+
+
+def same_logprobs(one: Logprobs | None, other: Logprobs | None) -> None:
+    if one is None or other is None:
+        assert one is other
+        return
+    assert (one.tokens, one.text_offset) == (other.tokens, other.text_offset)
+    for mine, theirs in zip(one.token_logprobs, other.token_logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-9)
+
+
+def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> None:
+    """One of 90 tokens, of which 32 are measured at a time, closed after each part."""
+    model = gpt2(tmp_path, seed=1)
+    body = CompletionsBody.read({"prompt": [1] * 90, "max_tokens": 0, "echo": True, "logprobs": 0})
+    completion = Completion(model, body, Settings())
+    measured = []
+    while list(islice(pieces := completion.pieces(), 1)):
+        pieces.close()
+        measured.append(len(completion.rows[0].measured_prompt))
+    assert measured == [32, 64, 89]
+
+
+def test_so_many_completions_are_computed_side_by_side(model: qkv.Model) -> None:
+    body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 1})
+    completion = Completion(model, body, Settings())
+    sizes = [len(rows) for rows in completion._groups()]
+    assert (sum(sizes), max(sizes)) == (300, TOGETHER)
+    assert completion.size == TOGETHER * (len(ids_of("a")) + 1)
+
+
+LARGE: list[tuple[dict[str, Any], int, str]] = [
+    ({"prompt": ["a"] * 8, "max_tokens": 60}, 400, "480 new tokens: ask for at most 200"),
+    ({"logprobs": 5, "max_tokens": 60}, 413, "about 11,520 bytes"),
+    ({"echo": True, "logprobs": 5, "max_tokens": 0, "n": 8}, 413, "about 7,736 bytes"),
+    ({"echo": True, "prompt": "a" * 60, "n": 8, "max_tokens": 1}, 400, "prompt has"),
+]
+
+
+@pytest.mark.parametrize(("asked", "status", "said"), LARGE, ids=lambda value: str(value)[:50])
+def test_a_large_answer_is_refused_before_it_is_computed(
+    model: qkv.Model, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], status: int, said: str
+) -> None:
+    settings = Settings(new_tokens=60, tokens=200, answer=5000)
+    monkeypatch.setattr(model, "steps", None)
+    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
+        response = post(client, **{"prompt": "the cat", **asked})
+        assert response.status_code == status, response.text
+        assert said in response.json()["error"]["message"]
+
+
 def test_what_fails_on_the_way_is_told_in_the_stream(tmp_path: Path) -> None:
     model = gpt2(tmp_path, script=[ids_of("a")[0]] * PLACES)
     steps = model.steps
@@ -378,6 +482,35 @@ def test_what_fails_on_the_way_is_told_in_the_stream(tmp_path: Path) -> None:
         assert post(client, prompt="the", temperature=0, max_tokens=9).status_code == 500
         model.steps = steps
         assert post(client, prompt="the", temperature=0, max_tokens=9).status_code == 200
+
+
+def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    model = gpt2(tmp_path, seed=1)
+    model._body.logits = lambda rows: np.full((len(rows), len(model.embedding.table)), np.nan)
+    said = (
+        "completions: the model's logits behind 5 tokens are not finite: "
+        "its weights or its type cannot compute this text"
+    )
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for stream in (False, True):
+            response = post(client, prompt="the cat", max_tokens=2, stream=stream)
+            assert response.status_code == 500
+            assert response.json()["error"]["message"] == said
+
+
+def test_a_token_that_cannot_come_has_a_log_probability_of_minus_9999(tmp_path: Path) -> None:
+    """As with OpenAI: JSON has no infinity, and null is for a text's first token."""
+    model = gpt2(tmp_path, seed=1)
+    logits, width = model._body.logits, len(model.embedding.table)
+    impossible = ids_of("the cat")[-1]
+    model._body.logits = lambda rows: np.where(
+        np.arange(width) == impossible, -np.inf, logits(rows)
+    )
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        answer = post(client, prompt="the cat", max_tokens=0, echo=True, logprobs=2).json()
+    logs = answer["choices"][0]["logprobs"]
+    assert logs["token_logprobs"][0] is None
+    assert logs["token_logprobs"][-1] == min(logs["top_logprobs"][-1].values()) == -9999.0
 
 
 def test_the_schema_can_be_resolved(here: TestClient) -> None:
@@ -419,13 +552,6 @@ def streams(client: httpx.Client) -> float:
     raise AssertionError("it is not counted")
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A decoder that takes minutes for what is asked of it here."""
@@ -437,7 +563,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_hangs_up_ends_the_generation(slow: Served, stream: bool) -> None:
-    body = json.dumps({"prompt": [[5, 6]] * 2048, "max_tokens": 4096, "stream": stream}).encode()
+    body = json.dumps({"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": stream}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -460,3 +586,29 @@ def test_a_short_one_does_not_wait_for_a_long_one(slow: Served) -> None:
             assert post(other, prompt=[5], max_tokens=3).status_code == 200
             assert streams(other) == 1
         wait_until(lambda: streams(other) == 0)
+
+
+def read_on(lines: Iterator[str]) -> None:
+    """Read until the connection is closed."""
+    with suppress(httpx.HTTPError, httpx.StreamError, ValueError):
+        for _ in lines:
+            pass
+
+
+def test_four_long_ones_keep_no_other_waiting(slow: Served) -> None:
+    """Each would take minutes: two are read as they come, and two are not read at all."""
+    long = {"prompt": [[5, 6]] * 64, "max_tokens": 4096, "stream": True}
+    kept: list[Iterator[str]] = []
+    with ExitStack() as stack:
+        clients = [stack.enter_context(slow.client()) for _ in range(5)]
+        for number, client in enumerate(clients[:4]):
+            response = stack.enter_context(client.stream("POST", "/v1/completions", json=long))
+            kept.append(response.iter_lines())  # a stream ends when nothing refers to it
+            assert next(kept[-1]).startswith("data: ")
+            if number < 2:
+                threading.Thread(target=read_on, args=kept[-1:], daemon=True).start()
+        asked = {"prompt": [5], "max_tokens": 20, "temperature": 0}
+        for _ in range(3):
+            assert post(clients[4], **asked).status_code == 200
+            assert clients[4].post("/v1/embeddings", json={"input": [5]}).status_code == 200
+        assert streams(clients[4]) == 4

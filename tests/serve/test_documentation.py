@@ -15,6 +15,7 @@ import pytest
 
 from qkv.cli import main
 from qkv.serve.settings import Settings
+from qkv.serve.streams import QUANTUM
 
 from .conftest import Served, serve
 
@@ -121,8 +122,12 @@ def test_the_limits_are_those_of_the_server() -> None:
     mib = 2**20
     assert said == [
         *(limits.body // mib, limits.inputs, limits.tokens, limits.new_tokens),
-        *(limits.answer // mib, limits.waiting, limits.connections),
+        *(limits.tokens, limits.edits, limits.answer // mib, limits.waiting, limits.connections),
         *(limits.half_sent, limits.unread),
     ]
     assert f"one waits {limits.gather * 1000:g} ms for others at most" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE
+    assert f"caches of completions up to {limits.stream_tokens:,} tokens together" in PAGE
+    assert f"or had {QUANTUM} turns" in PAGE
+    assert limits.streams == 4
+    assert "the next token of four completions" in PAGE

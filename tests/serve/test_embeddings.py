@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import qkv
+from qkv.models.tasks.encode import Encoder
 from qkv.serve.app import create_app
 from qkv.serve.settings import Settings
 
@@ -173,3 +174,29 @@ def test_rerank_reads_the_body_and_refuses(
     error = response.json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """In JSON it would be null."""
+    model = qkv.load("random")
+    bad, pooled = model.tokenize("love").ids, Encoder.pooled
+
+    def pooling(self: Encoder, batch: Any) -> Any:
+        found = pooled(self, batch)
+        found[[np.array_equal(row, bad) for row in batch]] = value
+        return found
+
+    monkeypatch.setattr(Encoder, "pooled", pooling)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for encoding in ("float", "base64"):
+            asked = {"input": ["I", "love", "you"], "encoding_format": encoding}
+            response = client.post("/v1/embeddings", json=asked)
+            assert response.status_code == 500
+            assert response.json()["error"]["message"] == (
+                "embeddings: the vector of input 1 is not finite: "
+                "the weights or their type cannot compute this"
+            )
+        assert client.post("/v1/embeddings", json={"input": "I"}).status_code == 200

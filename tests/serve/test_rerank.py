@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 import qkv
 from models.support import cross_encoder
+from qkv.models.tasks.rank import Frame, Ranker
 from qkv.serve.app import create_app
 from qkv.serve.settings import Settings
 
@@ -75,3 +77,28 @@ def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str)
 def test_vectors_are_served_beside_it(served: Served) -> None:
     response = served[1].post("/v1/embeddings", json={"input": QUERY})
     assert len(response.json()["data"][0]["embedding"]) == 12
+
+
+def test_a_long_query_is_refused_before_it_stands_beside_each_document(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its 9 tokens with 3 special ones, 64 times: more than 550, whatever the documents are."""
+    made, pair = [], Frame.pair
+    monkeypatch.setattr(Frame, "pair", lambda *given: made.append(given) or pair(*given))
+    body = {"query": "the cat sat " * 3, "documents": [""] * 64}
+    response = served[1].post("/v1/rerank", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "documents"
+    assert len(made) == 1
+
+
+def test_a_score_that_is_not_finite_is_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranker, "scores", lambda self, pairs: np.full(len(pairs), np.nan))
+    response = served[1].post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == (
+        "rerank: the score of document 0 is not finite: "
+        "the weights or their type cannot compute this"
+    )

@@ -20,7 +20,13 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
+from qkv.models.tasks.edit import Edits, Hidden
+from qkv.models.tasks.hide_arguments import FOLLOWING
+from qkv.models.tasks.layout import Layout
 from qkv.serve.app import create_app
+from qkv.serve.edits import changes_of
+from qkv.serve.routes import trace as trace_route
+from qkv.serve.routes.trace import WORK
 from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
@@ -232,6 +238,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
     ({"top_k": 2, "edits": [edits_of(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
+    ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
+    ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
 
 
@@ -274,3 +282,130 @@ def test_scores_are_scaled_from_the_usual(encoder: Model, client: TestClient) ->
     found = whole(client, TEXT, [{"op": "scale", "value": usual}], [6])
     expected = whole(client, TEXT, [], [6])
     np.testing.assert_allclose(found["resid"], expected["resid"], atol=1e-9)
+
+
+# what edits cost
+
+
+def test_edits_that_say_the_same_are_computed_once(encoder: Model) -> None:
+    """A causal mask is one mask, however often it is asked for, and no list of its 28 edges."""
+    edits: list[Edit] = [
+        *([{"op": "causal"}] * 500),
+        *([{"op": "hide", "token": 2}] * 500),
+        *([{"op": "mask", "query": 4, "key": 1}] * 500),
+        *([{"op": "ablate", "layer": 1, "head": 2}] * 500),
+    ]
+    found = changes_of(encoder, encoder.tokenize(TEXT), edits)
+    assert (len(found.hide), len(found.ablate)) == (3, 1)
+
+
+def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
+    one, many = ([{"op": "causal"}] * count for count in (1, 2048))
+    found, expected = (whole(client, TEXT, edits, [6]) for edits in (many, one))
+    assert not np.triu(found["pattern"], 1).any()
+    np.testing.assert_array_equal(found["pattern"], expected["pattern"])
+
+
+def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
+    """Of several texts, and beside another mask."""
+    texts = [TEXT, "the cat"]
+    edges = list(itertools.combinations(range(8), 2))
+    for more in ([], [2], [(4, 1, 0, 2)]):
+        found = encoder.trace(texts, hide=[FOLLOWING, *more])
+        expected = encoder.trace(texts, hide=[*edges, *more])
+        for layer in range(encoder.num_layers):
+            np.testing.assert_array_equal(found["pattern", layer], expected["pattern", layer])
+
+
+def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
+    """Three queries behind two places that were run before see three, four and five keys."""
+    edits = Edits(hidden=[Hidden(0, None, None, None, None)], heads=[2])
+    [mask] = edits.masks(Layout([0]), 5, first=np.array([2]), queries=3).values()
+    expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
+    np.testing.assert_array_equal(mask[0, 0], expected)
+    assert edits.visible(Layout([0]), 5) is None
+
+
+# Of 8 tokens: a mask of all layers, one of a layer, one of a layer's 3 heads, and 6 copies of
+# the weights of 3 heads in float64.
+COSTS: list[tuple[list[Edit], int]] = [
+    ([], 0),
+    ([{"op": "hide", "token": 2}], 8),
+    ([{"op": "causal"}], 64),
+    ([{"op": "causal"}, {"op": "mask", "query": 4, "key": 1, "layer": 1}], 64 + 64),
+    ([{"op": "mask", "query": 4, "key": 1, "layer": 1, "head": 0}], 64 + 64 * 3),
+    ([{"op": "scale", "value": 2}], 6 * 3 * 64 * 8),
+    ([edits_of(8, "dog")["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
+]
+
+
+@pytest.mark.parametrize(("edits", "size"), COSTS, ids=str)
+def test_what_edits_need_is_counted_before_it_is_computed(
+    encoder: Model, monkeypatch: pytest.MonkeyPatch, edits: list[Edit], size: int
+) -> None:
+    assert changes_of(encoder, encoder.tokenize(TEXT), edits).size(encoder) == size
+    if size < 100:
+        return
+    monkeypatch.setattr(encoder, "trace", None)
+    answer = (size - 1) // WORK
+    with TestClient(
+        create_app(encoder, Settings(answer=answer)), base_url="http://127.0.0.1"
+    ) as client:
+        asked = {"input": TEXT, "layers": 0, "heads": 0, "top_k": 1, "edits": edits}
+        if "row" in str(edits) or "scale" in str(edits):
+            del asked["top_k"]
+        response = client.post("/v1/trace", json=asked, headers=OCTETS)
+    assert response.status_code == 413, response.text
+    assert response.json()["error"]["code"] == "answer_too_large"
+
+
+# values that are not finite
+
+HUGE: list[list[Edit]] = [
+    [{"op": "scale", "value": 3e38}],
+    [{"op": "scale", "value": -3e38}],
+    [{"op": "row", "layer": 0, "head": 0, "query": 1, "weights": [3e38] * 4}],
+]
+
+
+@pytest.mark.parametrize("edits", HUGE, ids=str)
+@pytest.mark.parametrize("kind", ["application/json", OCTETS["Accept"]])
+def test_values_that_are_not_finite_are_refused(edits: list[Edit], kind: str) -> None:
+    """In float32 these numbers overflow; in JSON they would be null."""
+    with TestClient(create_app(qkv.load("random")), base_url="http://127.0.0.1") as client:
+        for more in ({"include": ["resid"]}, {"inside": [0, -1]}):
+            asked = {"input": "I love you all", "edits": edits, **more}
+            response = client.post("/v1/trace", json=asked, headers={"Accept": kind})
+            assert response.status_code == 400, response.text[:200]
+            error = response.json()["error"]
+            assert error["param"] == "edits"
+            assert error["message"].startswith("trace: edits lead to values of ")
+            assert error["message"].endswith(" that are not finite: give smaller numbers")
+
+
+def test_values_that_are_not_finite_without_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = qkv.load("random")
+    monkeypatch.setattr(trace_route, "arrays_of", lambda *_: {"resid": np.array([[np.nan]])})
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        response = post(client, input="I love you")
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == (
+        "trace: resid of random has values that are not finite: "
+        "the weights or their type cannot compute this"
+    )
+
+
+def test_masked_scores_alone_are_null_in_json(client: TestClient, encoder: Model) -> None:
+    asked = {"input": TEXT, "edits": [{"op": "causal"}], "inside": 0}
+    scores = post(client, **asked).json()["inside"]["0"]["attn_scores"]
+    masked = [[[value is None for value in row] for row in head] for head in scores]
+    np.testing.assert_array_equal(masked, np.triu(np.ones((3, 8, 8), bool), 1))
+
+
+def test_a_text_of_too_many_tokens(encoder: Model) -> None:
+    with TestClient(create_app(encoder, Settings(tokens=7)), base_url="http://127.0.0.1") as client:
+        error = post(client, input=TEXT).json()["error"]
+    assert (error["param"], error["message"]) == (
+        "input",
+        "trace: input has 8 tokens: send at most 7",
+    )

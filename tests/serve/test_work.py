@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
@@ -12,7 +13,8 @@ from qkv.models import random_model
 from qkv.models.tasks.encode import Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
-from qkv.serve.streams import AHEAD
+from qkv.serve.streams import AHEAD, QUANTUM
+from qkv.serve.waiting import Texts, TextTurns
 from qkv.serve.work import Worker
 
 LETTERS = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
@@ -238,6 +240,19 @@ def test_a_long_text_does_not_keep_short_ones_waiting(computed):
 
     run(main())
     assert computed == [[long[0]], [*"abcd"], [long[1]], [*"ef"], [long[2]]]
+
+
+def test_a_text_that_is_cut_short_counts_for_the_time_that_takes():
+    """Of 6,400 letters 8 tokens are left, and cutting them takes as long as computing 100."""
+
+    async def main():
+        turns = TextTurns(most=32, limit=8)
+        for connection, texts in ("long", ["x " * 3200] * 2), ("short", ["a", "b"]):
+            numbered = deque(enumerate(texts))
+            turns.add(Texts(connection=connection, texts=numbered))
+        return [[piece.text.strip()[:3] for piece in turns.take()] for _ in range(3)]
+
+    assert run(main()) == [["x x"], ["a", "b"], ["x x"]]
 
 
 def test_texts_of_more_tokens_than_was_thought_come_next(computed):
@@ -477,8 +492,8 @@ def test_a_fault_of_its_own_is_told_to_all_and_the_next_is_answered():
 # streams
 
 
-async def read(worker, begin, connection="stream"):
-    return [piece async for piece in worker.stream(begin, connection=connection)]
+async def read(worker, begin, connection="stream", **options):
+    return [piece async for piece in worker.stream(begin, connection=connection, **options)]
 
 
 def test_streams_have_turns_with_batches_and_each_other(computed):
@@ -554,36 +569,151 @@ def test_no_more_is_computed_than_is_read():
             await anext(stream)
             for _ in range(3 * AHEAD):  # each a turn of all
                 await worker.embed(["a"], connection=1)
-            assert pieces.count == AHEAD + 1
+            assert pieces.count in (AHEAD, AHEAD + 1)
             assert [await anext(stream) for _ in range(2 * AHEAD)] == list(range(2, 2 * AHEAD + 2))
 
     run(main())
 
 
-def test_so_many_streams_at_once():
-    begun = []
+def test_so_many_pieces_between_two_batches(computed):
+    """Three streams, two pieces a turn: each has its turns, and none waits for another's end."""
 
     def named(name):
-        begun.append(name)
-        yield from Endless()()
+        for number in range(4):
+            computed.append(f"{name}{number}")
+            yield number
 
     async def main():
-        async with working(streams=2) as worker:
-            streams = [
-                worker.stream(lambda name=name: named(name), connection=name) for name in "abc"
-            ]
-            assert await anext(streams[0]) == await anext(streams[1]) == 1
-            third = asyncio.create_task(anext(streams[2]))
-            for _ in range(5):
-                await worker.call(lambda: None, connection=0)
-            assert begun == ["a", "b"]
-            await streams[0].aclose()
-            assert await third == 1
-            assert begun == ["a", "b", "c"]
-            for stream in streams:
-                await stream.aclose()
+        async with working(batch_tokens=1, streams=2) as worker:
+            async with held(worker):
+                tasks = [
+                    asyncio.create_task(read(worker, lambda name=name: named(name), name))
+                    for name in "abc"
+                ]
+                await settled()
+                texts = begin(worker, [ids(word) for word in "stuvwxyz"], "texts")
+            assert await asyncio.gather(*tasks) == [[0, 1, 2, 3]] * 3
+            await texts
 
     run(main())
+    pieces = [one for one in computed if isinstance(one, str)]
+    between, count = [], 0
+    for one in computed:
+        between, count = ([*between, count], 0) if isinstance(one, list) else (between, count + 1)
+    assert max(between) == 2
+    for name in "abc":
+        assert [one for one in pieces if one.startswith(name)] == [f"{name}{n}" for n in range(4)]
+        assert pieces.index(f"{name}0") < 4  # before any other is through
+
+
+class Resumed:
+    """Pieces that continue after they are closed, and how often they were opened."""
+
+    def __init__(self, count):
+        self.count, self.next, self.opened, self.open = count, 0, 0, 0
+
+    def __call__(self):
+        self.opened += 1
+        self.open += 1
+        try:
+            while self.next < self.count:
+                self.next += 1
+                yield self.next
+        finally:
+            self.open -= 1
+
+
+def test_streams_that_nobody_reads_keep_no_other_waiting():
+    """They fill all the room; what follows is computed to its end, and they go on when read."""
+
+    async def main():
+        async with working(streams=2, stream_tokens=100) as worker:
+            slow = [Resumed(40) for _ in range(4)]
+            streams = [
+                worker.stream(one, connection=("slow", number), size=50)
+                for number, one in enumerate(slow)
+            ]
+            for stream in streams:
+                assert await anext(stream) == 1  # and is not read any further
+            for number in range(3):
+                assert await read(worker, lambda: iter(range(200)), number) == [*range(200)]
+            assert {one.next for one in slow} <= {AHEAD, AHEAD + 1}
+            assert sum(one.open for one in slow) <= 2  # the others take no room
+            for stream in streams:
+                assert [piece async for piece in stream] == [*range(2, 41)]
+            assert max(one.opened for one in slow) > 1
+
+    run(main())
+
+
+def test_long_streams_keep_no_other_waiting():
+    """Four that fill all the room and are read at once give way to one behind them."""
+
+    async def main():
+        async with working(streams=4, stream_tokens=400) as worker:
+            long = [Resumed(10**9) for _ in range(4)]
+            tasks = [
+                asyncio.create_task(read(worker, one, number, size=100))
+                for number, one in enumerate(long)
+            ]
+            while min(one.next for one in long) < 2:
+                await asyncio.sleep(0)
+            last = Resumed(3)
+            stream = worker.stream(last, connection="last", size=100)
+            assert [piece async for piece in stream] == [1, 2, 3]
+            whole = worker.stream(last := Resumed(3), connection="whole", size=1000)
+            assert [piece async for piece in whole] == [1, 2, 3]  # of more than the room there is
+            for task in tasks:
+                await gone(task)
+
+    run(main())
+
+
+def test_no_more_is_open_than_there_is_room_for():
+    """However many streams there are, and whatever their sizes."""
+    most = 0
+    all_of_them = []
+
+    class Watched(Resumed):
+        def __init__(self, count, size):
+            super().__init__(count)
+            self.size = size
+
+        def __call__(self):
+            nonlocal most
+            for piece in super().__call__():
+                most = max(most, sum(one.size * one.open for one in all_of_them))
+                yield piece
+
+    async def main():
+        async with working(streams=3, stream_tokens=100) as worker:
+            all_of_them[:] = [Watched(2 * QUANTUM + 7, 10 * number) for number in range(1, 10)]
+            found = await asyncio.gather(
+                *(
+                    asyncio.create_task(read(worker, one, ("client", number), size=one.size))
+                    for number, one in enumerate(all_of_them)
+                )
+            )
+            assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
+            assert most <= 100
+            least = min(QUANTUM, AHEAD // 2)  # pieces between two openings
+            assert all(one.opened <= 1 + one.count / least for one in all_of_them)
+
+    run(main())
+
+
+def test_clients_have_turns_and_their_connections_among_them(computed):
+    """Nine requests of one client, and one of another, which comes second."""
+
+    async def main():
+        async with working(batch_tokens=1) as worker:
+            async with held(worker):
+                tasks = [begin(worker, [ids(word)], ("many", word)) for word in "abcdefghi"]
+                tasks.append(begin(worker, [ids("s")], ("single", "s")))
+            await asyncio.gather(*tasks)
+
+    run(main())
+    assert computed[:3] == [["a"], ["s"], ["b"]]
 
 
 def test_a_stream_that_waits_for_its_turn_and_is_left_never_begins():

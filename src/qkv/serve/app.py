@@ -28,7 +28,7 @@ _ROUTES = (
 # What the computing thread says of itself, on /metrics.
 _WATCHED = {
     "waiting": "Requests that are not answered yet.",
-    "streams": "Completions that have begun and not ended.",
+    "streams": "Completions that have not ended.",
     "batches": "Batches computed since the start.",
     "texts": "Texts computed since the start.",
     "tokens": "Tokens computed since the start.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +16,11 @@ from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, shown
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
+
+TOGETHER = 64  # completions that are computed side by side, each with logits of all tokens
+STOP = 1000  # characters of a stop string
+LEAST = -9999.0  # the log probability of a token that cannot come, as with OpenAI
+MEASURED = 32  # bytes of a token's log probability, with its spelling, about
 
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NOT_HERE = ("suffix", "logit_bias", "presence_penalty", "frequency_penalty")
@@ -110,6 +114,8 @@ class CompletionsBody(Body):
             raise self.refused("best_of", f"is {self.best_of} and n is {self.n}: give as many")
         if "" in self.stops:
             raise self.refused("stop", "has an empty text: leave it out")
+        if (longest := max(map(len, self.stops), default=0)) > STOP:
+            raise self.refused("stop", f"has a text of {longest} characters: give at most {STOP}")
         if not isinstance(self.include_usage, bool):
             said = f"has include_usage {shown(self.include_usage)}: give true or false"
             raise self.refused("stream_options", said)
@@ -136,7 +142,7 @@ class Logprobs(BaseModel):
 
     tokens: list[str] = Field(description="As they add to the text; else as the vocabulary has it.")
     token_logprobs: list[float | None] = Field(description="In nats; null for a text's first.")
-    top_logprobs: list[dict[str, float | None] | None] = Field(
+    top_logprobs: list[dict[str, float] | None] = Field(
         description="Of the likeliest tokens and the one that was taken."
     )
     text_offset: list[int] = Field(description="The character of `text` that each begins at.")
@@ -189,6 +195,38 @@ class Completion:
         if total > settings.tokens:
             said = f"has {total} tokens, each text as often as it is continued: "
             raise body.refused("prompt", f"{said}send at most {settings.tokens}")
+        self._check_size(total)
+        self._writers = [_Writer(model, row, body) for row in self.rows]
+
+    def _check_size(self, prompts: int) -> None:
+        """Refuse more new tokens, or a larger answer, than one request may ask for.
+
+        Raises:
+            Refused: 400 or 413.
+        """
+        body, settings = self._body, self._settings
+        new = sum(row.max_new_tokens for row in self.rows)
+        if new > settings.tokens:
+            raise body.refused(
+                "max_tokens",
+                f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions, {new:,} new "
+                f"tokens: ask for at most {settings.tokens:,}",
+            )
+        size = sum(len(row.prompt) for row in self.rows) * body.echo
+        if body.logprobs is not None:
+            size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
+        if size > settings.answer:
+            raise Refused(
+                413,
+                f"completions: the answer would have about {size:,} bytes, and this server allows "
+                f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions",
+                code="answer_too_large",
+            )
+
+    @property
+    def size(self) -> int:
+        """About how many tokens are in memory while this is computed."""
+        return max(_tokens(rows) for rows in self._groups())
 
     @property
     def usage(self) -> Usage:
@@ -198,20 +236,14 @@ class Completion:
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def pieces(self) -> Iterator[list[Choice]]:
-        """Generate: after each token, what there is to tell of the completions."""
-        body = self._body
-        sampling = Sampling(body.temperature, top_p=body.top_p)
+        """Generate: after each token, what there is to tell of the completions.
+
+        Called again, it continues where the last iterator was closed.
+        """
         begin = 0
-        for rows in _groups(self.rows, self._settings.batch_tokens):
-            writers = [_Writer(self._model, row, body) for row in rows]
-            steps = self._model.steps(
-                rows,
-                sampling,
-                top=body.logprobs,
-                measure_prompts=body.echo and body.logprobs is not None,
-            )
-            for step in chain(steps, [[]]):
-                new = dict(step)
+        for rows in self._groups():
+            writers = self._writers[begin : begin + len(rows)]
+            for new in self._steps(rows, writers):
                 told = [
                     writer.told(begin + number, new.get(number, ""))
                     for number, writer in enumerate(writers)
@@ -219,19 +251,47 @@ class Completion:
                 yield [choice for choice in told if choice is not None]
             begin += len(rows)
 
+    def _steps(self, rows: Sequence[Row], writers: Sequence[_Writer]) -> Iterator[dict[int, str]]:
+        """After each token of rows that are computed side by side, the new text of each."""
+        if all(writer.done for writer in writers):
+            return
+        body = self._body
+        measures = body.echo and body.logprobs is not None
+        left = [
+            number
+            for number, row in enumerate(rows)
+            if row.finish_reason is None or (measures and not row.is_measured)
+        ]
+        if left:
+            steps = self._model.steps(
+                [rows[number] for number in left],
+                Sampling(body.temperature, top_p=body.top_p),
+                top=body.logprobs,
+                measure_prompts=measures,
+            )
+            try:
+                for step in steps:
+                    yield {left[number]: text for number, text in step}
+            except FloatingPointError as error:
+                said = str(error).removeprefix("generate: ")
+                raise Refused(500, f"completions: {said}") from error
+        yield {}
 
-def _groups(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
-    """Rows that are computed side by side, padding and what is to come counted as tokens too."""
-    group: list[Row] = []
-    longest = 0
-    for row in rows:
-        size = max(longest, len(row.given) + row.max_new_tokens)
-        if group and size * (len(group) + 1) > most:
-            yield group
-            group, size = [], len(row.given) + row.max_new_tokens
-        group.append(row)
-        longest = size
-    yield group
+    def _groups(self) -> Iterator[list[Row]]:
+        """Rows that are computed side by side."""
+        group: list[Row] = []
+        for row in self.rows:
+            full = len(group) == TOGETHER or _tokens([*group, row]) > self._settings.batch_tokens
+            if group and full:
+                yield group
+                group = []
+            group.append(row)
+        yield group
+
+
+def _tokens(rows: Sequence[Row]) -> int:
+    """How many tokens rows have side by side, padding and new ones included."""
+    return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
 
 
 @dataclass
@@ -258,7 +318,7 @@ class _Writer:
         row, with_logs = self.row, self.body.logprobs is not None
         text, found = self.held + text, _empty()
         if self.echoing:
-            if with_logs and len(row.measured_prompt) < len(row.given) - 1:
+            if with_logs and not row.is_measured:
                 self.held = text
                 return None
             self.echoing = False
@@ -308,10 +368,10 @@ class _Writer:
     def _tell(self, found: Logprobs, names: Spelling, token: int, one: Measured | None) -> None:
         """One token and what the model made of it."""
         found.tokens.append(self._name(names, token))
-        found.token_logprobs.append(None if one is None else one.log_probability)
-        top: dict[str, float | None] = {}
+        found.token_logprobs.append(None if one is None else max(one.log_probability, LEAST))
+        top: dict[str, float] = {}
         for other, log in [] if one is None else [*one.top, (token, one.log_probability)]:
-            top.setdefault(self._name(names, other), log)
+            top.setdefault(self._name(names, other), max(log, LEAST))
         found.top_logprobs.append(None if one is None else top)
 
     def _name(self, names: Spelling, token: int) -> str:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models import Model
+from qkv.models.tasks.hide_arguments import FOLLOWING
 from qkv.serve.bodies import shown
 from qkv.text import Tokenized
 
@@ -36,6 +36,8 @@ TAKES: dict[str, dict[str, bool]] = {
     "swap": {"token": True, "with": True},
 }
 _LARGEST = float(np.finfo(np.float32).max)
+_WEIGHTS = ("attn_scores", "pattern")  # (B, H, T, T); what else is changed is (B, T, ...)
+COPIES = 6  # of an array of all weights of a layer, while a function changes it
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,31 @@ class Changes:
     Attributes:
         text: the tokens, once some are swapped.
         ablate: heads that add nothing.
-        hide: places and links that are not seen.
-        edit: activations, each with what changes it.
+        hide: masked positions and edges, and `FOLLOWING` for a causal mask, each once.
+        edit: activations, each with the function that changes it.
     """
 
     text: Tokenized
     ablate: list[tuple[int, int | None]] = field(default_factory=list)
     hide: list[Any] = field(default_factory=list)
     edit: dict[Any, Callable[[Array], Array]] = field(default_factory=dict)
+
+    @property
+    def sets_weights(self) -> bool:
+        """Whether scores or weights of a layer are changed as a whole."""
+        return any(name in _WEIGHTS for name, _ in self.edit)
+
+    def size(self, model: Model) -> int:
+        """About how many bytes the masks take, and the arrays that functions change at once."""
+        tokens = len(self.text)
+        edges = [one for one in self.hide if isinstance(one, tuple)]
+        heads = [layer.attn.num_heads for layer in model.layers]
+        of_layers = {one[2]: 1 for one in edges if len(one) > 2}
+        of_layers |= {one[2]: heads[one[2]] for one in edges if len(one) > 3}
+        masks = tokens * (tokens if edges else 1) * bool(self.hide)  # of all other layers
+        masks += sum(tokens**2 * count for count in of_layers.values())
+        changed = [heads[layer] * tokens**2 for name, layer in self.edit if name in _WEIGHTS]
+        return masks + max(changed, default=0) * COPIES * model._body.dtype.itemsize
 
 
 def changes_of(model: Model, text: Tokenized, edits: Sequence[Any]) -> Changes:
@@ -73,6 +92,7 @@ def changes_of(model: Model, text: Tokenized, edits: Sequence[Any]) -> Changes:
     own = [_checked(model, text, words, edit, place) for place, edit in enumerate(edits)]
     found = Changes(_swapped(text, words, own))
     rows: dict[int, list[Mapping[str, Any]]] = {}
+    scale: float | None = None
     for edit in own:
         match edit["op"]:
             case "hide":
@@ -81,16 +101,19 @@ def changes_of(model: Model, text: Tokenized, edits: Sequence[Any]) -> Changes:
                 names = ("query", "key", "layer", "head")
                 found.hide.append(tuple(edit[name] for name in names if name in edit))
             case "causal":
-                found.hide.extend(itertools.combinations(range(len(text)), 2))
+                found.hide.append(FOLLOWING)
             case "ablate":
                 found.ablate.append((edit["layer"], edit.get("head")))
             case "scale":
-                found.edit.update(_scaled(model, edit["value"]))
+                scale = edit["value"]
             case "row":
                 rows.setdefault(edit["layer"], []).append(edit)
+    if scale is not None:
+        found.edit.update(_scaled(model, scale))
     for layer, some in rows.items():
         found.edit["pattern", layer] = partial(_with_rows, some)
-    return found
+    ablate, hide = list(dict.fromkeys(found.ablate)), list(dict.fromkeys(found.hide))
+    return replace(found, ablate=ablate, hide=hide)
 
 
 def _checked(

@@ -84,3 +84,12 @@ class Refused(Exception):
         kind = _KINDS.get(self.status, "invalid_request_error")
         told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": told}
+
+
+def not_finite(call: str, what: str) -> Refused:
+    """That a model computed a value that is NaN or infinite, and nothing in the body is to blame.
+
+    >>> not_finite("rerank", "the score of document 0 is").message
+    'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'
+    """
+    return Refused(500, f"{call}: {what} not finite: the weights or their type cannot compute this")

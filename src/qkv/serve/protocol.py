@@ -13,7 +13,9 @@ from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 
 LINGER = 0.2  # seconds that a connection without a request is still read when the server ends
-PROBE = 0.5  # seconds between two tries to find out whether a client that sends no more still reads
+# seconds between two tries to find out whether a client that sends no more still reads: doubled
+# from the first to the second of these
+PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
@@ -39,7 +41,7 @@ class Connection(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._asked: Any = None  # the request that is being answered; `cycle` is the last that came
-        self._head, self._probed, self._ending, self._broken = 0, False, False, False
+        self._head, self._ending, self._broken = 0, False, False
         if len(self.connections) > self.settings.connections:
             self._refuse(Refused(503, "there are too many connections: try again later"))
         else:
@@ -128,7 +130,7 @@ class Connection(HttpToolsProtocol):
         """The client sends no more: what it asked for in full is still answered."""
         if self._answering:
             self.cycle.keep_alive = False
-            self._probe()
+            self.loop.call_later(PROBES[0], self._probe, PROBES[0])
         return self._answering
 
     def shutdown(self) -> None:
@@ -224,12 +226,12 @@ class Connection(HttpToolsProtocol):
         if not self._answering and not self.transport.is_closing():
             self.transport.close()
 
-    def _probe(self) -> None:
+    def _probe(self, waited: float) -> None:
         if self._answering and not self.transport.is_closing():
-            if self._probed and not self._asked.response_started:
+            if not self._asked.response_started:
                 self.transport.write(_INTERIM)
-            self._probed = True
-            self.loop.call_later(PROBE, self._probe)
+            longer = min(2 * waited, PROBES[1])
+            self.loop.call_later(longer, self._probe, longer)
 
     def _refuse(self, refused: Refused) -> None:
         """Say why, unless an answer has begun, and close the connection."""

@@ -20,11 +20,14 @@ class Settings:
         bodies: the most bytes of all bodies that are held at once.
         inputs: the most texts of one request.
         tokens: the most tokens of one request, after each text was cut as in `encode`.
+        edits: the most edits of a trace.
         new_tokens: the most tokens that one completion may ask for.
         answer: the most bytes of a trace that is sent.
         waiting: the most requests that wait to be computed.
         batch_tokens: about how many tokens are computed at once.
-        streams: the most streams that are computed at once; others wait for one to end.
+        streams: of how many streams a piece is computed between two batches.
+        stream_tokens: about how many tokens of streams are kept in memory at once; other streams
+            are computed again from their tokens when their turn comes.
         gather: the seconds that a request may wait for others, where others wait too.
         half_sent: the seconds that a request may take to arrive.
         unread: the seconds that a client may leave an answer unread.
@@ -40,11 +43,13 @@ class Settings:
     bodies: int = 256 * 2**20
     inputs: int = 2048
     tokens: int = 300_000
+    edits: int = 2048
     new_tokens: int = 4096
     answer: int = 64 * 2**20
     waiting: int = 1024
     batch_tokens: int = 4096
     streams: int = 4
+    stream_tokens: int = 16_384
     gather: float = 0.003
     half_sent: float = 10.0
     unread: float = 30.0

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from qkv.arrays import Array
 from qkv.models.network.finishing import to_length_one
 
 LETTERS = 4  # of a text that a token is thought to have, before it is known
+CUTTING = 16  # tokens that are found in a text in the time in which one is computed, about
 
 
 @dataclass(eq=False, kw_only=True)
@@ -132,66 +134,92 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """Requests of several connections, each of which has its turn.
+    """Requests of several clients, each of which has its turn, and so has each of its connections.
+
+    A connection is (client, port), or anything else of a client that has one alone.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Call]()
-    >>> for connection, word in ("a", "first"), ("a", "second"), ("b", "third"):
-    ...     turns.add(Call(connection=connection, loop=loop, function=word.upper))
-    >>> [turns.next().function() for _ in range(3)]
-    ['FIRST', 'THIRD', 'SECOND']
+    >>> for connection, word in (("a", 1), "1"), (("a", 1), "2"), (("a", 2), "3"), (("b", 1), "4"):
+    ...     turns.add(Call(connection=connection, loop=loop, function=word.strip))
+    >>> [turns.next().function() for _ in range(4)]
+    ['1', '4', '3', '2']
     >>> loop.close()
     """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[Hashable, deque[Some]] = OrderedDict()
+        self._clients: OrderedDict[Hashable, OrderedDict[Hashable, deque[Some]]] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(len(line) for lines in self._clients.values() for line in lines.values())
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._clients)
 
     def __iter__(self) -> Iterator[Some]:
-        """What is first of each connection, in the order of their turns."""
-        for connection in list(self._lines):
-            yield self._lines[connection][0]
+        """The first request of each connection, in the order of their turns."""
+        clients = [[(one, each) for each in lines] for one, lines in self._clients.items()]
+        for place in [place for some in zip_longest(*clients) for place in some if place]:
+            client, connection = place
+            yield self._clients[client][connection][0]
+
+    @property
+    def first(self) -> Some | None:
+        """The one whose turn it is; None where there is none."""
+        for lines in self._clients.values():
+            for line in lines.values():
+                return line[0]
+        return None
 
     def add(self, request: Some) -> None:
         """A request behind those of its connection."""
-        self._lines.setdefault(request.connection, deque()).append(request)
+        self._line(request).append(request)
 
     def next(self) -> Some | None:
         """The one whose turn it is, taken out; None where there is none."""
-        for request in self:
+        request = self.first
+        if request is not None:
             self.remove(request)
-            return request
-        return None
+        return request
 
     def clear(self) -> None:
         """Forget all."""
-        self._lines.clear()
+        self._clients.clear()
 
     def served(self, connection: Hashable) -> None:
-        """A connection had its turn: it is the last now."""
-        if connection in self._lines:
-            self._lines.move_to_end(connection)
+        """A connection had its turn: it is the last now, and so is its client."""
+        client = _client(connection)
+        if connection in self._clients.get(client, ()):
+            self._clients[client].move_to_end(connection)
+            self._clients.move_to_end(client)
 
     def remove(self, request: Some) -> None:
         """The first of its connection is done."""
-        line = self._lines[request.connection]
+        client, line = _client(request.connection), self._line(request)
         line.popleft()
-        if line:
-            self.served(request.connection)
-        else:
-            del self._lines[request.connection]
+        self.served(request.connection)
+        if not line:
+            del self._clients[client][request.connection]
+        if not self._clients[client]:
+            del self._clients[client]
 
     def back(self, request: Some) -> None:
         """A request is the first of its connection again, and it is its turn."""
-        line = self._lines.setdefault(request.connection, deque())
+        line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)
-        self._lines.move_to_end(request.connection, last=False)
+        self._clients[client].move_to_end(request.connection, last=False)
+        self._clients.move_to_end(client, last=False)
+
+    def _line(self, request: Some) -> deque[Some]:
+        """The requests of a connection."""
+        lines = self._clients.setdefault(_client(request.connection), OrderedDict())
+        return lines.setdefault(request.connection, deque())
+
+
+def _client(connection: Hashable) -> Hashable:
+    """Whose connection it is."""
+    return connection[0] if isinstance(connection, tuple) else connection
 
 
 @dataclass(eq=False)
@@ -270,8 +298,8 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def _tokens(self, text: str | Array) -> int:
-        """About how many tokens a text has."""
+        """About how many tokens a text has, or as how many it counts for the time it takes."""
         if not isinstance(text, str):
             return len(text)
         about = len(text) // LETTERS + 2
-        return about if self._limit is None else min(about, self._limit)
+        return about if self._limit is None else max(min(about, self._limit), about // CUTTING)

@@ -47,7 +47,7 @@ class Worker:
 
     What comes in the time of one batch is computed together in the next: texts of all requests in
     packed rows, of each connection one in turn, up to `settings.batch_tokens`. Between two batches
-    one function and one piece of each stream have their turn.
+    one function and the next pieces of `settings.streams` streams have their turn.
 
     Args:
         model: what computes.
@@ -71,7 +71,7 @@ class Worker:
             self._batches = Batches(self._encoder, settings, self._embedded)
         self._texts = self._batches.waiting if self._batches else TextTurns(1, None)
         self._calls = Turns[Call]()
-        self._streams = Streams(settings.streams)
+        self._streams = Streams(settings.streams, settings.stream_tokens)
         self._usual = 1  # requests of the last batch
         self._failures = 0
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
@@ -102,7 +102,7 @@ class Worker:
 
     @property
     def streams(self) -> int:
-        """How many streams have begun and not ended."""
+        """How many streams have not ended."""
         return len(self._streams)
 
     # where requests come in: on the event loop
@@ -157,14 +157,21 @@ class Worker:
         return found
 
     async def stream(
-        self, begin: Callable[[], Iterator[Any]], *, connection: Hashable
+        self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
     ) -> AsyncIterator[Any]:
         """What an iterator gives, one `next` a turn; it is closed when nobody reads on.
+
+        It may be closed while others have their turns; then `begin` makes one that continues.
+
+        Args:
+            begin: makes the iterator.
+            connection: whose it is.
+            size: about how many tokens the iterator keeps in memory.
 
         Raises:
             Refused: too many wait (429), or the server ends (503).
         """
-        request = Stream(connection=connection, begin=begin)
+        request = Stream(connection=connection, begin=begin, size=size)
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
@@ -270,7 +277,7 @@ class Worker:
             self._streams.add(request)
 
     def _turn(self) -> None:
-        """One batch, one function, and one piece of each stream."""
+        """One batch, one function, and the next pieces of some streams."""
         if self._batches is not None and (pieces := self._batches.take()):
             self._usual = self.running = len({id(piece.request) for piece in pieces})
             begin = time.perf_counter()

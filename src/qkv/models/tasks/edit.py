@@ -37,11 +37,14 @@ class At(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """A key that is not looked at in one text: by this query, in this layer and head, or by all."""
+    """A masked key of one text: for this query, in this layer and head, or for all of them.
+
+    Without a key, each query masks the keys that follow it.
+    """
 
     text: int
     query: int | None
-    key: int
+    key: int | None
     layer: int | None
     head: int | None
 
@@ -121,9 +124,15 @@ class Edits:
         first = np.zeros(len(layout.texts), np.int64) if first is None else first
         rows = {text: row for row, text in enumerate(layout.texts)}
         own = [
+            one._replace(text=rows[one.text])
+            for one in self.hidden
+            if one.text in rows and one.key is None
+        ]
+        own += [
             one._replace(text=rows[one.text], key=key, query=query)
             for one in self.hidden
             if one.text in rows
+            and one.key is not None
             and (key := layout.place(rows[one.text], one.key)) is not None
             and key < keys
             and (
@@ -144,7 +153,11 @@ class Edits:
 
     def visible(self, layout: Layout, keys: int) -> Array | None:
         """Which keys everybody sees, (B, 1, 1, K); None for all."""
-        everywhere = [one for one in self.hidden if one.query is None and one.layer is None]
+        everywhere = [
+            one
+            for one in self.hidden
+            if one.key is not None and one.query is None and one.layer is None
+        ]
         return replace(self, hidden=everywhere, heads=[1]).masks(layout, keys).get(0)
 
     def averaged(self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]) -> Edits:
@@ -285,10 +298,13 @@ def _never(name: str) -> bool:
 def _mask(cells: Sequence[Hidden], first: Array, heads: int, queries: int, keys: int) -> Array:
     """(B, heads or 1, queries or 1, keys), False where these are not looked at."""
     per_head = any(one.head is not None for one in cells)
-    per_query = any(one.query is not None for one in cells)
+    per_query = any(one.query is not None or one.key is None for one in cells)
     shape = len(first), heads if per_head else 1, queries if per_query else 1, keys
     mask = np.ones(shape, bool)
     for text, query, key, _, head in cells:
+        if key is None:
+            mask[text] &= np.tri(queries, keys, int(first[text]), dtype=bool)
+            continue
         row: Any = slice(None)
         if query is not None:
             row = query - int(first[text])

@@ -136,6 +136,11 @@ class Row:
         if not self.max_new_tokens:
             self.finish_reason = "length"
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether all tokens of the prompt but the first are measured."""
+        return len(self.measured_prompt) >= len(self.given) - 1
+
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
         """The text that is whole with one more token."""
         self.ids.append(token)
@@ -191,6 +196,8 @@ def steps(
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate a token of each row at a time: give the text that is whole with it, by its row.
 
+    Rows that have new tokens already continue behind them.
+
     Args:
         body: the model.
         rows: the prompts, which the new tokens are added to.
@@ -204,6 +211,7 @@ def steps(
         return
     texts = [row.given.ids for row in rows]
     caches, ids, lengths = body.begin(texts, **edited.begin(texts))
+    ids, lengths = _behind(ids, lengths, [row.ids for row in rows])
     seen = np.zeros(len(rows), np.int64)
     step = 0
     while lengths.any():
@@ -235,10 +243,24 @@ def steps(
         yield pieces
 
 
+def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Ids (B, n), of which (B,) are real, with those of each row behind them."""
+    counts = np.array([len(one) for one in new])
+    if not counts.any():
+        return ids, lengths
+    whole = np.zeros((len(ids), int((lengths + counts).max())), np.int64)
+    for row, given, count, more in zip(whole, ids, lengths, new, strict=True):
+        row[:count], row[count : count + len(more)] = given[:count], more
+    return whole, lengths + counts
+
+
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure the tokens of a prompt by its last vectors (n, D), some at a time."""
+    """Measure the tokens of a prompt by its last vectors (n, D), some at a time.
+
+    It begins behind those that are measured.
+    """
     ids = row.given.ids[1:].tolist()
-    for begin in range(0, len(ids), AT_ONCE):
+    for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]
         for place, logits in enumerate(body.logits(vectors[begin : begin + len(part)])):
             _check_finite(logits, begin + place + 1)

@@ -14,6 +14,8 @@ from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 # Words, places, and edges: (query, key), (query, key, layer), (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
 
+FOLLOWING = (None, None)  # in a list: each query masks the keys that follow it
+
 
 def hide_asked(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
     """The words, places and edges: strings, ints and tuples of ints."""
@@ -25,8 +27,8 @@ def hide_asked(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
             f"{[hide]} for the edge"
         )
     for one in hide if many else [hide]:
-        if isinstance(one, str) or is_whole_number(one):
-            found.append(one if isinstance(one, str) else int(one))
+        if isinstance(one, str) or one is FOLLOWING or is_whole_number(one):
+            found.append(int(one) if is_whole_number(one) else one)
             continue
         numbers = tuple(one) if isinstance(one, tuple | list) else ()
         if not 2 <= len(numbers) <= 4 or not all(map(is_whole_number, numbers)):
@@ -93,13 +95,13 @@ def hidden_words(
 
 
 def hidden_places(
-    asked: int | tuple[int, ...],
+    asked: int | tuple[int | None, ...],
     lengths: Sequence[int],
     limits: Sequence[int],
     call: str,
     absent: set[Any] | None = None,
 ) -> list[Hidden]:
-    """A place, or an edge between two, in each text that has them; -1 is its last.
+    """A place, or an edge between two, or `FOLLOWING`, in each text that has them; -1 is its last.
 
     `lengths` are those of the texts, and `limits` with what may follow them; `absent` is as for
     `hidden_words`.
@@ -119,7 +121,8 @@ def hidden_places(
     for number, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
         if all(place is None or -length <= place < limit for place in (query, key)):
             at = None if query is None else query + length * (query < 0)
-            found.append(Hidden(number, at, key + length * (key < 0), layer, head))
+            seen = None if key is None else key + length * (key < 0)
+            found.append(Hidden(number, at, seen, layer, head))
     return found
 
 

@@ -142,16 +142,17 @@ class Ranker:
         Raises:
             ValueError: the query has no token, or the limit leaves none of it.
         """
+        return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
+
+    def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
+        """The same, some documents at a time."""
         query = self._whole(query)
         frame = self._frame(query)
         # whole, since which of two is longer decides which is cut
-        truncator, found = Truncator(self.tokenizer, None), list[Pair]()
+        truncator = Truncator(self.tokenizer, None)
         [first] = self._ids(truncator, [query])
         for part in parts_of(documents, LETTERS):
-            found += [
-                frame.pair(first, second, self.limit) for second in self._ids(truncator, part)
-            ]
-        return found
+            yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
 
     def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
         """Each text with the one in its place, cut at the limit.

@@ -73,7 +73,7 @@ async def completions(request: Request) -> Response:
         "created": int(time.time()),
         "model": state.name,
     }
-    pieces = state.worker.stream(asked.pieces, connection=request.client)
+    pieces = state.worker.stream(asked.pieces, connection=request.client, size=asked.size)
     if body.stream:
         first = await anext(pieces)  # what cannot begin is refused with a status of its own
         events = _events(head, first, pieces, asked, body.include_usage)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from qkv.arrays import Array
 from qkv.serve.bodies import described, read_json, shown
-from qkv.serve.errors import Refused
+from qkv.serve.errors import Refused, not_finite
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -80,6 +80,9 @@ async def embeddings(request: Request) -> Response:
     found = await state.worker.embed(
         asked.texts, connection=request.client, dimensions=asked.dimensions
     )
+    if not np.isfinite(found.vectors).all():
+        which = int(np.isfinite(found.vectors).all(1).argmin())
+        raise not_finite("embeddings", f"the vector of input {which} is")
     vectors = found.vectors.astype(np.result_type(found.vectors, np.float32), copy=False)
     answer = written(vectors, sum(found.tokens), name=state.name, as_base64=asked.as_base64)
     return Response(answer, media_type="application/json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,7 +14,7 @@ from pydantic import BaseModel, Field
 from qkv.models.tasks.rank import Pair, Ranker, best
 from qkv.models.tasks.windows import by_length
 from qkv.serve.bodies import described, read_json
-from qkv.serve.errors import Refused
+from qkv.serve.errors import Refused, not_finite
 
 router = APIRouter()
 
@@ -79,11 +81,18 @@ async def rerank(request: Request) -> dict[str, Any]:
             param="model",
             code="model_does_not_rank",
         ) from error
-    wait = partial(state.worker.call, connection=request.client)
-    pairs = await wait(partial(pairs_of, ranker, query, documents, state.settings.tokens))
+    pairs: list[Pair] = []
+    parts = pairs_of(ranker, query, documents, state.settings.tokens)
+    while part := await asyncio.to_thread(next, parts, None):
+        pairs += part
     scores = np.empty(len(pairs))
     for numbers in by_length(pairs, state.settings.batch_tokens):  # others have turns between them
-        scores[numbers] = await wait(partial(ranker.scores, [pairs[one] for one in numbers]))
+        scores[numbers] = await state.worker.call(
+            partial(ranker.scores, [pairs[one] for one in numbers]), connection=request.client
+        )
+    if not np.isfinite(scores).all():
+        which = int(np.isfinite(scores).argmin())
+        raise not_finite("rerank", f"the score of document {which} is")
     results = [
         {
             "index": one["corpus_id"],
@@ -97,23 +106,28 @@ async def rerank(request: Request) -> dict[str, Any]:
     return {"object": "list", "model": state.name, "results": results, "usage": usage}
 
 
-def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> list[Pair]:
-    """A query with each document, which may have so many tokens together.
+def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Iterator[list[Pair]]:
+    """A query with each document, some at a time; so many tokens together at most.
 
     Raises:
         Refused: they have more, or a text cannot be cut into tokens.
     """
     try:
-        pairs = ranker.pairs(query, documents)
+        [alone] = ranker.pairs(query, [""])
+        tokens = len(alone) * len(documents)  # before anything is laid beside each of them
+        for part in ranker.parts_of_pairs(query, documents if tokens <= most else []):
+            tokens += sum(len(pair) - len(alone) for pair in part)
+            if tokens > most:
+                break
+            yield part
     except ValueError as error:
         raise Refused(400, str(error).removeprefix("rank: "), param="query") from error
-    if sum(map(len, pairs)) > most:
+    if tokens > most:
         raise Refused(
             400,
             f"documents and query have more than {most:,} tokens: send them in several requests",
             param="documents",
         )
-    return pairs
 
 
 def check_body(body: dict[str, Any], most: int) -> None:

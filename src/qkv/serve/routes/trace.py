@@ -21,7 +21,8 @@ from qkv.models.tasks.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.edits import TAKES, Changes, changes_of
-from qkv.serve.errors import Refused
+from qkv.serve.errors import Refused, not_finite
+from qkv.serve.settings import Settings
 from qkv.text import Tokenized
 
 router = APIRouter()
@@ -159,17 +160,18 @@ async def trace(request: Request) -> Response:
             code="model_reads_no_text",
         )
     layers, heads = taken(state.model, body)
-    changes = await asyncio.to_thread(changed, state.model, body)
+    changes = await asyncio.to_thread(changed, state.model, body, state.settings)
     text = changes.text
-    wanted = wanted_of(state.model, body, layers, heads, len(text))
+    wanted = wanted_of(state.model, body, layers, heads, changes)
     limit = state.settings.answer
-    check_size(state.model, wanted, len(text), kind, limit)
+    check_size(state.model, wanted, changes, kind, limit)
     found = await state.worker.call(
         lambda: arrays_of(state.model, changes, wanted), connection=request.client
     )
     about = {"tokens": text.tokens, "layers": layers, "heads": heads}
     if "text" in body.include:
         about |= {"ids": text.ids.tolist(), "offsets": text.offsets, "special": text.special}
+    await asyncio.to_thread(check_finite, state.name, found, body.edits)
     answer = await asyncio.to_thread(written, about, found, kind)
     if len(answer) > limit:
         raise _too_large(f"has {len(answer)} bytes", limit)
@@ -236,13 +238,20 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     return given[1][0]
 
 
-def changed(model: Model, body: TraceBody) -> Changes:
+def changed(model: Model, body: TraceBody, settings: Settings) -> Changes:
     """The tokens of what is given, and how `trace` runs them as the edits say.
 
     Raises:
-        Refused: 400, if this model reads no such text, or an edit does not fit it.
+        Refused: 400, if this model reads no such text, an edit does not fit it, or there are more
+            tokens or edits than one request may have.
     """
+    if len(body.edits) > settings.edits:
+        said = f"has {len(body.edits):,} edits: send at most {settings.edits:,} in one request"
+        raise body.refused("edits", said)
     text = tokens_of(model, body)
+    if len(text) > settings.tokens:
+        said = f"has {len(text):,} tokens: send at most {settings.tokens:,}"
+        raise body.refused("input", said)
     try:
         return changes_of(model, text, body.edits)
     except ValueError as error:
@@ -250,13 +259,14 @@ def changed(model: Model, body: TraceBody) -> Changes:
 
 
 def wanted_of(
-    model: Model, body: TraceBody, layers: list[int], heads: list[int], tokens: int
+    model: Model, body: TraceBody, layers: list[int], heads: list[int], changes: Changes
 ) -> Wanted:
     """What an answer holds.
 
     Raises:
-        Refused: 400, if this model, or a text of so many tokens, does not have it.
+        Refused: 400, if this model does not have it, or a text that is changed so.
     """
+    tokens = len(changes.text)
     inside = () if body.inside is None else _chosen("inside", body.inside, model.num_layers)
     found = Wanted(layers, heads, body.top_k, "resid" in body.include, body.at, tuple(inside))
     for place in body.at or ():
@@ -269,19 +279,20 @@ def wanted_of(
         if found.resid or found.inside or found.at is not None:
             said = "is for weights alone: leave it out, or include, at and inside"
             raise body.refused("top_k", said)
-        if any(edit["op"] == "row" for edit in body.edits):
-            said = "is of what attention computes itself, and an edit sets a row: leave one out"
-            raise body.refused("top_k", said)
+        if changes.sets_weights:
+            said = "is of what attention computes itself, and an edit sets a row or a scale"
+            raise body.refused("top_k", f"{said}: leave one out")
     return found
 
 
-def check_size(model: Model, wanted: Wanted, tokens: int, kind: str, limit: int) -> None:
-    """Refuse what would be answered with too many bytes, or need far more to be computed.
+def check_size(model: Model, wanted: Wanted, changes: Changes, kind: str, limit: int) -> None:
+    """Refuse an answer of too many bytes, or one that needs far more memory while it is computed.
 
     Raises:
         Refused: 413.
     """
     layers, heads, top_k = wanted.layers, wanted.heads, wanted.top_k
+    tokens = len(changes.text)
     numbers = tokens * (tokens if top_k is None else 2 * top_k)
     vectors = tokens * model.dim
     more = (model.num_layers + 1) * vectors * wanted.resid
@@ -298,13 +309,19 @@ def check_size(model: Model, wanted: Wanted, tokens: int, kind: str, limit: int)
     if numbers * every * 4 > WORK * limit:
         said = f"of {tokens} tokens needs {numbers * every * 4} bytes for all heads of these layers"
         raise _too_large(said, WORK * limit)
+    edited = changes.size(model)
+    if edited > WORK * limit:
+        said = f"of {tokens} tokens needs about {edited} bytes for its edits"
+        way = "send a shorter text, or fewer mask, scale and row edits"
+        raise _too_large(said, WORK * limit, way)
 
 
-def _too_large(said: str, limit: int) -> Refused:
+def _too_large(
+    said: str, limit: int, way: str = "ask for fewer layers or heads, or give top_k"
+) -> Refused:
     return Refused(
         413,
-        f"trace: a trace {said}, and this server allows {limit}: "
-        "ask for fewer layers or heads, or give top_k",
+        f"trace: a trace {said}, and this server allows {limit}: {way}",
         code="answer_too_large",
     )
 
@@ -335,6 +352,25 @@ def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array
         for name, where in _inside(model, layer).items():
             found[f"inside.{layer}.{name}"] = trace[where][0]
     return found
+
+
+def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> None:
+    """Refuse to answer with values that are not finite, which JSON has no words for.
+
+    Masked scores alone may be -inf.
+
+    Raises:
+        Refused: 400 where edits are to blame, else 500.
+    """
+    for which, array in arrays.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        if which.endswith(".attn_scores") and (np.isfinite(array) | np.isneginf(array)).all():
+            continue
+        if edits:
+            said = f"lead to values of {which} that are not finite: give smaller numbers"
+            raise TraceBody.refused("edits", said)
+        raise not_finite(TraceBody.call, f"{which} of {name} has values that are")
 
 
 def _more(model: Model, wanted: Wanted) -> list[str]:

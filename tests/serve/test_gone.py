@@ -1,0 +1,129 @@
+"""Clients that leave, and clients that do not read: nothing is computed for them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qkv
+from models.decoders import gpt2
+from models.support import cross_encoder
+from qkv.models.tasks.encode import Encoder
+from qkv.models.tasks.rank import Ranker
+from qkv.serve.settings import Settings
+
+from .conftest import Inside, inside, wait_until
+
+MANY = 3
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": ["the cat", "a dog"]},
+    "/v1/completions": {"prompt": "the cat", "max_tokens": 3},
+    "/v1/trace": {"input": "the cat", "edits": [{"op": "causal"}]},
+    "/v1/rerank": {"query": "a cat", "documents": ["the cat", "a dog"]},
+}
+RESET = struct.pack("ii", 1, 0)  # closing sends a reset
+
+
+class Spied:
+    """What of a model computes, and the routes for which it did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+        self.computed: list[str] = []
+        for owner, name in (
+            *((Encoder, name) for name in ("ids", "pooled")),
+            *((model, name) for name in ("trace", "steps")),
+            *((Ranker, name) for name in ("scores",)),
+        ):
+            monkeypatch.setattr(owner, name, self._spy(getattr(owner, name), name))
+
+    def _spy(self, function: Any, name: str) -> Any:
+        def spied(*arguments: Any, **options: Any) -> Any:
+            self.computed.append(name)
+            return function(*arguments, **options)
+
+        return spied
+
+
+@pytest.fixture(params=BODIES)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def served(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A server of a model that answers this route, and what it computes."""
+    ranks = path == "/v1/rerank"
+    model = qkv.load(cross_encoder(tmp_path / "ranks").path) if ranks else gpt2(tmp_path, seed=1)
+    spied = Spied(monkeypatch, model)
+    with inside(model) as server:
+        wait_until(lambda: server.worker.ready)
+        spied.computed.clear()
+        yield server, spied
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "both ways"])
+def test_what_waits_is_not_computed_once_its_client_has_left(
+    served: tuple[Inside, Spied], path: str, how: str
+) -> None:
+    server, spied = served
+    with server.held():
+        clients = [server.ask(path, BODIES[path]) for _ in range(MANY)]
+        wait_until(lambda: server.worker.waiting == 1 + MANY, "all wait")
+        for client in clients:
+            if how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            if how == "both ways":
+                client.shutdown(socket.SHUT_RDWR)
+            client.close()
+        wait_until(lambda: server.worker.waiting == 1, "all have left")
+    with server.ask(path, BODIES[path]) as good:
+        assert good.recv(100).startswith(b"HTTP/1.1 200 ")
+    once = len(spied.computed)
+    with server.ask(path, BODIES[path]) as good:
+        assert good.recv(100).startswith(b"HTTP/1.1 200 ")
+    assert len(spied.computed) == 2 * once  # as often as for the one before: nothing for the three
+    assert once
+
+
+def test_who_sends_no_more_and_stays_is_answered(served: tuple[Inside, Spied], path: str) -> None:
+    server, _ = served
+    with server.held():
+        client = server.ask(path, BODIES[path])
+        client.shutdown(socket.SHUT_WR)
+        wait_until(lambda: server.worker.waiting == 2)
+        assert client.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # whether it is still there
+    with client:
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    assert b"HTTP/1.1 200 " in answer
+
+
+def test_a_stream_that_nobody_reads_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces are large and without an end; a client that reads nothing loses the connection."""
+    model = gpt2(tmp_path, seed=1)
+    computed = 0
+
+    def endless(*arguments: Any, **options: Any) -> Iterator[list[tuple[int, str]]]:
+        nonlocal computed
+        while True:
+            computed += 1
+            yield [(0, "x" * 2**18)]
+
+    monkeypatch.setattr(model, "steps", endless)
+    with inside(model, Settings(unread=0.5)) as server:
+        asked = {"prompt": "the cat", "stream": True}
+        with server.ask("/v1/completions", asked, SO_RCVBUF=4096):
+            wait_until(lambda: server.worker.streams == 1)
+            wait_until(lambda: server.worker.streams == 0, "it is dropped")
+            before = computed
+            with server.ask("/v1/embeddings", {"input": "the cat"}) as other:
+                assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+            assert computed == before
