@@ -27,6 +27,7 @@ _PAIRS = (
     re.compile(r"[Ee]xpected size (\d+) but got size (\d+)"),
     re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"),
 )
+_PRODUCT = "matmul: Input operand 1 has a mismatch"
 _RESHAPES = (
     re.compile(r"cannot reshape array of size (?P<size>\d+) into shape \((?P<shape>[-\w, ]+)\)"),
     re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)"),
@@ -127,5 +128,8 @@ def _apart(shapes: list[list[int]]) -> frozenset[int]:
 
 def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have one reason: are their words the same, or do the same sizes clash?"""
+    words = in_words(error)
+    if _PRODUCT in words and _PRODUCT in in_words(other):
+        exactly = True  # of two sides the one and the other: 12 and 24 are not 24 and 12
     sizes = frozenset() if exactly else clash(error)
-    return sizes == clash(other) if sizes else in_words(error) == in_words(other)
+    return sizes == clash(other) if sizes else words == in_words(other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from qkv.marking.tasks.decoder.mistakes import (
     LAST_ROW,
     LAYER,
     ROTARY,
+    SLIPS,
     TRANSPOSED,
     UNTIED,
 )
@@ -40,11 +40,7 @@ from qkv.marking.tasks.decoder.steps import (
 from qkv.marking.tasks.task import Task
 
 # of attention, what is no other thing where key heads are shared
-_SPLITTING = tuple(
-    replace(one, variants=one.variants[:2])
-    for one in attention.HEADS
-    if one.key in ("heads-reshape", "heads-join", "heads-not-joined", "heads-scale")
-)
+_SPLITTING = tuple(one for one in attention.HEADS if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
     *HEADS,
@@ -55,6 +51,9 @@ KNOWN = (
     *attention.SCORES,
     *attention.SCALING,
     *_SPLITTING,
+    *SLIPS,
+    *attention.SLIPS,
+    *attention.OF_CAUSAL,
 )
 # one word has nobody else to attend to; of two the second knows a distance
 TEXTS = [Text(np.array(ids)) for ids in ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])]

@@ -182,12 +182,15 @@ def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: 
 
     def split(*qkv: Array) -> tuple[Array, ...]:
         h, g = steps["counts"](heads, groups)
-        return tuple(steps["split"](a, n) for a, n in zip(qkv, (h, g, g), strict=True))
+        return tuple(
+            steps["arranged"](*(steps["split"](a, n) for a, n in zip(qkv, (h, g, g), strict=True)))
+        )
 
     def rotate(*qkv: Array) -> tuple[Array, ...]:
         return tuple(steps["rotates"](*qkv, lambda a: _rotated(a, config, steps)))
 
-    q, k, v = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
+    projected = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
+    q, k, v = steps["choose"](*projected)
     q, k, v = steps["in_order"](split, rotate, q, k, v)
     k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (Hq, T, d)
     sizes = Sizes(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
@@ -203,7 +206,8 @@ def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: 
 def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
     """Each pair of numbers turned by an angle that grows with the place."""
     place, d = np.arange(a.shape[-2])[:, None], a.shape[-1]
-    angle = place * steps["speeds"](config["rope_theta"], d, config["hidden_size"])  # (T, d / 2)
+    speeds = steps["speeds"](config["rope_theta"], d, config["hidden_size"])
+    angle = steps["angle"](place, speeds)  # (T, d / 2)
     first, second = steps["pairs"](a)
     turned = steps["turn"](first, second, np.cos(angle), np.sin(angle))
     out: Array = steps["unpair"](*turned)
@@ -258,6 +262,7 @@ RIGHT: Steps = MappingProxyType(
         "norm_weight": lambda x, weight: x * weight,
         "rotates": lambda q, k, v, turn: (turn(q), turn(k), v),
         "speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) / d),
+        "angle": lambda place, speeds: place * speeds,
         "pairs": halves,
         "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
         "unpair": joined_halves,

@@ -15,8 +15,8 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes import LARGE, core
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, MASKING, NOT_FILLED, PLACING, SLIPS
+from qkv.marking.tasks.attention.mistakes import LARGE, OF_CAUSAL, core
+from qkv.marking.tasks.kv_cache.mistakes import CACHING, EXCHANGED, MASKING, NOT_FILLED, PLACING
 from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
 from qkv.marking.tasks.task import Task
 
@@ -34,7 +34,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
-        for sizes in ((2, 2, 2), (4, 3, 3))
+        for sizes in ((2, 2, 2), (4, 5, 5))
     ]
 
 
@@ -46,7 +46,7 @@ LARGE_SCORES = Group(
     "scores of 1000", [Run(_LARGE_ARRAYS, (1, 1)), Run(_LARGE_ARRAYS, (2,))], LARGE
 )
 
-KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *SLIPS)
+KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
 SEVERAL = (
     *_cases(110, (2,)),

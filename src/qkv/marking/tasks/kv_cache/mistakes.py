@@ -209,43 +209,19 @@ MASKING = mended(
 )
 
 
-def _seen_without(w: Array, at: int) -> Array:
-    """The weight of the first or the last key that a word sees is 0."""
-    places = np.arange(w.shape[-1])
-    last = np.where(w > 0, places, -1).max(axis=-1, keepdims=True)
-    return np.where(places == (last if at else 0), 0.0, w)
-
-
 def _exchanged(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
     return after(kept, k, v)[::-1]
 
 
-SLIPS = (
-    *mended(
-        "for j in range(len(keys)): ...  # from 0 to len(keys) - 1",
-        *(
-            mistake(
-                "key-forgotten",
-                f"the {one} key that a word sees is forgotten when the values are added up",
-                f"the output does not depend on the {one} word as it should",
-                {"weigh": lambda w, v, n, at=at: _seen_without(w, at) @ v},
-            )
-            for at, one in ((-1, "last"), (0, "first"))
-        ),
-        nudge="Change one value after the other: does every one change the output?",
-        where="the loops over the keys, or the slices: where do they begin and end?",
-        alone=True,
-    ),
-    mistake(
-        "cache-exchanged",
-        "keys and values change places in the cache: what is kept as keys comes back as values",
-        "right for a first call; from the second on words are compared with values",
-        {"keeps": _exchanged},
-        remedy="return out, (k, v)  # and k, v = cache, in the same order",
-        nudge="Print the first part of the cache after a call: are those the keys?",
-        where="the line that takes the cache apart, and the one that returns it",
-        alone=True,
-    ),
+EXCHANGED = mistake(
+    "cache-exchanged",
+    "keys and values change places in the cache: what is kept as keys comes back as values",
+    "right for a first call; from the second on words are compared with values",
+    {"keeps": _exchanged},
+    remedy="return out, (k, v)  # and k, v = cache, in the same order",
+    nudge="Print the first part of the cache after a call: are those the keys?",
+    where="the line that takes the cache apart, and the one that returns it",
+    alone=True,
 )
 
 PLACING = mended(

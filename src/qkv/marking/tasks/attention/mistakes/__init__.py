@@ -13,7 +13,7 @@ from qkv.marking.tasks.attention.mistakes.lines import FLOATS, SCALE
 from qkv.marking.tasks.attention.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 from qkv.marking.tasks.attention.mistakes.roles import PROJECTIONS
 from qkv.marking.tasks.attention.mistakes.scores import SCALING, SCORES, SHAPES
-from qkv.marking.tasks.attention.mistakes.slips import SLIPS, of_output
+from qkv.marking.tasks.attention.mistakes.slips import OF_CAUSAL, SLIPS, of_output
 from qkv.marking.tasks.attention.mistakes.softmax import LARGE, SOFTMAX
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "LARGE",
     "MASK",
     "OFFSET",
+    "OF_CAUSAL",
     "ONE_HEAD",
     "PER_KEY",
     "PROJECTIONS",

@@ -287,3 +287,28 @@ def _forgotten(at: int) -> Iterator[Mistake]:
 
 FORGOTTEN = (*_forgotten(-1), *_forgotten(0))
 SLIPS = mended("", *CUT_OFF, *PRODUCTS, *FORGOTTEN, alone=True)
+
+
+def _seen_without(w: Array, at: int) -> Array:
+    """The weight of the first key, or of the last one that a query sees, is 0."""
+    places = np.arange(w.shape[-1])
+    last = np.where(w > 0, places, -1).max(axis=-1, keepdims=True)
+    return np.where(places == (last if at else 0), 0.0, w)
+
+
+# of what is causal: loops over as many keys as a word sees
+OF_CAUSAL = mended(
+    "for j in range(i + 1): ...  # from 0 to i",
+    *(
+        mistake(
+            "key-forgotten",
+            f"the {one} key that a word sees is forgotten when the values are added up",
+            f"the output does not depend on the {one} word as it should",
+            {"weigh": lambda w, v, n, at=at: _seen_without(w, at) @ v},
+        )
+        for at, one in ((-1, "last"), (0, "first"))
+    ),
+    nudge="Change one value after the other: does every one change the output?",
+    where="the loops over the keys, or the slices: where do they begin and end?",
+    alone=True,
+)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from qkv.marking.mistake import Steps, mended, mistake
+from qkv.arrays import Array
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
+from qkv.marking.tasks.attention import mistakes as attention
+from qkv.marking.tasks.attention.steps import flip
 
 _REPEAT = "k, v = (np.repeat(a, heads // groups, axis=0) for a in (k, v))"
 _MASK = "scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)"
@@ -88,4 +93,45 @@ HEADS = (
         nudge="Add a word at the end: which rows of the logits may change?",
         where="the mask",
     ),
+)
+
+
+def _in_one_row(a: Array) -> Array:
+    """The heads' numbers as one word's, by a transpose and a reshape to (T, -1), T = 1."""
+    return np.swapaxes(a, -3, -2).reshape(1, -1)
+
+
+def _with_one_row(one: Mistake) -> Mistake:
+    """The same with another join, which differs for one word alone: others fail before."""
+    return replace(one, variants=tuple({**v, "join": _in_one_row} for v in one.variants))
+
+
+IN_ONE_ROW = tuple(
+    _with_one_row(one)
+    for one in attention.HEADS
+    if one.key in ("heads-reshape", "heads-swap-forgotten")
+)
+
+SLIPS = mended(
+    "q, k, v = (x @ weights[...].T for ...)  # q_proj, k_proj and v_proj, in this order",
+    mistake(
+        "query-key-swapped",
+        "query and key are swapped, so that the scores are transposed",
+        "a query's weights belong to the key of the same place",
+        {"score": lambda q, k: k @ flip(q)},
+        where="the names in the product of the scores",
+    ),
+    *(
+        mistake(
+            "projections-swapped",
+            f"the projections have changed places: q comes from {names[0]}_proj, k from"
+            f" {names[1]}_proj and v from {names[2]}_proj",
+            "it fails where the sizes differ, and is silently wrong where they do not",
+            {"choose": lambda *qkv, names=names: [qkv["qkv".index(n)] for n in names]},
+            where="the lines that make q, k and v: which weight does each of them read?",
+        )
+        for names in ("qvk", "kqv", "vqk")
+    ),
+    nudge="Change one weight at a time: which of q, k and v does each of them change?",
+    alone=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.decoder.steps import rms_norm, silu
@@ -134,5 +135,54 @@ LAYER = (
         ),
         nudge=LONELY,
         where="the lines that call attention and the MLP",
+    ),
+)
+
+
+def _mean_square(x: Array) -> Array:
+    out: Array = (x * x).mean(axis=-1, keepdims=True)
+    return out
+
+
+SLIPS = (
+    *mended(
+        _NORM,
+        mistake(
+            "floor-division",
+            "a division in the norm is made with //, which rounds down to whole numbers",
+            "the numbers of a word are whole after the norm, or their mean square is",
+            {"normalize": lambda x, eps: x // np.sqrt(_mean_square(x) + eps)},
+            {"normalize": lambda x, eps: x / np.sqrt(np.floor(_mean_square(x)) + eps)},
+        ),
+        mistake(
+            "norm-power",
+            "the norm divides by half the mean square, or by twice as much: ** 1/2 is (** 1) / 2",
+            "large word vectors come out small, and small ones large",
+            {"normalize": lambda x, eps: x / ((_mean_square(x) + eps) / 2)},
+            {"normalize": lambda x, eps: x / (_mean_square(x) + eps) / 2},
+            where="the power, or the root: what is computed first?",
+        ),
+        nudge="What is the mean square of a row after the norm, before its weight?",
+        where="the function of the norm",
+        alone=True,
+    ),
+    *mended(
+        _MLP,
+        mistake(
+            "floor-division",
+            "the gate is divided with //, which rounds down to whole numbers",
+            "the gate of a small number is 0 or -1",
+            {"gate": lambda gate, up: gate // (1 + np.exp(-gate)) * up},
+        ),
+        mistake(
+            "gate-brackets",
+            "the brackets around 1 + exp(-x) are missing: / comes before +",
+            "the gate is x + exp(-x), or 1 / 1 + exp(-x)",
+            {"gate": lambda gate, up: (gate + np.exp(-gate)) * up},
+            {"gate": lambda gate, up: gate * (1 + np.exp(-gate)) * up},
+        ),
+        nudge="Put 0 and 1 through your activation alone.",
+        where="the activation of the gate",
+        alone=True,
     ),
 )

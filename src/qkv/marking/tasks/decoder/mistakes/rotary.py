@@ -8,7 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
-from qkv.marking.tasks.decoder.steps import joined_neighbours, neighbours
+from qkv.marking.tasks.attention.mistakes.slips import without
+from qkv.marking.tasks.decoder.steps import joined_halves, joined_neighbours, neighbours
 
 _ROTATE = (
     "a, b = x[..., : d // 2], x[..., d // 2 :];"
@@ -112,4 +113,87 @@ ROTARY = (
         where="the line that makes the angles",
         kind="fragile",
     ),
+)
+
+
+def _but_one(at: int, *kept: Array) -> tuple[Array, ...]:
+    """What a turn gives, but 0 in one pair."""
+    return tuple(without(a, at, -1) for a in kept)
+
+
+def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    return a * cos - b * sin, a * sin + b * cos
+
+
+def _pairs(d: int) -> Array:
+    return np.arange(d // 2)
+
+
+SLIPS = mended(
+    _ANGLE,
+    mistake(
+        "floor-division",
+        "the angles are divided with //, which rounds down to whole numbers",
+        "the angles of all pairs but the first are 0",
+        {"angle": lambda place, speeds: np.floor(place * speeds)},
+    ),
+    mistake(
+        "floor-division",
+        "the exponent is divided with //, which rounds down to a whole number",
+        "all pairs but the first turn by the same angle",
+        {"speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) // d)},
+    ),
+    mistake(
+        "rotary-degrees",
+        "the angles are taken for degrees, or turned into degrees; sin and cos take radians",
+        "the pairs turn 57.3 times too slowly, or too fast",
+        {"angle": lambda place, speeds: np.deg2rad(place * speeds)},
+        {"angle": lambda place, speeds: np.rad2deg(place * speeds)},
+        nudge="Rotate [1, 0] at place 1: which angle should it have turned by?",
+        where="what is done to the angle before sin and cos",
+    ),
+    mistake(
+        "rotary-power",
+        "the exponent lacks its brackets: ** comes before * and /, so that theta ** -2 * i / d is"
+        " (theta ** -2) * i / d",
+        "the pairs turn at speeds that are no powers of theta",
+        {"speeds": lambda base, d, width: base ** -(2.0 * _pairs(d)) * d},
+        {"speeds": lambda base, d, width: base ** -(2.0 * _pairs(d)) / d},
+        {"speeds": lambda base, d, width: base ** -(1.0 * _pairs(d)) * d},
+        {"speeds": lambda base, d, width: base ** -(1.0 * _pairs(d)) / d},
+        {"speeds": lambda base, d, width: base**-2 * _pairs(d) / d},
+        {"speeds": lambda base, d, width: base**-2 * 2 * _pairs(d) / d},
+        nudge="What is 2 ** 3 * 2 in Python: 16 or 64?",
+    ),
+    *mended(
+        _ROTATE,
+        mistake(
+            "integer-table",
+            "the rotation is stored in an array of integers, which cuts off its fractions",
+            "queries and keys are whole numbers after the rotation",
+            {"unpair": lambda a, b: np.trunc(joined_halves(a, b))},
+            remedy="new = np.zeros(x.shape)  # of floats: no dtype=int, no np.full(..., 0)",
+            nudge="Print the dtype of what the rotation gives.",
+            where="the array that the rotated numbers are written to",
+        ),
+        *(
+            mistake(
+                "pair-forgotten",
+                f"the {one} pair of numbers is forgotten: it stays 0, or is not turned",
+                "the scores lack what the pair has to say of a distance",
+                {"turn": lambda *given, at=at: _but_one(at, *_turned(*given))},
+                {
+                    "turn": lambda a, b, cos, sin, at=at: _turned(
+                        a, b, without(cos, at, -1, 1), without(sin, at, -1)
+                    )
+                },
+                nudge="Rotate [1, 1, 1, 1] at place 1: which numbers are as they were, or 0?",
+                where="the loop over the pairs: where does it begin and end?",
+            )
+            for at, one in ((-1, "last"), (0, "first"))
+        ),
+    ),
+    nudge="Print the angles of place 1: the first is 1, and the others are ever smaller.",
+    where="the line that makes the angles",
+    alone=True,
 )
