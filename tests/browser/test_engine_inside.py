@@ -7,6 +7,7 @@ from playwright.sync_api import Page
 from qkv.models import Model
 from qkv.see.page.engine import engine_payload
 from qkv.see.page.html import asset
+from text.odd_gaps import ODD
 
 from .edited import Edit
 from .support import Visit
@@ -41,6 +42,25 @@ def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Mo
     assert len(wrong) < 700
     usual = [range(0x600), range(0x2000, 0x2E43), range(0x2E5E, 0xA000), range(0x1F000, 0x20000)]
     assert [one for one in wrong if any(ord(one) in part for part in usual)] == []
+
+
+def test_gaps_are_the_librarys(visit: Visit, model: Model) -> None:
+    page, rules = bare(visit), model.tokenizer.rules
+    found = page.evaluate(
+        """([file, texts]) => {
+          const tokenizer = readTokenizer(file);
+          const marks = (text, place) => Array.from(text.slice(0, place)).length;
+          const told = (text) => ({ token, start, end }) =>
+            [token, marks(text, start), marks(text, end)];
+          return texts.map((text) => [...tokensOf(tokenizer, text)].map(told(text)));
+        }""",
+        [rules, [text for text, _ in ODD]],
+    )
+    for (text, gaps), tokens in zip(ODD, found, strict=True):
+        own = model.tokenize(text)
+        spans = zip(own.tokens, own.offsets, own.special, strict=True)
+        assert tokens == [[token, *span] for token, span, special in spans if not special], text
+        assert [tuple(span) for token, *span in tokens if token == "[MASK]"] == gaps, text
 
 
 def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) -> None:

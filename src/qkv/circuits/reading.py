@@ -30,7 +30,9 @@ class _Reader:
 
     def __init__(self, model: Model, call: str) -> None:
         self.model, self.call = model, call
-        self.truncator = model.tokenizer and Truncator(model.tokenizer, model.max_seq_length)
+        self.truncator = model.tokenizer and Truncator(
+            model.tokenizer, model.max_seq_length, model.mask
+        )
 
     def checked(self, text: Any, number: int) -> str | Array:
         """A text that can be read, or ids that are the model's."""

@@ -58,7 +58,9 @@ def guess(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """The likeliest words where TEXT has [MASK], or, of a decoder, behind TEXT.
+    """The likeliest words where TEXT has [MASK] or _, or, of a decoder, behind TEXT.
+
+    A gap is also "?" behind a blank and before more of TEXT: "The oak is a small ?."
 
     What is given with --hide and --ablate is gone in a second run, whose words stand beside those
     of the first. Without TEXT: a sentence chosen because its guess changes for a plain reason.

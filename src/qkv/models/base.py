@@ -241,16 +241,31 @@ class ModelBase:
         """How many query heads each layer has; none where there is no layer."""
         return self._body.layers[0].attn.num_heads if self._body.layers else 0
 
+    @property
+    def mask(self) -> str | None:
+        """The token that a gap of a text is read as; None for a decoder, or without such a token.
+
+        A gap is "[MASK]", "[mask]", "_" or more of them that touch no letter or digit, or "?"
+        behind a blank and before more of the text. `encode` and `rank` read texts as they are.
+
+        >>> import qkv
+        >>> model = qkv.load()
+        >>> model.mask, model.tokenize("A small ?.").tokens
+        ('[MASK]', ['[CLS]', 'a', 'small', '[MASK]', '.', '[SEP]'])
+        """
+        return None if self.tokenizer is None or self._body.generates else self.tokenizer.mask
+
     def tokenize(self, text: str) -> Tokenized:
         """The tokens of a text, whole: `trace` and `encode` cut it at `max_seq_length`.
 
-        Of a text of over a million characters those of the beginning, and a warning says so.
+        Of a text of over a million characters those of the beginning, and a warning says so. A gap
+        in the text is the mask token (`mask`).
 
         Raises:
             ValueError: the model has no tokenizer.
         """
         text = check_text(text, call="tokenize", name="text")
-        truncator = Truncator(self._need_tokenizer("tokenize"), None)
+        truncator = Truncator(self._need_tokenizer("tokenize"), None, self.mask)
         [found] = truncator([self._sentence.prepared(text)])
         truncator.cut.warn()
         return found
@@ -376,7 +391,7 @@ class ModelBase:
         """Whether it is one text, and the tokens of each; ids are taken as they are."""
         single, strings, batch = self._given(texts, call, first)
         if strings:
-            truncator = Truncator(self._need_tokenizer(call), self.max_seq_length)
+            truncator = Truncator(self._need_tokenizer(call), self.max_seq_length, self.mask)
             batch = truncator([self._sentence.prepared(text) for text in strings])
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):

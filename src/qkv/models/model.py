@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,8 +30,9 @@ from qkv.models.tasks.sampling import Sampling
 from qkv.models.tasks.spelling import TextStream, check_stop, spelled
 from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import Names, layers_to_run, names_to_keep
-from qkv.models.tasks.truncation import Cut, counting
+from qkv.models.tasks.truncation import Cut, callers, counting
 from qkv.text import Tokenized
+from qkv.text.tokenized import told_unknown
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import kept_unasked
 
@@ -537,8 +539,9 @@ class Model(ComparingModel):
         front where it continues the word before.
 
         Args:
-            text: one text, in which an encoder's mask token ("[MASK]", or as the model spells it)
-                stands wherever a word is missing; or the ids of its tokens, (T,) or (1, T).
+            text: one text, in which an encoder has a gap wherever a word is missing: its mask
+                token, or another way to write one (`mask`); or the ids of its tokens, (T,) or
+                (1, T).
             top_k: how many words.
             ablate: heads to go without, as in `trace`.
             hide: words and places that no token may look at, as in `trace`.
@@ -562,6 +565,10 @@ class Model(ComparingModel):
         (3, True)
         """
         tokens, places = self.blanks(text)
+        unknown, tokenizer = tokens.unknown(), self.tokenizer
+        if unknown and tokenizer is not None and tokenizer.unknown is not None:
+            said = told_unknown(unknown, tokenizer.unknown).removeprefix("The ").rstrip(".")
+            warnings.warn(f"predict: the {said}", UserWarning, stacklevel=callers())
         return self.guesses(tokens, places, top_k, ablate=ablate, hide=hide, edit=edit)
 
     def blanks(self, text: Any) -> tuple[Tokenized, list[int]]:
@@ -582,6 +589,7 @@ class Model(ComparingModel):
             prepared=self._sentence.prepared,
             rows=len(self._body.embedding.table),
             limit=self.max_seq_length,
+            mask=self.mask,
             cuts=not self.generates,
         )
         tokens = self._with_names(tokens)

@@ -33,6 +33,37 @@ class Tokenized:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def unknown(self) -> list[str]:
+        """What stands in the text where the tokens are that of an unknown word, each once."""
+        return unknown_in(self.tokens, self.offsets, self.text)
+
+
+UNKNOWN = ("[unk]", "<unk>")  # tokens, in lower case, that stand for an unknown word
+
+
+def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str) -> list[str]:
+    """What stands in a text where a model reads the token of an unknown word, each once.
+
+    >>> unknown_in(["the", "[UNK]", "."], [(0, 3), (4, 6), (6, 7)], "the Ж!.")
+    ['Ж!']
+    """
+    spans = [span for token, span in zip(tokens, offsets, strict=False) if token.lower() in UNKNOWN]
+    found = (text[start:end].strip() for start, end in spans)
+    return [one for one in dict.fromkeys(found) if one and one.lower() not in UNKNOWN]
+
+
+def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
+    """That a model does not know parts of a text, in a sentence.
+
+    >>> told_unknown(["Ж", "🙂"], "[UNK]")
+    'The model does not know Ж and 🙂: it reads [UNK] there.'
+    """
+    shown = [f"{one:.20}" for one in unknown[:most]]
+    if len(unknown) > most:
+        shown.append(f"{len(unknown) - most} more")
+    listed = " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    return f"The model does not know {listed}: it reads {token} there."
+
 
 def is_piece(token: str) -> bool:
     """Whether a token continues the word before it, as WordPiece marks it ("##ing").

@@ -29,6 +29,7 @@ def one_text(
     prepared: Callable[[str], str],
     rows: int,
     limit: int | None,
+    mask: str | None,
     cuts: bool,
 ) -> Tokenized:
     """The tokens of the one text to guess in, a string or ids.
@@ -40,6 +41,7 @@ def one_text(
         prepared: makes of a text what the tokenizer is to have.
         rows: how many the token table has.
         limit: the most tokens of a text, None for no limit.
+        mask: what a gap of a text is read as, None where there is none.
         cuts: whether a longer text is cut, with a warning, or refused.
 
     Raises:
@@ -57,13 +59,12 @@ def one_text(
         raise TypeError(f"predict: text is a list of {len(text)}: give one text at a time")
     tokenizer = need_tokenizer("predict")
     text = check_text(text, call="predict", name="text")
-    truncator = Truncator(tokenizer, limit if cuts else None)
+    truncator = Truncator(tokenizer, limit if cuts else None, mask)
     [tokens] = truncator([prepared(text)])
-    mask = tokenizer.mask
-    if truncator.cut.count and mask is not None and mask in text and mask not in tokens.tokens:
+    if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(
-            f"predict: {mask} stands behind the first {limit} tokens, and {name} reads no more "
-            "of a text: shorten it"
+            f"predict: the gap is beyond the first {limit} tokens, and {name} reads no more of a "
+            "text: shorten it"
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:
@@ -93,7 +94,7 @@ def mask_places(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> li
     if not places:
         raise ValueError(
             f"predict: the text has no mask token, and {name} guesses words at these: write {mask} "
-            f'where a word is missing, as "I sat on the {mask}."'
+            f'where a word is missing, as "I sat on the {mask}.", or _'
         )
     return places
 

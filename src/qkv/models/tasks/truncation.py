@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 
 from qkv.text import Tokenized, Tokenizer
+from qkv.text.gaps import masked
 
 MOST = 2**20  # characters of a text that are read
 ROOM = 8  # characters for each token of the limit, of what is looked at first
@@ -30,6 +31,7 @@ class Cut:
         torn: how many were cut to a million characters first.
         longest: the most tokens that a text had.
         unread: the most characters of a text whose tokens were not all counted.
+        gaps: how many had a mask token behind the limit.
     """
 
     limit: int | None
@@ -38,6 +40,7 @@ class Cut:
     torn: int = 0
     longest: int = 0
     unread: int = 0
+    gaps: int = 0
 
     def __add__(self, other: Cut) -> Cut:
         return Cut(
@@ -47,6 +50,7 @@ class Cut:
             self.torn + other.torn,
             max(self.longest, other.longest),
             max(self.unread, other.unread),
+            self.gaps + other.gaps,
         )
 
     def warn(self) -> None:
@@ -62,6 +66,10 @@ class Cut:
         cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
         cut[f"{MOST:,} characters"] = self.torn
         said = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
+        if self.gaps:
+            first = f"{MOST:,} characters" if self.limit is None else f"{self.limit} tokens"
+            whose = "the gap" if self.total == 1 else f"in {self.gaps} of them a gap"
+            said[-1] += f"; {whose} is beyond the first {first} and is not read"
         if said:
             warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
 
@@ -88,6 +96,7 @@ class Truncator:
     Args:
         tokenizer: the model's.
         limit: the most tokens of a text; None for no limit.
+        mask: what a gap of a text is read as (`qkv.text.gaps`); None for what is written there.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -95,11 +104,25 @@ class Truncator:
     [['the', 'cat'], ['sat', 'sat']]
     """
 
-    def __init__(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        self._tokenizer, self.cut = tokenizer, Cut(limit)
+    def __init__(self, tokenizer: Tokenizer, limit: int | None, mask: str | None = None) -> None:
+        self._tokenizer, self.cut, self._mask = tokenizer, Cut(limit), mask
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, none of them more than the limit."""
+        read = [masked(text, self._mask) for text in texts]
+        batch = self._cut([one.text for one in read])
+        for one, tokens in zip(read, batch, strict=True):
+            end = max((end for _, end in tokens.offsets), default=0)
+            self.cut.gaps += bool(one.starts) and one.starts[-1] >= end
+        return [
+            replace(tokens, offsets=[one.given(*span) for span in tokens.offsets])
+            if one.gaps
+            else tokens
+            for one, tokens in zip(read, batch, strict=True)
+        ]
+
+    def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
+        """The same of texts whose gaps are written as the mask token."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)

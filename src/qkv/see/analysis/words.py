@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.text.tokenized import is_piece, plain_tokens, without_blanks
+from qkv.text.tokenized import (
+    UNKNOWN,
+    is_piece,
+    plain_tokens,
+    told_unknown,
+    without_blanks,
+)
 
 Span = tuple[int, int, str]
 
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
 _BEFORE_MARK = re.compile(r" (?=[.,;:!?)\]}%](?: |$))")
-UNKNOWN = ("[unk]", "<unk>")
 # English words that join others, and what tokenizers leave of them around an apostrophe.
 _FUNCTION = """
 a an the this that these those some any no none every each either neither both all few many much
@@ -190,8 +195,15 @@ def words_of(
     return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
 
 
-def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") -> list[str]:
+def explained(
+    tokens: Sequence[str],
+    special: Sequence[bool],
+    name: str = "",
+    written: Sequence[str] = (),
+) -> list[str]:
     """What a reader should know of the tokens of a text, in sentences; `name` is the text's.
+
+    `written` is what stands in the text where a token is that of an unknown word.
 
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
@@ -209,7 +221,8 @@ def explained(tokens: Sequence[str], special: Sequence[bool], name: str = "") ->
         marked = ": ## marks a piece that goes on the word before" if "##" in pieces[-1] else ""
         found.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
     if unknown:
-        found.append(f"{unknown[0]} is what the model has no token for, whichever word it was.")
+        untold = f"{unknown[0]} is what the model has no token for, whichever word it was."
+        found.append(told_unknown(written, unknown[0]) if written else untold)
     odd = sum(end - first - 1 for first, end, _ in cut) + len(unknown)
     size = len(tokens) - sum(special)
     if 5 * odd > size:

@@ -61,7 +61,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
         "most": model.max_seq_length,
         "words": names,
         "next": model.generates,
-        "mask": None if tokenizer is None or model.generates else tokenizer.mask,
+        "mask": model.mask,
         "plain": plain,
         "scales": scales,
     }

@@ -79,7 +79,9 @@ class GuessView(View):
         return f"{which}: {'; '.join(firsts)}"
 
     def _headings(self) -> list[Heading]:
-        return [Heading(list(self.tokens.tokens), list(self.tokens.special), self.model)]
+        tokens = self.tokens
+        names, special = list(tokens.tokens), list(tokens.special)
+        return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:
         """`before` and `after` are the words of one place; `after` is None where nothing changed.
@@ -124,8 +126,8 @@ def guess(
     those of `Model.predict`.
 
     Args:
-        text: with the model's mask token where a word is missing; of a decoder any text. Or one of
-            `stories()`, which says itself what is hidden or left out.
+        text: with a gap where a word is missing, as `Model.mask` has it; of a decoder any text; or
+            one of `stories()`, which says itself what is hidden or left out.
         model: the model, or its name; if left out the default model, of a story the one that it
             is told of.
         top_k: how many words.
@@ -156,7 +158,7 @@ def guess(
     (text,) = texts_of([text], "guess")
     used = model_of(model, [text])
     tokens, places = used.blanks(text)
-    mask = next((mask for mask in MASKS if mask in text), None)
+    mask = next((mask for mask in MASKS if mask.lower() in text.lower()), None)
     if used.generates and mask is not None and mask not in tokens.tokens:
         raise ValueError(
             f"guess: {used.name} guesses what comes next and has no {mask}: end the text where "

@@ -33,6 +33,7 @@ from qkv.see.draw.panels import (
 )
 from qkv.see.page.payload import start_at, text_payload
 from qkv.see.views.view import Heading, View
+from qkv.text.tokenized import unknown_in
 from qkv.trace import Trace
 
 EACH_ROW = "each row: what this token looks at; a row sums to 1"
@@ -153,7 +154,8 @@ def link_in_words(heads: Heads, head: ChosenHead) -> str:
 
 def heading_of(trace: Trace, name: str = "") -> Heading:
     """The text of a trace as a heading."""
-    return Heading(list(trace.tokens), list(trace.special), trace.model, name)
+    unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
+    return Heading(list(trace.tokens), list(trace.special), trace.model, name, unknown)
 
 
 def weights_map(

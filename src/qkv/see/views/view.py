@@ -41,12 +41,16 @@ def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 class Heading(NamedTuple):
-    """A text that a view is of: its tokens, which of them are special, its model, its name."""
+    """A text that a view is of: its tokens, which of them are special, its model, its name.
+
+    `unknown` is what stands in it where a token is that of an unknown word.
+    """
 
     tokens: list[str]
     special: list[bool]
     model: str = ""
     name: str = ""
+    unknown: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -106,7 +110,9 @@ class View(ABC):
         """What a reader should know of the models and of the tokens: pieces, unknown words."""
         texts = self._headings()
         pieces = [
-            note for text in texts for note in explained(text.tokens, text.special, text.name)
+            note
+            for text in texts
+            for note in explained(text.tokens, text.special, text.name, text.unknown)
         ]
         if len({text.model for text in texts}) < 2:
             return pieces

@@ -225,7 +225,8 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     try:
         if isinstance(body.input, str):
             assert model.tokenizer is not None
-            [found] = Truncator(model.tokenizer, model.max_seq_length)([model.prepared(body.input)])
+            truncator = Truncator(model.tokenizer, model.max_seq_length, model.mask)
+            [found] = truncator([model.prepared(body.input)])
             if all(found.special):
                 raise ValueError("the text is empty: there is no word in it")
             return found

@@ -8,7 +8,7 @@
  * @typedef {{mark: string, start: number, end: number}} Mark
  * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
  * @typedef {{normalizer: Record<string, any>, words: Map<string, number>, ids: Map<string, number>, names: string[],
- *            apart: RegExp | null, unknown: string, prefix: string, longest: number, before: Token[], after: Token[]}} Tokenizer
+ *            apart: RegExp | null, mask: string | null, unknown: string, prefix: string, longest: number, before: Token[], after: Token[]}} Tokenizer
  * `words` is what pieces are looked up in; `ids` has the special tokens too, and `names` is the way back.
  */
 
@@ -17,6 +17,7 @@ const KEPT = "\t\n\r"; // control characters that are blanks
 const BLANK = /\p{White_Space}/u;
 const ACCENT = /\p{Mn}/u; // a mark that stands over or under the letter before it
 const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/u; // and the signs of ASCII, which Unicode calls symbols
+const GAP = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?![ \t\r\n]*$)/gu; // as in text/gaps.py
 const CHINESE = [0x3400, 0x4dbf, 0x4e00, 0x9fff, 0xf900, 0xfaff, 0x20000, 0x2a6df, 0x2a700, 0x2b81f, 0x2b920, 0x2ceaf, 0x2f800, 0x2fa1f];
 
 /**
@@ -45,6 +46,7 @@ function readTokenizer(file) {
     words,
     ids,
     names,
+    mask: ids.has("[MASK]") ? "[MASK]" : null,
     unknown: file.model.unk_token,
     prefix: file.model.continuing_subword_prefix,
     longest: file.model.max_input_chars_per_word,
@@ -72,17 +74,31 @@ function tokenize(tokenizer, text, most) {
 }
 
 /**
- * The tokens of a text in their order; a special one that is spelled out, as "[MASK]", is not looked into.
+ * The gaps of a text, where a word is missing: "[MASK]", "[mask]", "_" or more of them that touch no letter or digit, "?"
+ * behind a blank and before more of the text.
+ * @param {string} text
+ * @returns {[number, number][]}  [start, end]
+ */
+function gapsOf(text) {
+  return Array.from(text.matchAll(GAP), (found) => [found.index, found.index + found[0].length]);
+}
+
+/**
+ * The tokens of a text in their order: a gap is the mask token; a special one that is spelled out is not looked into.
  * @param {Tokenizer} tokenizer
  * @param {string} text
  * @returns {Generator<Token>}
  */
 function* tokensOf(tokenizer, text) {
+  const { mask, apart, ids } = tokenizer;
+  const whole = Array.from(apart ? text.matchAll(apart) : [], (found) => [found.index, found.index + found[0].length, found[0]]);
+  const gaps = mask ? gapsOf(text).map((span) => [...span, mask]) : [];
   let last = 0;
-  for (const found of tokenizer.apart ? text.matchAll(tokenizer.apart) : []) {
-    yield* piecesOf(tokenizer, text.slice(last, found.index), last);
-    last = found.index + found[0].length;
-    yield { id: tokenizer.ids.get(found[0]), token: found[0], start: found.index, end: last, special: false };
+  for (const [start, end, token] of [...gaps, ...whole].sort((one, other) => one[0] - other[0])) {
+    if (start < last) continue; // the mask token itself is both
+    yield* piecesOf(tokenizer, text.slice(last, start), last);
+    yield { id: ids.get(token), token, start, end, special: false };
+    last = end;
   }
   yield* piecesOf(tokenizer, text.slice(last), last);
 }

@@ -1,0 +1,60 @@
+"""Find the gaps of a text: how a missing word may be typed, whatever the model's mask token is."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank and before
+# more of the text. `gapsOf` in see/page/assets/engine/wordpiece.js has the same.
+GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A text whose gaps are written as a mask token.
+
+    Attributes:
+        text: with the mask token in place of each gap.
+        gaps: where the gaps are in the text as it was given, (start, end) in characters.
+        starts: where their mask tokens begin in `text`.
+        mask: the mask token.
+    """
+
+    text: str
+    gaps: list[tuple[int, int]]
+    starts: list[int]
+    mask: str
+
+    def given(self, start: int, end: int) -> tuple[int, int]:
+        """Which characters of the given text `text[start:end]` stands for."""
+        return self._given(start, 0), self._given(end, 1)
+
+    def _given(self, place: int, side: int) -> int:
+        """A place of `text` in the given text; inside a mask token the start or end of its gap."""
+        number = bisect_right(self.starts, place - side) - 1
+        if number < 0:
+            return place
+        beyond = place - self.starts[number] - len(self.mask)
+        return self.gaps[number][1] + beyond if beyond >= 0 else self.gaps[number][side]
+
+
+def masked(text: str, mask: str | None) -> Masked:
+    """Write the gaps of a text as the mask token; None leaves the text as it is.
+
+    >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
+    'The oak is a small [MASK]. Is it ?'
+    >>> found = masked("snake_case ___ [mask]", "<mask>")
+    >>> found.text, found.given(11, 17)
+    ('snake_case <mask> <mask>', (11, 14))
+    """
+    if mask is None:
+        return Masked(text, [], [], "")
+    pattern = re.compile(f"{re.escape(mask)}|{GAP}")
+    gaps = [found.span() for found in pattern.finditer(text)]
+    starts, shift = [], 0
+    for first, end in gaps:
+        starts.append(first + shift)
+        shift += len(mask) - (end - first)
+    return Masked(pattern.sub(lambda _: mask, text), gaps, starts, mask)
