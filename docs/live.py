@@ -170,7 +170,7 @@ def in_notebook(text: str, options: dict[str, str], body: str) -> str:
             todo.append(f"hide *{words[edit['token']]}*")
         else:
             usual = (model().dim / model().num_heads) ** -0.5  # what stands for temperature 1
-            todo.append(f"move *Temperature* to {usual / edit['value']:.2f}")
+            todo.append(f"move *Attention temperature* to {usual / edit['value']:.2f}")
     if state.get("beside"):
         todo.append("press *Beside the original*")
     call = f"Run `qkv.play({json.dumps(text, ensure_ascii=False)})` in a cell of its own"

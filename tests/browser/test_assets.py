@@ -13,7 +13,7 @@ from qkv.see.page.html import asset
 
 ASSETS = Path(qkv.see.__file__).parent / "page" / "assets"
 SCRIPTS = sorted(str(path.relative_to(ASSETS)) for path in ASSETS.rglob("*.js"))
-_OWN = ("wordpiece", "edits", "engine", "worker", "door")
+_OWN = ("gaps", "wordpiece", "edits", "engine", "worker", "door")
 ENGINE = [f"engine/{name}.js" for name in _OWN]  # a script of their own
 SERVER = "engine/server.js"  # of a page that a server shows, which it asks
 KINDS = {kind: [f"{name}.js" for name in names] for kind, names in OF_KIND.items()}

@@ -13,10 +13,12 @@ from .edited import Edit
 from .support import Visit
 from .test_engine import EDITS, TEXT
 
+_SCRIPTS = ("gaps", "wordpiece", "edits", "engine")
+
 
 def bare(visit: Visit) -> Page:
     """A page with the scripts of the worker and no worker."""
-    scripts = "\n".join(asset(f"engine/{name}.js") for name in ("wordpiece", "edits", "engine"))
+    scripts = "\n".join(asset(f"engine/{name}.js") for name in _SCRIPTS)
     return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
 
 

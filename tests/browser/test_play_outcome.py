@@ -23,7 +23,7 @@ CAUSES = {
     "mask": "With The hidden from river",
     "causal": "With nothing seen of what follows a word",
     "ablate": "Without head 1.3",
-    "scale": "With scores times 0.40",
+    "scale": "At attention temperature 0.44",
     "row": "With the weights of ? in head 2.0 set by hand",
     "swap": "With money in place of river",
 }

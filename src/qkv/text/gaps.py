@@ -7,7 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 # "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank and before
-# more of the text. `gapsOf` in see/page/assets/engine/wordpiece.js has the same.
+# more of the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 

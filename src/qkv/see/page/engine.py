@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST = 16_000_000  # bytes of a page
 ROOM = 500_000  # bytes of it that are not the model
-_COMPUTE = ("wordpiece", "edits", "engine", "worker")
+_COMPUTE = ("gaps", "wordpiece", "edits", "engine", "worker")
 _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
 

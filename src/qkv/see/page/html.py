@@ -46,7 +46,7 @@ _PARTS = (
     "cards",
     "frame",
 )
-_LIVE = ("engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
+_LIVE = ("engine/gaps", "engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
 _RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")
 SCRIPTS = {
     "show": (*_HEAD, *_RECORDED, "parts/map", "parts/head", "parts/received", "pages/show"),

@@ -32,6 +32,7 @@
  * @property {Second | null} second  of the second text, see parts/second.js
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
+ * @property {string} sentence  the text that the model reads: with the words that are swapped for others
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
  */
 
@@ -82,14 +83,15 @@ function playStore(data, heard) {
    * @param {{undo?: boolean}} options  whether it can be taken back, where it changes the text or the edits
    */
   function set(patch, { undo: keep = true } = {}) {
-    const next = stateOf({ ...state, ...patch });
-    const changed = Object.keys(patch).filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
+    const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
+    const told = alone && !carry && shown ? shown.state.edits.filter(isSwap) : []; // what a new text has as its own words
+    const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
+    const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
     if (!changed.length) return;
     if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? shown.state : state);
     if (past.length > 200) past.shift();
     if (changed.includes("text")) {
-      const alone = !["edits", "place", "query"].some((name) => name in patch);
-      carry = alone ? carry ?? (shown && { text: shown.state.text, run: shown.run }) : null;
+      carry = alone ? carry ?? (shown && { text: shown.sentence, run: shown.run }) : null;
       state = alone && carry ? next : stateOf({ ...next, edits: [], place: null, query: null, ...patch });
     } else state = next;
     follow(changed);
@@ -148,11 +150,12 @@ function playStore(data, heard) {
     const key = JSON.stringify([text, place, layer]);
     const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
     const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
-    original.words ??= wordsOf(text, original);
-    run.words = original.words;
+    original.words ??= wordsOf(text, original, model);
+    const read = withSwaps(text, original, edits);
+    if (run !== original) [run.offsets, run.words] = [read.offsets, wordsOf(read.text, { ...run, ...read }, model)];
     unchanged = { key, run: original };
     const second = await secondOf(self.engine, state, tokens.run, model, signal);
-    return { state, run, original, second };
+    return { state, run, original, second, sentence: read.text };
   }
 
   /** What the state asks for cannot be: the last that could be stands again. */
@@ -191,9 +194,9 @@ function playStore(data, heard) {
 
   function tell() {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
-    const { run = null, original = null, second = null } = shown ?? {};
+    const { run = null, original = null, second = null, sentence = "" } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    drawn = heard({ state: said, model, run, original, second, busy: Boolean(going), error, words: run?.words ?? [] });
+    drawn = heard({ state: said, model, run, original, second, sentence, busy: Boolean(going), error, words: run?.words ?? [] });
   }
 
   /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
@@ -249,9 +252,10 @@ function stateOf(fields) {
  * The words of a text as tokens: [first, last + 1, word]. What the tokenizer put in is left out.
  * @param {string} text
  * @param {Run} run  of this text, without edits
+ * @param {any} model
  * @returns {[number, number, string][]}
  */
-function wordsOf(text, { tokens, offsets, special }) {
+function wordsOf(text, { tokens, offsets, special }, model) {
   const found = [];
   tokens.forEach((token, t) => {
     if (special[t]) return;
@@ -260,7 +264,40 @@ function wordsOf(text, { tokens, offsets, special }) {
     if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
     else found.push([t, t + 1, ""]);
   });
-  return found.map(([first, last]) => [first, last, text.slice(offsets[first][0], offsets[last - 1][1]).trim()]);
+  const name = (first, last) => text.slice(offsets[first][0], offsets[last - 1][1]).trim();
+  return found.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
+}
+
+/** @param {Edit} edit */
+function isSwap({ op }) {
+  return op === "swap";
+}
+
+/**
+ * A text with the words that are swapped for others, and where each token stands in it.
+ * @param {string} text
+ * @param {Run} run  of this text, without edits
+ * @param {Edit[]} edits
+ * @returns {{text: string, offsets: [number, number][]}}
+ */
+function withSwaps(text, { offsets }, edits) {
+  const put = new Map(edits.filter(isSwap).map(({ token, with: name }) => [token, name]));
+  if (!put.size) return { text, offsets };
+  let [found, last] = ["", 0];
+  /** @type {[number, number][]} */
+  const moved = offsets.map(([start, end], t) => {
+    if (start === end) return [start, end]; // the tokenizer put it in
+    const own = text.slice(start, end);
+    found += text.slice(last, start);
+    last = end;
+    const name = put.has(t) ? plainName(put.get(t)).replace(/^##(?=.)/, "") : own.trimStart();
+    const begins = put.has(t) && !put.get(t).startsWith("##") && /[\p{L}\p{N}]$/u.test(found) && /^[\p{L}\p{N}]/u.test(name);
+    found += own.slice(0, own.length - own.trimStart().length) || (begins ? " " : "");
+    const first = found.length;
+    found += name;
+    return [first, found.length];
+  });
+  return { text: found + text.slice(last), offsets: moved };
 }
 
 /** Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters. */
@@ -298,7 +335,7 @@ function usualPlace(text, run, model) {
   if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
   const mask = run.tokens.findIndex((token, t) => token === maskOf(model) && !run.special[t]);
   if (mask >= 0) return mask;
-  return wordsOf(text, run).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
+  return wordsOf(text, run, model).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
 }
 
 /** Where a token of one text is in another that begins or ends alike; null where it is not there. */

@@ -1,5 +1,5 @@
 // The door to the model that is in the page: globalThis.qkv. Behind it is a worker, made of the scripts that stand
-// in `compute` (wordpiece.js, edits.js, engine.js, worker.js), since a page that was opened from a file has no other.
+// in `compute` (gaps.js, wordpiece.js, edits.js, engine.js, worker.js), since a page that was opened from a file has no other.
 
 /**
  * What a run gives. D is the size of a vector, V that of the vocabulary, n how many places were asked for.

@@ -17,7 +17,6 @@ const KEPT = "\t\n\r"; // control characters that are blanks
 const BLANK = /\p{White_Space}/u;
 const ACCENT = /\p{Mn}/u; // a mark that stands over or under the letter before it
 const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/u; // and the signs of ASCII, which Unicode calls symbols
-const GAP = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?![ \t\r\n]*$)/gu; // as in text/gaps.py
 const CHINESE = [0x3400, 0x4dbf, 0x4e00, 0x9fff, 0xf900, 0xfaff, 0x20000, 0x2a6df, 0x2a700, 0x2b81f, 0x2b920, 0x2ceaf, 0x2f800, 0x2fa1f];
 
 /**
@@ -74,16 +73,6 @@ function tokenize(tokenizer, text, most) {
 }
 
 /**
- * The gaps of a text, where a word is missing: "[MASK]", "[mask]", "_" or more of them that touch no letter or digit, "?"
- * behind a blank and before more of the text.
- * @param {string} text
- * @returns {[number, number][]}  [start, end]
- */
-function gapsOf(text) {
-  return Array.from(text.matchAll(GAP), (found) => [found.index, found.index + found[0].length]);
-}
-
-/**
  * The tokens of a text in their order: a gap is the mask token; a special one that is spelled out is not looked into.
  * @param {Tokenizer} tokenizer
  * @param {string} text
@@ -91,11 +80,11 @@ function gapsOf(text) {
  */
 function* tokensOf(tokenizer, text) {
   const { mask, apart, ids } = tokenizer;
-  const whole = Array.from(apart ? text.matchAll(apart) : [], (found) => [found.index, found.index + found[0].length, found[0]]);
-  const gaps = mask ? gapsOf(text).map((span) => [...span, mask]) : [];
+  const named = Array.from(apart ? text.matchAll(apart) : [], ({ 0: token, index }) => ({ token, start: index, end: index + token.length }));
+  const gaps = mask ? gapsOf(text).map((gap) => ({ ...gap, token: mask })) : [];
   let last = 0;
-  for (const [start, end, token] of [...gaps, ...whole].sort((one, other) => one[0] - other[0])) {
-    if (start < last) continue; // the mask token itself is both
+  for (const { token, start, end } of [...gaps, ...named].sort((one, other) => one.start - other.start)) {
+    if (start < last) continue; // a mask token that is spelled out is both
     yield* piecesOf(tokenizer, text.slice(last, start), last);
     yield { id: ids.get(token), token, start, end, special: false };
     last = end;

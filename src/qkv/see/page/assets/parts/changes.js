@@ -1,5 +1,5 @@
 // What the reader has changed, in words, each to be taken back; and the changes that are made for the whole model at
-// once: which tokens see which, and the temperature.
+// once: which tokens see which, and the temperature of attention.
 
 const WINDOWS = [1, 2, 4, 8];
 
@@ -38,7 +38,7 @@ function changesPart(ui, store) {
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */
-function inWords({ state: { edits, layer: shownLayer }, original, words, model }) {
+function inWords({ state: { edits }, run, original, words, model }) {
   const found = [];
   const put = (key, edit, say) => {
     const known = found.find((one) => one.key === key);
@@ -47,19 +47,20 @@ function inWords({ state: { edits, layer: shownLayer }, original, words, model }
   };
   const nameOf = (token) => {
     const own = words.find(([first, last]) => token >= first && token < last);
-    return own ? [own[0], own[2]] : [token, original.tokens[token]];
+    return own ? [own[0], own[2]] : [token, run.tokens[token]];
   };
-  const named = (token) => word(nameOf(token)[1] === maskOf(model) ? "?" : nameOf(token)[1]);
+  const plain = (name) => word(name === maskOf(model) ? "?" : name);
+  const named = (token) => plain(nameOf(token)[1]);
   /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
     const { op, token, query, layer, value } = edit;
     if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
-    else if (op === "swap") put(`swap ${token}`, edit, () => [named(token), " → ", word(edit.with === maskOf(model) ? "?" : edit.with)]);
+    else if (op === "swap") put(`swap ${token}`, edit, () => [plain(nameIn(original, token)), " → ", plain(plainName(edit.with))]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
-    else if (op === "scale") put("scale", edit, () => ["temperature ", number(usualScale(model, shownLayer) / value)]);
+    else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
@@ -114,6 +115,15 @@ function usualScale(model, layer) {
   return model.scales?.[layer][1] ?? 1 / Math.sqrt(model.dim / model.heads);
 }
 
+/**
+ * What a scale of scores is in words: how hot the softmax of attention is, not that of the words. Where layers have scales of
+ * their own, no one temperature is that of all.
+ */
+function heatWords(model, value) {
+  const [usual, ...others] = range(0, model.layers).map((layer) => usualScale(model, layer));
+  return others.some((other) => other !== usual) ? `attention scores times ${number(value)}` : `attention temperature ${number(usual / value)}`;
+}
+
 /** How spread out a row of weights is, in bits. */
 function entropyOf(row) {
   let total = 0;
@@ -143,5 +153,5 @@ function temperature(ui, store) {
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
     fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
   };
-  return { node: el("span", { class: "control heat" }, el("label", { for: id }, "Temperature"), slider, said), update };
+  return { node: el("span", { class: "control heat" }, el("label", { for: id }, "Attention temperature"), slider, said), update };
 }

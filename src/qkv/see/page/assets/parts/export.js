@@ -108,11 +108,11 @@ function sheetsOf(name, now, data, part) {
  * @param {any} part
  */
 function aboutPart(name, now, store, part) {
-  const { state, model, run, second } = now;
+  const { state, model, run, second, sentence } = now;
   if (!run || (name === "second" && !second)) return null;
   const changes = inWords(now).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));
-  const texts = name === "second" ? [state.text, second.text] : [state.text];
+  const texts = name === "second" ? [sentence, second.text] : [sentence];
   const caption = [texts.map((text) => `“${visible(text)}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
   const called = name === "head" ? `head-${state.layer}.${state.head}` : name;
-  return { name: called, text: state.text, caption, numbers: sheetsOf(name, now, store.data, part) };
+  return { name: called, text: sentence, caption, numbers: sheetsOf(name, now, store.data, part) };
 }

@@ -192,13 +192,14 @@ function causeOf(now) {
   for (const { layer, head } of of("ablate"))
     clauses.push([head === undefined || head === null ? `without the heads of layer ${layer}` : `without head ${layer}.${head}`]);
   for (const edit of of("swap")) {
-    const old = { word: nameAt(now, edit.token) };
+    const was = nameIn(now.original, edit.token);
+    const old = { word: was === maskOf(now.model) ? "?" : was };
     if (edit.with === maskOf(now.model)) clauses.push(["with ", old, " masked"]);
-    else clauses.push(["with ", { word: edit.with }, " in place of ", old]);
+    else clauses.push(["with ", { word: plainName(edit.with) }, " in place of ", old]);
   }
   if (of("causal").length) clauses.push(["with nothing seen of what follows a word"]);
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
-  if (of("scale").length) clauses.push([`with scores times ${number(of("scale").at(-1).value)}`]);
+  if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
   if (of("row").length) clauses.push(rowsOf(now, of("row")));
   if (clauses.length > 2) return ["with all these changes"];
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
@@ -219,10 +220,14 @@ function rowsOf(now, edits) {
   return ["with the weights of ", { word: nameAt(now, query) }, ` in head ${layer}.${head} set by hand`];
 }
 
-/** The name of a token for a reader: the word that it is, or is a part of; as it was before any swap. */
+/** The word of a run that a token is, or is a part of. */
+function nameIn({ words = [], tokens }, token) {
+  return words.find(([first, end]) => first <= token && token < end)?.[2] ?? tokens[token];
+}
+
+/** The name of a token for a reader: its word as the model reads it, with any swap. */
 function nameAt(now, token) {
-  const span = (now.words ?? []).find(([first, end]) => first <= token && token < end);
-  const name = span?.[2] ?? now.original.tokens[token];
+  const name = nameIn({ ...now.run, words: now.words }, token);
   return name === maskOf(now.model) ? "?" : name;
 }
 
@@ -233,7 +238,7 @@ function wordsAt(now, tokens) {
   for (const token of all) {
     const span = (now.words ?? []).find(([first, end]) => first <= token && token < end) ?? [token, token + 1];
     const whole = Array.from({ length: span[1] - span[0] }, (_, i) => span[0] + i).every((piece) => all.includes(piece));
-    if (!whole) found.push({ word: now.original.tokens[token] });
+    if (!whole) found.push({ word: now.run.tokens[token] });
     else if (token === span[0]) found.push({ word: nameAt(now, token) });
   }
   return found;

@@ -30,11 +30,11 @@ async function secondOf(engine, state, first, model, signal) {
   const axis = alongside(first.tokens, plain.tokens);
   const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
   const alike = axis.every(([one, other]) => one === other);
-  const edits = state.edits.map((edit) => moved(edit, same, alike)).filter(Boolean);
+  const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
   const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
   const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
   const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
-  run.words = wordsOf(text, plain);
+  run.words = wordsOf(text, plain, model);
   return { text, run, edits, place, axis };
 }
 
@@ -53,14 +53,14 @@ function partnerOf(axis, token) {
 function secondPart(ui, store) {
   const id = ui.id("second");
   const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off" });
-  const begin = el("button", { type: "button", onclick: () => store.set({ second: store.state.text }) }, "Begin with mine");
+  const begin = el("button", { type: "button", onclick: () => store.set({ second: last.sentence }) }, "Begin with mine");
   const away = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: null }) }, "Take it away");
-  const fit = el("p", { class: "note" });
+  const [fit, unread] = [el("p", { class: "note" }), el("div", { class: "unread" })];
   const pair = pairPart(ui, { onpick: picked });
   const [alike, words] = [el("div", {}), el("div", {})];
   const more = el("div", { class: "outcome second-more" }, alike, words);
   const node = el("div", { class: "second", "data-part": "second" },
-    el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), fit, pair.node, more);
+    el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
   let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
   let last = null;
 
@@ -89,6 +89,7 @@ function secondPart(ui, store) {
     begin.hidden = store.state.second !== null;
     away.hidden = !begin.hidden;
     fit.hidden = !second || !state.edits.length;
+    fill(unread, second ? unreadOf(second.text, second.run, now.model) : null);
     pair.node.hidden = more.hidden = !second;
     if (!second || !(state.inside || state.only)) {
       drawn = "";
@@ -101,7 +102,7 @@ function secondPart(ui, store) {
     if (made === drawn) return;
     drawn = made;
     const lost = state.edits.length - second.edits.length;
-    fill(fit, lost ? `What you changed holds for both, but for ${lost} of ${state.edits.length}: the second sentence has no such token.` : "What you changed holds for both.");
+    fill(fit, lost ? `What you changed holds for both, but for ${lost} of ${state.edits.length}: the second sentence has its own words.` : "What you changed holds for both.");
     const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.place ?? 0, second.run.tokens.length - 1);
     pair.set({
       state,

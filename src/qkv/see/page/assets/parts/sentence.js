@@ -6,6 +6,8 @@
  * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
  */
 
+const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
+
 /** @returns {Part} */
 function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence" });
@@ -14,11 +16,11 @@ function sentencePart(ui, store) {
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
-  const another = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: store.state.text, tab: "heads" }) }, "Beside another sentence");
+  const another = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The address of what you see", store.address({ theme: null })) }, "Share");
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
-  const cutNote = el("p", { class: "note" });
+  const notes = el("div", { class: "unread" });
   let [last, typed, pending] = [null, -Infinity, null];
 
   field.addEventListener("input", () => {
@@ -38,7 +40,7 @@ function sentencePart(ui, store) {
     el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
     chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
-    cutNote,
+    notes,
     paper.node,
   );
 
@@ -46,7 +48,8 @@ function sentencePart(ui, store) {
   function update(now) {
     last = now;
     const { state, run } = now;
-    if (field.value !== store.state.text) [field.value, typed] = [store.state.text, -Infinity];
+    const told = run && state.text === store.state.text ? now.sentence : store.state.text;
+    if (field.value !== told) [field.value, typed] = [told, -Infinity];
     undo.disabled = !store.canUndo;
     beside.disabled = !state.edits.length;
     another.hidden = !state.inside || state.second !== null;
@@ -59,10 +62,28 @@ function sentencePart(ui, store) {
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
     chips.update(now);
     chosen.update(now, pending);
-    cutNote.hidden = !run.cut;
-    fill(cutNote, run.cut ? `The text is too long: the model reads its first ${run.tokens.length} tokens.` : null);
+    fill(notes, unreadOf(now.sentence, run, now.model));
   }
   return { node, update };
+}
+
+/**
+ * What of a text the model does not read, or not as it is written.
+ * @param {string} text
+ * @param {Run} run
+ * @param {any} model
+ */
+function unreadOf(text, { tokens, offsets, cut }, model) {
+  const end = Math.max(0, ...offsets.map(([, last]) => last));
+  const missed = cut && !model.next && model.mask !== null && gapsOf(text).some(({ start }) => start >= end);
+  const gap = missed ? ` The gap is beyond the first ${tokens.length} tokens, so nothing is guessed there.` : "";
+  const unknown = tokens.findIndex((token) => UNKNOWN.test(token));
+  const parts = offsets.filter((_, t) => UNKNOWN.test(tokens[t])).map(([first, last]) => text.slice(first, last).trim());
+  const named = [...new Set(parts)].filter((part) => part && !UNKNOWN.test(part)).map((part) => ({ word: part }));
+  return [
+    cut ? el("p", { class: "note" }, `The text is too long: the model reads its first ${tokens.length} tokens.${gap}`) : null,
+    named.length ? el("p", { class: "note" }, "The model does not know ", spelled(listOf(named)), `: it reads ${tokens[unknown]} there.`) : null,
+  ];
 }
 
 // ---- chips
@@ -98,7 +119,7 @@ function chipRow(ui, store) {
 }
 
 /** What each chip shows: a word of the text, or a token that the tokenizer put in. */
-function chipsOf({ state, run, words, model }) {
+function chipsOf({ state, run, original, words, model }) {
   const at = new Map(words.map((span) => [span[0], span]));
   const hidden = hiddenTokens(state.edits);
   const found = [];
@@ -109,8 +130,8 @@ function chipsOf({ state, run, words, model }) {
     const mask = tokens[0] === maskOf(model);
     const here = (place) => place !== null && place >= first && place < last;
     const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swap, place: here(state.place) };
-    const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(swap ? swap.with : word)];
-    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${word}`, is.place && "its guesses are shown"];
+    const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(word)];
+    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.place && "its guesses are shown"];
     found.push({
       token: first,
       tokens: [first, last],
@@ -173,6 +194,7 @@ function chosenWord(store) {
   }
 
   function swapFor(put) {
+    if (gapsOf(` ${put} .`)[0]?.end === put.length + 1 && known.has(maskOf(now.model))) put = maskOf(now.model);
     const entry = [put, put.toLowerCase()].find((one) => known.has(one));
     if (entry && range(...span.tokens).length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
     else writeInstead(put);
@@ -180,9 +202,9 @@ function chosenWord(store) {
 
   /** The text with something else in the place of the chosen word. */
   function writeInstead(put) {
-    const { offsets } = now.original;
+    const { offsets } = now.run;
     const [first, last] = span.tokens;
-    const { text } = now.state;
+    const text = now.sentence;
     store.set({ text: text.slice(0, offsets[first][0]) + put + text.slice(offsets[last - 1][1]) });
   }
 
@@ -215,11 +237,11 @@ function chosenWord(store) {
  * @returns {Offer | null}
  */
 function offerOf(data, now) {
-  const { state, words } = now;
-  const story = storyOf(data, state.text);
+  const { state, words, sentence } = now;
+  const story = storyOf(data, sentence);
   const removed = story?.ablate?.[0];
   if (removed) return offerToRemove(state, story, removed);
-  const told = state.text === data.start.text ? data.start.hide : story?.hide;
+  const told = sentence === data.start.text ? data.start.hide : story?.hide;
   const tokens = told?.length ? told : mostSeen(now);
   if (!tokens?.length) return null;
   const on = tokens.every((token) => hiddenTokens(state.edits).has(token));

@@ -1,0 +1,136 @@
+"""What the live page says of the text: gaps, swapped words, what the model does not read."""
+
+import pytest
+from playwright.sync_api import Page
+
+from qkv.models import Model
+
+from .play import address, after, button, changed, chip, opened_at, part, ready
+from .playing import live_page
+from .support import Visit
+
+FOX = "The fox is a small [MASK]."
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return live_page(model)
+
+
+def field(page: Page) -> str:
+    return page.get_by_label("Your sentence").input_value()
+
+
+def chips(page: Page) -> list[str]:
+    row = page.get_by_role("listbox", name="words of the sentence")
+    return row.get_by_role("option").all_inner_texts()
+
+
+def listed(page: Page) -> list[str]:
+    """What the list of changes says, without the cross that takes one back."""
+    return [one[:-1] for one in part(page, "changes").locator("li").all_inner_texts()]
+
+
+def headline(page: Page) -> str:
+    return page.locator(".outcome-headline").inner_text()
+
+
+def notes(page: Page) -> list[str]:
+    return part(page, "sentence").locator(".unread p").all_inner_texts()
+
+
+def test_a_gap_may_be_typed_in_every_way(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(text=FOX))))
+    said, words = headline(page), chips(page)
+    assert said.startswith("In place of ?, the model would put ")
+    assert words == ["[CLS]", "The", "fox", "is", "a", "small", "?", ".", "[SEP]"]
+    for gap in ("[mask]", "_", "___", "?"):
+        text = FOX.replace("[MASK]", gap)
+        after(page, lambda text=text: page.get_by_label("Your sentence").fill(text))
+        assert (headline(page), chips(page), field(page)) == (said, words, text)
+    after(page, lambda: page.get_by_label("Your sentence").fill("Are you there ?"))
+    assert headline(page).startswith("At there, the model would say ")
+
+
+def test_a_word_may_be_swapped_for_a_gap(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(text=FOX, query=2))))
+    for gap in ("?", "__", "[mask]"):
+        page.get_by_placeholder("swap for …").fill(gap)
+        after(page, lambda: page.keyboard.press("Enter"))
+        assert changed(page)[0]["with"] == "[MASK]"
+        after(page, button(page, "Undo").click)
+
+
+def test_text_chip_and_button_agree_after_a_swap(quick: Visit, html: str) -> None:
+    hash_ = address(text=FOX, query=2, edits=[{"op": "swap", "token": 2, "with": "horse"}])
+    page = ready(quick(opened_at(html, hash_)))
+    assert field(page) == "The horse is a small [MASK]."
+    assert chips(page)[2] == "horse"
+    assert chip(page, "horse").get_attribute("aria-label") == "horse, in place of fox"
+    assert page.locator(".offer").inner_text() == "Hide horse"
+    assert page.locator(".acting .which").inner_text() == "horse"
+    assert listed(page) == ["fox → horse"]
+    assert "With horse in place of fox" in headline(page)
+    after(page, page.locator(".offer").click)
+    assert page.locator(".offer").inner_text() == "Show horse again"
+    assert headline(page).startswith("Without horse and with horse in place of fox")
+    labels = listed(page)
+    assert labels[:2] == ["fox → horse", "horse hidden"]
+
+
+def test_what_a_reader_writes_goes_on_from_the_swapped_word(quick: Visit, html: str) -> None:
+    edits = [{"op": "swap", "token": 2, "with": "horse"}, {"op": "hide", "token": 5}]
+    page = ready(quick(opened_at(html, address(text=FOX, query=2, edits=edits))))
+    typed = "The horse is a small [MASK] today."
+    after(page, lambda: page.get_by_label("Your sentence").fill(typed))
+    assert field(page) == typed
+    assert chips(page)[2] == "horse"
+    assert changed(page) == [{"op": "hide", "token": 5}]
+    after(page, button(page, "Undo").click)
+    assert changed(page) == edits
+    after(page, lambda: page.get_by_label("Your sentence").fill(FOX))  # the text of the address
+    assert (field(page), chips(page)[2]) == (FOX, "fox")
+    assert changed(page) == [{"op": "hide", "token": 5}]
+
+
+def test_a_swapped_piece_of_a_word(quick: Visit, html: str, model: Model) -> None:
+    text = "A xylophonist sang."
+    tokens = model.tokenize(text).tokens
+    place = max(t for t, token in enumerate(tokens) if token.startswith("##"))
+    hash_ = address(text=text, edits=[{"op": "swap", "token": place, "with": "dog"}])
+    page = ready(quick(opened_at(html, hash_)))
+    rest = "".join(token.removeprefix("##") for token in tokens[2:place])
+    assert field(page) == f"A {rest} dog sang."
+    assert chips(page)[-4:-2] == ["dog", "sang"]
+
+
+def test_what_the_model_does_not_read_is_told(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(text="The 🙂 is a Ж and 🙂 a small _."))))
+    assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there."]
+    long = "word " * 70
+    after(page, lambda: page.get_by_label("Your sentence").fill(f"{long}_ ."))
+    assert notes(page) == [
+        "The text is too long: the model reads its first 64 tokens. The gap is beyond the first"
+        " 64 tokens, so nothing is guessed there."
+    ]
+    after(page, lambda: page.get_by_label("Your sentence").fill(f"_ {long}"))
+    assert notes(page) == ["The text is too long: the model reads its first 64 tokens."]
+    after(page, lambda: page.get_by_label("Your sentence").fill("The [UNK] is a _."))
+    assert notes(page) == []
+    after(page, button(page, "Look inside").click)
+    after(page, button(page, "Beside another sentence").click)
+    other = part(page, "second")
+    after(page, lambda: other.locator("textarea").fill(f"мир {long}? ."))
+    assert other.locator(".unread p").count() == 2
+
+
+def test_the_temperature_is_that_of_attention(quick: Visit, html: str, model: Model) -> None:
+    usual = (model.dim // model.num_heads) ** -0.5
+    hash_ = address(text=FOX, edits=[{"op": "scale", "value": usual / 8}])
+    page = ready(quick(opened_at(html, hash_)))
+    assert headline(page).startswith("At attention temperature 8.00 the model would ")
+    assert listed(page) == ["attention temperature 8.00"]
+    after(page, button(page, "Look inside").click)
+    assert part(page, "changes").locator("label", has_text="temperature").inner_text() == (
+        "Attention temperature"
+    )
