@@ -1,5 +1,6 @@
 """Two texts or two runs beside each other."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import qkv
 from qkv.see.analysis.heads import Heads
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
+from .playing import picture
 from .support import STATIC, STEP, WORDS, Visit, keys, made, press, read, readout, said, whole_page
 
 LEFT, RIGHT = "I love you", "You love me"
@@ -189,3 +191,28 @@ def test_rows_are_held_and_what_is_out_of_sight_stands_in_all_maps(visit: Visit)
 
 def sentences(page: Page) -> list[str]:
     return page.locator(".sentence").all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "grey"), [("light", (0xB9, 0xC2, 0xCE)), ("dark", (0x4B, 0x56, 0x65))]
+)
+def test_both_sentences_are_printed_and_cells_of_one_text_are_marked(
+    visit: Visit, tmp_path: Path, scheme: str, grey: tuple[int, ...]
+) -> None:
+    texts = ["the cat sat", "the cat sat down"]
+    view = qkv.compare(*texts, word="cat", model="random")
+    view.to_html(tmp_path / "page.html")
+    page = visit((tmp_path / "page.html").read_text("utf-8"), scheme=scheme)
+    assert page.locator(".compared").all_inner_texts() == [f"A {texts[0]}", f"B {texts[1]}"]
+    notes = ["no such token in A", "a token of one text only"]
+    assert maps(page).locator(".absent").all_inner_texts() == notes
+    cells = [
+        int((picture(one) == grey).all(-1).sum()) for one in maps(page).locator("canvas").all()
+    ]
+    assert cells[1] == 0  # the longer text has all of them
+    assert cells[0] == cells[2] > 7 * 12 * 12 * 0.8  # 7 of 16
+
+
+def test_texts_of_the_same_tokens_have_nothing_to_mark(visit: Visit, whole: str) -> None:
+    page = visit(whole)
+    assert page.locator(".absent").count() == 0

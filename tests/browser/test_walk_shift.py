@@ -545,10 +545,10 @@ def test_tables_have_the_cosines(visit: Visit) -> None:
         assert (word, sentences) == (pair.word, "A, B")
         assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in pair.cosine]
     last = shift.stages[-1]
-    length = np.linalg.norm(last.points - shift.before, axis=1).max()
+    lengths = np.linalg.norm(last.points - shift.before, axis=1)
     said = page.locator(".sentence").inner_text().replace(MINUS, "-")
-    assert f"is {last.cosine.min():.3f}. The longest arrow is that of " in said
-    assert f": {length:.2f} in the plane" in said
+    assert f" has the longest arrow: {lengths.max():.2f} in the plane" in said
+    assert f"is {last.cosine[lengths.argmax()]:.3f}" in said
     slider(page).focus()
     press(page, "Home")
     marked = page.locator("th.shift-now").all_inner_texts()
@@ -576,12 +576,14 @@ def test_axes_say_what_they_hold(visit: Visit) -> None:
     page = visit(shift_page(shift))
     texts = page.locator(".shift-axis").all_text_contents()
     for number, share in enumerate(shift.explained, 1):
-        assert f"PC {number} ({100 * share:.0f}% of the variance)" in texts
+        assert f"PC {number} ({100 * share:.0f}% of the variance of unit vectors)" in texts
     last = shift.stages[-1]
-    furthest = int(last.cosine.argmin())
+    furthest = int(np.linalg.norm(last.points - shift.before, axis=1).argmax())
     sentence = page.locator(".sentence").inner_text()
     assert sentence.startswith(shift.tokens[furthest])
-    assert f"vector after layer 0 is {last.cosine[furthest]:.3f}." in sentence.replace(MINUS, "-")
+    assert f"vector after layer 0 is {last.cosine[furthest]:.3f}" in sentence.replace(MINUS, "-")
+    lowest = last.cosine[furthest] == last.cosine.min()
+    assert sentence.endswith(", the lowest of all.") == lowest
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
     assert f"It holds {100 * shift.stages[-1].held:.0f}% of how the words differ" in held
 
@@ -608,9 +610,10 @@ def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit:
     for box in boxes(page):
         written.remove(box["text"])
     ends = [
-        [line.get(name) for name in ("x1", "y1", "x2", "y2")] for line in svg.iter(f"{space}line")
+        [float(line.get(name, "nan")) for name in ("x1", "y1", "x2", "y2")]
+        for line in svg.iter(f"{space}line")
     ]
-    assert all(list(map(str, place)) in ends for place in places(page).tolist())
+    assert all(place in ends for place in places(page).tolist())
 
 
 def test_a_static_vector_is_named_once(visit: Visit) -> None:

@@ -97,3 +97,18 @@ def test_any_type_of_number_is_computed_in_float64(kind: type) -> None:
 def test_what_has_no_plane_is_refused(original: object, contextual: object, said: str) -> None:
     with pytest.raises(ValueError, match=f"fit_plane: .*{said}"):
         fit_plane(original, contextual)
+
+
+def test_unit_vectors_have_directions_and_no_lengths() -> None:
+    before, after = np.random.default_rng(4).normal(size=(2, 7, 5))
+    lengths = np.array([1e-300, 1e-3, 1, 2, 30, 1e200, 1e306])[:, None]
+    plane = fit_plane(before, after, unit=True)
+    for one, other in ((before * lengths, after), (before, after * lengths[::-1])):
+        found = fit_plane(one, other, unit=True)
+        np.testing.assert_allclose(found.original, plane.original, atol=1e-12)
+        np.testing.assert_allclose(found.contextual, plane.contextual, atol=1e-12)
+    by_hand = fit_plane(*(each / np.sqrt((each**2).sum(1))[:, None] for each in (before, after)))
+    np.testing.assert_allclose(plane.original, by_hand.original, atol=1e-12)
+    still = fit_plane([[0.0, 0.0], [0.0, 2.0]], [[0.0, 0.0], [0.0, 5.0]], unit=True)
+    np.testing.assert_allclose(still.original, still.contextual)
+    assert np.ptp(still.original) == pytest.approx(1)  # 0 stays, the other has length 1

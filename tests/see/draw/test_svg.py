@@ -203,7 +203,9 @@ def test_arrows_without_names_are_small() -> None:
     assert words(text)[1:3] == ["cat", "cat"]
     assert "mat" not in words(text)
     assert "named: 1 of 2" in words(text)
-    assert "across: PC 1 (75% of the variance; each set centred first)" in words(text)
+    assert "across: PC 1 (75% of the variance of unit vectors; each set centred first)" in words(
+        text
+    )
     same = np.zeros((2, 2))
     assert "nan" not in of(arrows(same, same, ["a", "b"], [0, 1]))
 

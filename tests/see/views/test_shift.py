@@ -15,6 +15,11 @@ from qkv.see.page.shift import shift_payload
 from ..support import BANK, CAT, MONEY, vectors_trace
 
 
+def unit(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
 def centred(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     return x - x.mean(axis=0)
@@ -30,17 +35,17 @@ def test_all_stages_are_seen_in_the_plane_of_the_first_and_the_last(minilm: Mode
         return np.concatenate([t[key][0][part] for t, part in zip(traces, words, strict=True)])
 
     static, last = both("embed"), both("normalized_resid_post", 5)
-    plane = fit_plane(static, last)
-    np.testing.assert_array_equal(shift.before, plane.original)
+    plane = fit_plane(unit(static), unit(last))
+    np.testing.assert_allclose(shift.before, plane.original, atol=1e-12)
     np.testing.assert_allclose(shift.stages[-1].points, plane.contextual, atol=1e-12)
-    np.testing.assert_array_equal(shift.explained, plane.explained)
+    np.testing.assert_allclose(shift.explained, plane.explained, atol=1e-12)
     assert [stage.name for stage in shift.stages] == [
         "embeddings",
         *(f"after layer {layer}" for layer in range(6)),
     ]
     states = [both("resid_pre", 0), *(both("normalized_resid_post", n) for n in range(6))]
     for stage, state in zip(shift.stages, states, strict=True):
-        around = centred(state)
+        around = centred(unit(state))
         points = around @ plane.axes.T
         np.testing.assert_allclose(stage.points, points, atol=1e-10)
         assert stage.held == pytest.approx((points**2).sum() / (around**2).sum())
@@ -98,7 +103,7 @@ def test_one_trace_and_a_lesson_without_a_norm() -> None:
 def test_vectors_alone_have_one_stage() -> None:
     before, after = np.random.default_rng(0).normal(size=(2, 5, 4))
     shift = shift_of_traces([vectors_trace(before, after, list("abcde"))])
-    plane = fit_plane(before, after)
+    plane = fit_plane(unit(before), unit(after))
     np.testing.assert_allclose(shift.stages[0].points, plane.contextual, atol=1e-12)
     assert len(shift.stages) == 1
     assert shift.sentences == ["a b c d e"]

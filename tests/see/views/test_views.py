@@ -150,7 +150,10 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
     assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
     assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
-    assert view.sentence.startswith("bank looks at river in A (0.71) and at interest in B (0.10): ")
+    assert view.sentence.startswith("bank looks at river in A (0.71) and at [CLS] in B (0.33)")
+    for side, name in zip(view.sides, ("river", "[CLS]"), strict=True):
+        row = side.trace.pattern(view.head.layer, view.head.head)[side.positions[0]]
+        assert side.trace.tokens[row.argmax()] == name
     assert (view.head.layer, view.head.head) == (0, 4)
     np.testing.assert_array_equal(view.sides[0].weights, a.pattern(layer=0, head=4)[5])
     np.testing.assert_array_equal(view.sides[1].weights, b.pattern(layer=0, head=4)[2])
@@ -159,15 +162,29 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     assert re.search(r"^river  0.71  --layer 0 --head 4 ", text, re.MULTILINE)
 
 
-def test_a_word_that_sees_no_other_is_said_to_see_none() -> None:
+def test_a_word_that_sees_no_other_is_said_to_see_itself() -> None:
     """In a decoder the first word sees itself alone."""
     texts = ["cat sat", "cat ran", "the cat"]
     model = random_model(texts, causal=True)
     first, second, third = texts
     view = compare(first, second, word="cat", model=model)
-    assert "cat looks at no other word in A and at no other word in B: " in view.sentence
+    assert "cat looks at itself in A (1.00) and at itself in B (1.00): " in view.sentence
     said = compare(first, third, word="cat", model=model).sentence
-    assert re.match(r"cat looks at no other word in A and at the in B \(0\.\d\d\): ", said)
+    assert re.match(
+        r"cat looks at itself in A \(1\.00\) and at itself in B \(0\.\d\d\): ", said
+    )
+
+
+def test_compare_shows_both_sentences_in_every_medium(lesson: Model) -> None:
+    view = compare(f"  {BANK}", MONEY, word="bank", model=lesson)
+    for name, text in (("A", BANK), ("B", MONEY)):
+        assert f"\n{name}: {text}\n" in str(view)
+        assert f"{name}: {text}" in view.svg()
+        drawn = [
+            one.get_text() for one in view.figure().findobj(lambda one: hasattr(one, "get_text"))
+        ]
+        assert any(f"{name}: {text}" in one for one in drawn)
+    assert [one["text"] for one in view.to_dict()["texts"]] == [BANK, MONEY]
 
 
 def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> None:
@@ -384,14 +401,11 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
     np.testing.assert_array_equal(
         sides[0].weights, a.pattern(view.head.layer, view.head.head)[sides[0].positions[0]]
     )
-    (in_a, sat), (in_b, interest) = (
-        max((side.weights[side.trace.tokens.index(word)], word) for word in words)
-        for side, words in zip(
-            sides, [("sat", "river"), ("raised", "interest", "rates")], strict=True
-        )
+    (in_a, first), (in_b, second) = (
+        max(zip(side.weights.tolist(), side.trace.tokens, strict=True)) for side in sides
     )
     assert view.sentence == (
-        f"bank looks at {sat} in A ({in_a:.2f}) and at {interest} in B ({in_b:.2f}): "
+        f"bank looks at {first} in A ({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
         f"layer {view.head.layer}, head {view.head.head}."
     )
     assert "cosine" not in str(view)
@@ -652,14 +666,15 @@ def test_the_shift_of_a_trace_is_a_view(minilm: Model) -> None:
     cosine = (static * last).sum(1) / np.linalg.norm(static, axis=1) / np.linalg.norm(last, axis=1)
     data = view.to_dict()
     np.testing.assert_allclose(data["stages"][-1]["cosine"], cosine, atol=1e-6)
-    place = cosine.argmin()
-    plane = fit_plane(static, last)
+    own = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (static, last)]
+    plane = fit_plane(*own)
     moved = np.linalg.norm(plane.contextual - plane.original, axis=1)
+    place = moved.argmax()
+    lowest = ", the lowest of all" if place == cosine.argmin() else ""
     assert view.sentence == (
-        f"{trace.tokens[1 + place]} turned furthest: the cosine between its static vector and its "
-        f"vector after layer 5 is {cosine[place]:.3f}. The longest arrow is that of "
-        f"{trace.tokens[1 + moved.argmax()]}: {moved.max():.2f} in the plane, where each set is "
-        "centred."
+        f"{trace.tokens[1 + place]} has the longest arrow: {moved[place]:.2f} in the plane, where "
+        "vectors have length 1 and each set is centred. The cosine between its static vector and "
+        f"its vector after layer 5 is {cosine[place]:.3f}{lowest}."
     )
     middle = trace.hidden_states[3][0, 8].astype(float)
     turned = middle @ static[7] / np.linalg.norm(middle) / np.linalg.norm(static[7])

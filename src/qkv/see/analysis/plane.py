@@ -28,7 +28,9 @@ class Plane(NamedTuple):
     axes: Array
 
 
-def fit_plane(original: Any, contextual: Any, *, call: str = "fit_plane") -> Plane:
+def fit_plane(
+    original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
+) -> Plane:
     """The two directions along which both sets together vary most.
 
     Each set is centred on its own mean first, so that the plane shows how the vectors lie among
@@ -39,6 +41,8 @@ def fit_plane(original: Any, contextual: Any, *, call: str = "fit_plane") -> Pla
     Args:
         original: `(n, D)`, numbers that are all finite.
         contextual: `(n, D)`, the same vectors afterwards.
+        unit: whether each vector is scaled to length 1 first, so that directions alone count, as
+            they do for a cosine.
         call: what errors name.
 
     >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
@@ -54,6 +58,8 @@ def fit_plane(original: Any, contextual: Any, *, call: str = "fit_plane") -> Pla
             f"{call}: original is {before.shape} and contextual {after.shape}: "
             "both must hold the same number of vectors of the same size"
         )
+    if unit:
+        before, after = unit_vectors(before), unit_vectors(after)
     n, size = before.shape
     scale = max(np.abs(before).max(), np.abs(after).max())
     before, after = before - before.mean(axis=0), after - after.mean(axis=0)
@@ -72,6 +78,19 @@ def fit_plane(original: Any, contextual: Any, *, call: str = "fit_plane") -> Pla
 
 
 _ROUNDING = 1e-14
+
+
+def unit_vectors(vectors: Array) -> Array:
+    """Vectors `(n, D)` scaled to length 1, in float64; one of zeros stays as it is.
+
+    >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    vectors = vectors.astype(np.float64)
+    for measure in (lambda x: np.abs(x).max(axis=1), lambda x: np.linalg.norm(x, axis=1)):
+        sizes = measure(vectors)[:, None]  # the largest number first: no square overflows
+        vectors = np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes != 0)
+    return vectors
 
 
 def _vectors(x: Any, name: str, call: str) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis import findings
-from qkv.see.analysis.plane import NO_PLANE, fit_plane, has_plane, named_points
+from qkv.see.analysis.plane import NO_PLANE, fit_plane, has_plane, named_points, unit_vectors
 from qkv.see.analysis.words import is_punctuation, quoted, spans_of
 from qkv.text.tokenized import is_piece
 from qkv.trace import Trace
@@ -56,9 +56,10 @@ class Pair:
 class Shift:
     """The words of one or more sentences before attention and at each stage, in one plane.
 
-    The plane is that of the static vectors and the last stage, each centred on its own mean over
-    all sentences (see `fit_plane`). The stages between are centred likewise and seen in the same
-    plane, so that nothing moves but the vectors; `Stage.held` says how much of them it shows.
+    All vectors are drawn at length 1, as a cosine compares them. The plane is that of the static
+    vectors and the last stage, each centred on its own mean over all sentences (see `fit_plane`).
+    The stages between are centred likewise and seen in the same plane, so that nothing moves but
+    the vectors; `Stage.held` says how much of them it shows.
 
     Attributes:
         sentences: the sentences.
@@ -125,10 +126,10 @@ def _shift(
         if not has_plane(state):
             raise ValueError(f"plot_shift: of the vectors {name} one {NO_PLANE}")
     before, *later = states.values()
-    plane = fit_plane(before, later[-1])
+    plane = fit_plane(before, later[-1], unit=True)
     stages = []
     for name, state in list(states.items())[1:]:
-        centred = state.astype(np.float64)
+        centred = unit_vectors(state)
         centred = centred - centred.mean(axis=0)
         points = centred @ plane.axes.T
         whole = float((centred**2).sum())

@@ -200,7 +200,7 @@ class Lines(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrows(Panel):
-    """Points in a plane before and after, with an arrow between each pair.
+    """Points in a plane before and after, of vectors of length 1, with an arrow between each pair.
 
     Attributes:
         before: `(n, 2)`.
@@ -223,7 +223,7 @@ class Arrows(Panel):
     def axis_names(self) -> list[str]:
         """What the two axes are."""
         return [
-            f"PC {n} ({share:.0%} of the variance; each set centred first)"
+            f"PC {n} ({share:.0%} of the variance of unit vectors; each set centred first)"
             for n, share in enumerate(self.explained_variance, 1)
         ]
 

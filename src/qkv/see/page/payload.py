@@ -37,6 +37,7 @@
 # Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 holds for all.
 #
 # COMPARE = {"what": "word", "word": str, "why": why it is this one, "sentence": str,
+#            "texts": [A, B as they were given],
 #            "places": [[places in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
 #            "strongest": [[LINK, ...], the same of B]}, each as `to_dict` has it

@@ -15,7 +15,8 @@ from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Table
+from qkv.see.analysis.words import quoted
+from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, text_payload
 from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, places_of_layers
 from qkv.see.views.runs import RunsView, compare_runs
@@ -63,11 +64,16 @@ class Side:
         return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
-        """The content word that it looks at most, or, where there is none, the token."""
+        """What it looks at most, whatever token that is, and the weight."""
         weights = self.looks_at(head)
-        keys = self.shown.content_keys(self.rows[0]) or range(len(weights))
-        best = max(keys, key=lambda key: weights[key])
-        return self.shown.keys.names[best], float(weights[best])
+        best = int(np.argmax(weights))
+        itself = self.rows == [best]
+        return "itself" if itself else self.shown.keys.names[best], float(weights[best])
+
+    @property
+    def text(self) -> str:
+        """The text, as it was given where that is known."""
+        return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +98,7 @@ class CompareView(HeadShown):
         """What the word looks at in both texts, and its similarity at both ends, in words."""
         found = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
-            f"at {name} in {text} ({weight:.2f})" if weight else f"at no other word in {text}"
+            f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
             for text, (name, weight) in found
         ]
         looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
@@ -118,7 +124,7 @@ class CompareView(HeadShown):
         ]
 
     def panels(self) -> list[list[Panel]]:
-        """The head in both texts, how alike the word is by layer, and what it looks at."""
+        """Both texts, the head in each, how alike the word is by layer, and what it looks at."""
         named = list(zip("AB", self.sides, strict=True))
         looks: list[Panel] = [
             Table(
@@ -131,7 +137,7 @@ class CompareView(HeadShown):
         most: list[Panel] = [
             Table(
                 name=name,
-                title=f"The words {self.word} looks at most",
+                title=f"The content words {self.word} looks at most",
                 explained="in whichever head that is",
                 names=[side.shown.keys.names[link.key] for link in side.strongest],
                 columns=[
@@ -148,7 +154,8 @@ class CompareView(HeadShown):
         ]
         vectors: list[Panel] = [] if not len(self.similarity) else [self._alike(), *self._arrows()]
         maps = self._maps("AB", [side.rows for side in self.sides])
-        return [maps, vectors, looks, most]
+        texts: list[list[Panel]] = [[Prose(text=f"{name}: {side.text}")] for name, side in named]
+        return [*texts, maps, vectors, looks, most]
 
     def _alike(self) -> Lines:
         """The cosine between both, at the embeddings and after each layer."""
@@ -194,6 +201,7 @@ class CompareView(HeadShown):
             **self._chosen(),
             "texts": [
                 {
+                    "text": side.text,
                     "tokens": side.trace.tokens,
                     "positions": side.positions,
                     "occurrences": side.occurrences,
@@ -215,6 +223,7 @@ class CompareView(HeadShown):
                 "word": self.word,
                 "why": self.reasons[0],
                 "sentence": self.sentence,
+                "texts": [side.text for side in self.sides],
                 "places": [side.positions for side in self.sides],
                 "similarity": self.similarity,
                 "strongest": [side.strongest_links for side in self.sides],

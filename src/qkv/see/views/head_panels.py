@@ -286,8 +286,8 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
 def arrows(
     before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
 ) -> Arrows:
-    """Vectors before and after `(n, D)`, in the plane that shows most of both."""
-    plane = fit_plane(before, after, call="plot_shift")
+    """Directions before and after `(n, D)`, in the plane that shows most of both."""
+    plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
         raise ValueError(
             f"plot_shift: there are {len(plane.original)} vectors and {len(names)} tokens: "

@@ -51,19 +51,15 @@ class ShiftView(View):
 
     @property
     def sentence(self) -> str:
-        """Which word turned furthest, and which one's arrow is the longest."""
+        """Which word has the longest arrow in the plane, and how far its vector turned."""
         last = self.shift.stages[-1]
-        turned, moved = int(last.cosine.argmin()), self.shift.moved(last)
+        moved = self.shift.moved(last)
         longest = int(moved.argmax())
-        whose = (
-            "Its arrow is the longest too"
-            if longest == turned
-            else (f"The longest arrow is that of {self.names[longest]}")
-        )
+        lowest = ", the lowest of all" if longest == int(last.cosine.argmin()) else ""
         return (
-            f"{self.names[turned]} turned furthest: the cosine between its static vector and its "
-            f"vector {last.name} is {last.cosine[turned]:.3f}. {whose}: "
-            f"{moved[longest]:.2f} in the plane, where each set is centred."
+            f"{self.names[longest]} has the longest arrow: {moved[longest]:.2f} in the plane, "
+            "where vectors have length 1 and each set is centred. The cosine between its static vector "
+            f"and its vector {last.name} is {last.cosine[longest]:.3f}{lowest}."
         )
 
     def _numbers(self) -> dict[str, Any]:
@@ -172,7 +168,8 @@ def plot_shift(
 ) -> ShiftView | Figure:
     """Word vectors before and after attention, as arrows in one plane.
 
-    The plane is the PCA plane of both sets together, each centred on its own mean first. Before is
+    Vectors are scaled to length 1, so that the picture shows directions, which cosines compare. The
+    plane is the PCA plane of both sets together, each centred on its own mean first. Before is
     blue, after is red. Of more than 20 tokens those that moved furthest in the plane are labelled.
 
     Args:
@@ -194,7 +191,7 @@ def plot_shift(
 
     >>> figure = plot_shift([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
     >>> figure.axes[0].get_xlabel()
-    'PC 1 (100% of the variance; each set centred first)'
+    'PC 1 (100% of the variance of unit vectors; each set centred first)'
     """
     several = isinstance(original, (list, tuple))
     parts = list(original) if several else [original]

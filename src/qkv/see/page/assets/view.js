@@ -309,7 +309,7 @@ const MATRICES = new WeakMap(); // the options of each heat map, by its node
  * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
  * onnumber(c) or (null): a number of one of those vectors is pointed at;
- * cell: {min, max, height}; bar: its name | false.
+ * cell: {min, max, height}; bar: its name | false; absent: what a grey cell is, where there is no such cell.
  */
 function heatmap(ui, options) {
   const o = { rows: [], columns: [], low: 0, high: 1, marked: [], named: true, bar: "weight", ...options };
@@ -484,8 +484,8 @@ function heatmap(ui, options) {
       : [shape.cell, shape.tall];
     const line = tall > 8 ? 1 : 0;
     if (value === null) {
-      pen.fillStyle = ui.color("--paper");
-      return pen.fillRect(x(j), y(i), wide, tall);
+      pen.fillStyle = ui.color("--absent");
+      return pen.fillRect(x(j), y(i), wide - line, tall - line);
     }
     const colour = shade(ui, share(value));
     const over = o.changed && j < shape.m && o.changed(i, j) ? orange : stripes;
@@ -566,7 +566,9 @@ function heatmap(ui, options) {
       for (const [j, value] of row(i)) {
         if (o.changed && Number.isNaN(value) && o.changed(i, j)) mine.push([i, j]);
         const place = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
-        if (Math.abs(value) > (most[place] === -Infinity ? -1 : Math.abs(most[place]))) most[place] = value;
+        const blank = !Number.isFinite(most[place]);
+        if (value === null && blank) most[place] = Infinity;
+        else if (value !== null && Math.abs(value) > (blank ? -1 : Math.abs(most[place]))) most[place] = value;
       }
     }
     return raster(ui, most, wide, tall, share);
@@ -690,7 +692,7 @@ function heatmap(ui, options) {
   /** In the colours of a theme, which may be new. */
   function paintAll() {
     picture = null;
-    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar) : null);
+    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar) : null, o.absent ? el("p", { class: "note absent" }, el("i", {}), o.absent) : null);
     draw();
   }
 
@@ -713,10 +715,11 @@ function raster(ui, values, wide, tall, share) {
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(wide, tall);
   const [table, below] = [1, -1].map((sign) => Array.from({ length: 256 }, (_, i) => shade(ui, (sign * i) / 255)));
+  const absent = [1, 3, 5].map((at) => parseInt(ui.color("--absent").slice(at, at + 2), 16)); // Infinity: there is no such cell
   for (let k = 0; k < values.length; k++) {
     if (values[k] === -Infinity) continue;
     const step = Math.max(-255, Math.min(255, Math.round(255 * share(values[k])))) || 0;
-    const colour = step < 0 ? below[-step] : table[step];
+    const colour = values[k] === Infinity ? absent : step < 0 ? below[-step] : table[step];
     image.data.set(colour, 4 * k);
     image.data[4 * k + 3] = 255;
   }

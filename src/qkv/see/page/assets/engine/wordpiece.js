@@ -8,7 +8,8 @@
  * @typedef {{mark: string, start: number, end: number}} Mark
  * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
  * @typedef {{normalizer: Record<string, any>, words: Map<string, number>, ids: Map<string, number>, names: string[],
- *            apart: RegExp | null, mask: string | null, unknown: string, prefix: string, longest: number, before: Token[], after: Token[]}} Tokenizer
+ *            apart: RegExp | null, mask: string | null, unknown: string, prefix: string, longest: number,
+ *            before: Token[], after: Token[]}} Tokenizer
  * `words` is what pieces are looked up in; `ids` has the special tokens too, and `names` is the way back.
  */
 

@@ -11,6 +11,7 @@ function compare(box, data, ui) {
   box.append(
     titleNode(data),
     el("p", { class: "lead" }, found.sentence),
+    ...(found.texts ?? []).map((text, k) => el("p", { class: "compared" }, el("b", {}, data.texts[k].name), " ", el("bdi", {}, visible(text)))),
     ...(found.why ? [el("p", { class: "note" }, found.why)] : []),
     el("div", { class: "panels" }, found.what === "runs" ? changes(found, data.texts[0]) : shared(found, data, open)),
     bar.node, why, notes, helpOf(), pair.node,
@@ -119,7 +120,7 @@ function shared(compare, data, open) {
         )
       : null,
     panel(
-      ["What ", name.cloneNode(true), " looks at most, in whichever head that is"],
+      ["The content words ", name.cloneNode(true), " looks at most, in whichever head that is"],
       el("div", { class: "pair" }, most),
     ),
   ];

@@ -51,19 +51,18 @@ VIEWS.shift = (box, payload, ui) => {
     slider.value = String(k);
     slider.setAttribute("aria-valuetext", stage.name);
     fill(name, stage.name);
-    const most = stage.cosine.indexOf(Math.min(...stage.cosine));
     const where = stage.name === "embeddings" ? "at the embeddings" : stage.name;
     const far = stage.moved.indexOf(Math.max(...stage.moved));
     fill(
       sentence,
-      word(named(most)),
-      ` turned furthest: the cosine between its static vector and its vector ${where} is ${number(stage.cosine[most], 3)}. `,
-      far === most ? "Its arrow is the longest too" : ["The longest arrow is that of ", word(named(far))],
-      `: ${number(stage.moved[far])} in the plane, where each set is centred.`,
+      word(named(far)),
+      ` has the longest arrow: ${number(stage.moved[far])} in the plane, where vectors have length 1 and each set is centred. `,
+      `The cosine between its static vector and its vector ${where} is ${number(stage.cosine[far], 3)}`,
+      stage.cosine[far] === Math.min(...stage.cosine) ? ", the lowest of all." : ".",
     );
     fill(
       held,
-      "One plane for all layers: the PCA plane of the static vectors and those of the last layer, each set centred on its own mean. ",
+      "One plane for all layers: the PCA plane of the static vectors and those of the last layer, all at length 1, each set centred on its own mean. ",
       `It holds ${number(100 * stage.held, 0)}% of how the words differ ${where}.`,
     );
     for (const cell of box.querySelectorAll("[data-stage]")) cell.classList.toggle("shift-now", Number(cell.dataset.stage) === k);

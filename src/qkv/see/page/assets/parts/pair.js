@@ -236,12 +236,13 @@ function pairPart(ui, { onpick = () => {} } = {}) {
     room.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
     const kind = at.mode === "length" ? "contribution" : "weight";
     const away = heads.some((head) => head.away);
-    const axes = { rows: rows.names, columns: columns.names, high };
+    const lacks = [0, 1].map((k) => [...rows.places, ...columns.places].some((both) => both[k] === null));
+    const axes = { rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
     const extra = (value) => (away ? { name: AWAY, value: (i) => value(i, size) } : null);
     const own = [0, 1].map((k) => {
       const value = (i, j) => weightAt(k, i, j);
       const entries = heads[k].sparse ? (i) => knownOf(k, i) : null;
-      return { ...axes, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
+      return { ...axes, absent: lacks[k] && `no such token in ${names[k]}`, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
     });
     const entries = heads.some(({ sparse }) => sparse) ? differencesOf : null;
     const words = [`${kind}s in ${names[1]} minus those in ${names[0]}`, `${names[1]} minus ${names[0]}`];

@@ -7,7 +7,7 @@ function lineColour(k) {
 
 /** Round numbers along an axis. */
 function ticks(low, high) {
-  const rough = (high - low) / 4 || 1;
+  const rough = (high - low) / 7 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((k) => k * power >= rough) * power;
   const found = [];
@@ -71,7 +71,7 @@ function planePart(ui, shift, named) {
       ticks(...ends[0]).map((t) => label(number(t, size > 60 ? 2 : 1), x([t, 0]), floor + 14, { "text-anchor": "middle" })),
       ticks(...ends[1]).map((t) => label(number(t, size > 60 ? 2 : 1), 46, y([0, t]) + 4, { "text-anchor": "end" })),
       explained.map((share, k) => {
-        const text = `PC ${k + 1} (${number(100 * share, 0)}% of the variance)`;
+        const text = `PC ${k + 1} (${number(100 * share, 0)}% of the variance of unit vectors)`;
         return k ? label(text, 0, 0, { transform: `translate(11 ${floor / 2}) rotate(-90)`, "text-anchor": "middle" }) : label(text, width / 2, height - 4, { "text-anchor": "middle" });
       }),
     ];
