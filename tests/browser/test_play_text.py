@@ -1,12 +1,14 @@
 """What the live page says of the text: gaps, swapped words, what the model does not read."""
 
+from typing import Any
+
 import pytest
 from playwright.sync_api import Page
 
 from qkv.models import Model
 
-from .play import address, after, button, changed, chip, opened_at, part, ready
-from .playing import live_page
+from .play import address, after, button, changed, chip, opened_at, part, ready, rest
+from .playing import TEXT, live_page, masks
 from .support import Visit
 
 FOX = "The fox is a small [MASK]."
@@ -134,3 +136,45 @@ def test_the_temperature_is_that_of_attention(quick: Visit, html: str, model: Mo
     assert part(page, "changes").locator("label", has_text="temperature").inner_text() == (
         "Attention temperature"
     )
+
+
+@pytest.mark.parametrize("text", ["word " * 2400, "Ж🙂 " * 3000 + "\n" * 9, "% & # + = ? " * 1000])
+def test_a_long_text_survives_its_address(quick: Visit, html: str, text: str) -> None:
+    assert len(text) >= 9000
+    page = ready(quick(opened_at(html, "")))
+    after(page, lambda: page.get_by_label("Your sentence").fill(text))
+    hash_ = page.evaluate("location.hash")
+    again = ready(quick(opened_at(html, hash_)))
+    assert field(again) == text
+    assert chips(again) == chips(page)
+    assert notes(again) == notes(page)
+    assert again.evaluate("location.hash") == hash_
+
+
+def test_many_masks_of_an_address_are_each_there_once(quick: Visit, html: str) -> None:
+    rows = [[query, 0, 8] for query in range(1, 9)]
+    wheres = [{}, {"layer": 1}, {"layer": 1, "head": 2}, {"layer": 3, "head": 0}]
+    edits = [{"op": "masks", **where, "rows": rows} for where in wheres] * 5
+    page = ready(quick(opened_at(html, address(text=FOX, edits=edits))))
+    rest(page)
+    every = [
+        (query, key, *where.values())
+        for where in wheres
+        for query in range(1, 9)
+        for key in range(9)
+    ]
+    assert masks(changed(page)) == every
+    assert [one.split(" ")[0] for one in listed(page)[:4]] == ["72"] * 4
+    assert headline(page).startswith("With 288 links hidden")
+    after(page, part(page, "changes").locator("li button").first.click)
+    assert masks(changed(page)) == every[72:]
+
+
+@pytest.mark.parametrize(
+    "rows", [[[0, 0, 10**12]], [[0, 0, 8], [0, 0]], [[q, 0, 8] for q in range(99)]]
+)
+def test_masks_that_cannot_be_give_the_plain_page(quick: Visit, html: str, rows: list[Any]) -> None:
+    page = ready(quick(opened_at(html, address(text=FOX, edits=[{"op": "masks", "rows": rows}]))))
+    rest(page)
+    assert changed(page) == []
+    assert field(page) == TEXT

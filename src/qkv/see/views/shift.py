@@ -58,8 +58,8 @@ class ShiftView(View):
         lowest = ", the lowest of all" if longest == int(last.cosine.argmin()) else ""
         return (
             f"{self.names[longest]} has the longest arrow: {moved[longest]:.2f} in the plane, "
-            "where vectors have length 1 and each set is centred. The cosine between its static vector "
-            f"and its vector {last.name} is {last.cosine[longest]:.3f}{lowest}."
+            "where vectors have length 1 and each set is centred. The cosine between its static "
+            f"vector and its vector {last.name} is {last.cosine[longest]:.3f}{lowest}."
         )
 
     def _numbers(self) -> dict[str, Any]:

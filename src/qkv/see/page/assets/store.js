@@ -39,7 +39,8 @@
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
 const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
-const LONGEST = 4000; // characters of a text in an address
+const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
+const MOST_MASKS = 4_000_000; // in an address
 const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
 const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
@@ -84,7 +85,7 @@ function playStore(data, heard) {
    */
   function set(patch, { undo: keep = true } = {}) {
     const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
-    const told = alone && !carry && shown ? shown.state.edits.filter(isSwap) : []; // what a new text has as its own words
+    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // what a new text has as its own words
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
     const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
     if (!changed.length) return;
@@ -281,7 +282,7 @@ function isSwap({ op }) {
  * @returns {{text: string, offsets: [number, number][]}}
  */
 function withSwaps(text, { offsets }, edits) {
-  const put = new Map(edits.filter(isSwap).map(({ token, with: name }) => [token, name]));
+  const put = new Map(editsOf(edits, "swap").map(({ token, with: name }) => [token, name]));
   if (!put.size) return { text, offsets };
   let [found, last] = ["", 0];
   /** @type {[number, number][]} */
@@ -367,13 +368,13 @@ function moved(edit, at, alike) {
 
 /** What an address holds behind its #: only what is not as the page starts. */
 function toHash(state, start) {
-  const fields = Object.keys(start).filter((name) => JSON.stringify(state[name]) !== JSON.stringify(start[name]));
+  const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
+  const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
   const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
   const all = moves ? [...new Set([...Object.keys(PLAIN), ...fields])] : fields;
   const put = new URLSearchParams();
   for (const name of all) {
-    const value = name === "edits" ? joinedMasks(state.edits) : state[name];
-    put.set(name, name === "text" ? value : JSON.stringify(value));
+    put.set(name, name === "text" ? state.text : written(state, name));
   }
   return all.length ? `#${put}` : "";
 }
@@ -405,9 +406,13 @@ function isState(found, start) {
   });
 }
 
+const JOINED = new WeakMap(); // edits -> the same as an address has them
+
 /** Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}. */
 function joinedMasks(edits) {
+  if (JOINED.has(edits)) return JOINED.get(edits);
   const found = [];
+  JOINED.set(edits, found);
   for (const edit of edits) {
     const { op, query, key, ...where } = edit;
     let last = found.at(-1);
@@ -423,10 +428,28 @@ function joinedMasks(edits) {
   return found;
 }
 
+/** The same the other way, each mask once; an address with more than a page can take is none. */
 function splitMasks(edits) {
-  const cells = ({ rows, layer, head }) =>
-    rows.flatMap(([query, first, last]) =>
-      Array.from({ length: Math.min(last - first + 1, 512) }, (_, by) => ({ op: "mask", query, key: first + by, ...pick({ layer, head }, ["layer", "head"]) })),
-    );
-  return edits.flatMap((edit) => (edit?.op === "masks" ? cells(edit) : [edit]));
+  const [found, known] = [[], new Map()]; // by layer and head: the masks that are there
+  let read = 0;
+  for (const edit of edits) {
+    if (edit?.op !== "masks") {
+      found.push(edit);
+      continue;
+    }
+    const where = pick(edit, ["layer", "head"]);
+    const name = JSON.stringify(where);
+    if (!known.has(name)) known.set(name, new Set());
+    const there = known.get(name);
+    for (const [query, first, last] of edit.rows) {
+      read += last - first + 1;
+      if (!(read <= MOST_MASKS)) throw new RangeError("There are too many masks.");
+      for (let key = first; key <= last; key++) {
+        const cell = query * MOST_MASKS + key;
+        if (!there.has(cell)) found.push({ op: "mask", query, key, ...where });
+        there.add(cell);
+      }
+    }
+  }
+  return found;
 }

@@ -66,6 +66,27 @@ function shown(value) {
   return (JSON.stringify(value) ?? "undefined").slice(0, 60);
 }
 
+/** @type {WeakMap<Edit[], Map<string, Edit[]>>} */
+const BY_OP = new WeakMap();
+
+/**
+ * The edits of one kind, in their order; sorted once for each list, which may have thousands.
+ * @param {Edit[]} edits
+ * @param {string} op
+ * @returns {Edit[]}
+ */
+function editsOf(edits, op) {
+  let known = BY_OP.get(edits);
+  if (!known) {
+    BY_OP.set(edits, (known = new Map()));
+    for (const edit of edits) {
+      if (!known.has(edit.op)) known.set(edit.op, []);
+      known.get(edit.op).push(edit);
+    }
+  }
+  return known.get(op) ?? [];
+}
+
 /**
  * Which tokens the model reads, (T), once words are swapped; and their names.
  * @param {Token[]} tokens
@@ -74,7 +95,7 @@ function shown(value) {
  */
 function swapped(tokens, edits, { ids }) {
   const found = tokens.map(({ id, token }) => ({ id, token }));
-  for (const edit of edits) if (edit.op === "swap") found[edit.token] = { id: ids.get(edit.with), token: edit.with };
+  for (const edit of editsOf(edits, "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
   return found;
 }
 
@@ -102,11 +123,9 @@ function isFor(edit, l, h) {
  */
 function hiddenBy(edits, l, h, T) {
   const hidden = new Uint8Array(T * T);
-  for (const edit of edits) {
-    if (edit.op === "hide") for (let i = 0; i < T; i++) hidden[i * T + edit.token] = 1;
-    if (edit.op === "causal") for (let i = 0; i < T; i++) hidden.fill(1, i * T + i + 1, (i + 1) * T);
-    if (edit.op === "mask" && isFor(edit, l, h)) hidden[edit.query * T + edit.key] = 1;
-  }
+  for (const { token } of editsOf(edits, "hide")) for (let i = 0; i < T; i++) hidden[i * T + token] = 1;
+  if (editsOf(edits, "causal").length) for (let i = 0; i < T; i++) hidden.fill(1, i * T + i + 1, (i + 1) * T);
+  for (const edit of editsOf(edits, "mask")) if (isFor(edit, l, h)) hidden[edit.query * T + edit.key] = 1;
   return hidden;
 }
 
@@ -116,7 +135,7 @@ function hiddenBy(edits, l, h, T) {
  * @param {number} usual
  */
 function scaleOf(edits, usual) {
-  return edits.findLast(({ op }) => op === "scale")?.value ?? usual;
+  return editsOf(edits, "scale").at(-1)?.value ?? usual;
 }
 
 /**
@@ -128,7 +147,7 @@ function scaleOf(edits, usual) {
  */
 function withRows(edits, l, h, pattern) {
   const T = Math.sqrt(pattern.length);
-  for (const edit of edits) if (edit.op === "row" && isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
+  for (const edit of editsOf(edits, "row")) if (isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
   return pattern;
 }
 

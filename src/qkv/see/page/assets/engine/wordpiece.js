@@ -81,7 +81,8 @@ function tokenize(tokenizer, text, most) {
  */
 function* tokensOf(tokenizer, text) {
   const { mask, apart, ids } = tokenizer;
-  const named = Array.from(apart ? text.matchAll(apart) : [], ({ 0: token, index }) => ({ token, start: index, end: index + token.length }));
+  const spelled = apart ? Array.from(text.matchAll(apart)) : [];
+  const named = spelled.map(({ 0: token, index }) => ({ token, start: index, end: index + token.length }));
   const gaps = mask ? gapsOf(text).map((gap) => ({ ...gap, token: mask })) : [];
   let last = 0;
   for (const { token, start, end } of [...gaps, ...named].sort((one, other) => one.start - other.start)) {

@@ -18,7 +18,10 @@ function changesPart(ui, store) {
     controls.hidden = !(state.inside || state.only) || !run;
     const all = run ? inWords(now) : [];
     list.hidden = !all.length;
-    const back = (gone) => () => store.set({ edits: store.state.edits.filter((edit) => !gone.includes(edit)) });
+    const back = (gone) => () => {
+      const away = new Set(gone);
+      store.set({ edits: store.state.edits.filter((edit) => !away.has(edit)) });
+    };
     fill(
       list,
       all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "take back" }, "×")))),
@@ -78,12 +81,11 @@ function windowMasks(size, reach) {
 
 /** How far each token sees where all that is hidden everywhere is a window; else null. */
 function windowOf(edits, size) {
-  const pairs = edits.filter(({ op, layer }) => op === "mask" && layer === undefined);
+  const pairs = editsOf(edits, "mask").filter(({ layer }) => layer === undefined);
   if (!pairs.length) return null;
-  const nearest = Math.min(...pairs.map(({ query, key }) => Math.abs(query - key)));
-  const names = new Set(pairs.map(({ query, key }) => `${query} ${key}`));
-  const whole = windowMasks(size, nearest - 1);
-  return nearest > 0 && names.size === whole.length && whole.every(({ query, key }) => names.has(`${query} ${key}`)) ? nearest - 1 : null;
+  const nearest = pairs.reduce((least, { query, key }) => Math.min(least, Math.abs(query - key)), size);
+  const different = new Set(pairs.map(({ query, key }) => query * size + key)).size;
+  return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // that many are as far apart
 }
 
 function maskMenu(ui, store) {

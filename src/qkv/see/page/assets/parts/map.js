@@ -36,7 +36,7 @@ function headsInOrder({ layers, heads, measures }, order) {
 // ---- a head taken out, and put back
 
 function isRemoved(edits, layer, head) {
-  return edits.some((edit) => edit.op === "ablate" && edit.layer === layer && (edit.head ?? head) === head);
+  return editsOf(edits, "ablate").some((edit) => edit.layer === layer && (edit.head ?? head) === head);
 }
 
 /** Edits with which a head takes part, or does not. */

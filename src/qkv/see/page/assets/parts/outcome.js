@@ -185,7 +185,7 @@ function isBlank(now) {
  * @returns {Said[]}
  */
 function causeOf(now) {
-  const of = (op) => now.state.edits.filter((edit) => edit.op === op);
+  const of = (op) => editsOf(now.state.edits, op);
   const clauses = [];
   const hidden = of("hide").map(({ token }) => token);
   if (hidden.length) clauses.push(["without ", ...listOf(wordsAt(now, hidden))]);

@@ -7,7 +7,7 @@
 function pythonOf(data, { state, model, original }) {
   const { text, edits, layer, head, query, place } = state;
   const size = original.tokens.length;
-  const of = (op) => edits.filter((edit) => edit.op === op);
+  const of = (op) => editsOf(edits, op);
   const swaps = of("swap");
   const plain = !swaps.length && !original.special.every(Boolean);
   const hide = [

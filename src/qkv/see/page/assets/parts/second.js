@@ -52,7 +52,7 @@ function partnerOf(axis, token) {
 /** @returns {Part} */
 function secondPart(ui, store) {
   const id = ui.id("second");
-  const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off" });
+  const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
   const begin = el("button", { type: "button", onclick: () => store.set({ second: last.sentence }) }, "Begin with mine");
   const away = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: null }) }, "Take it away");
   const [fit, unread] = [el("p", { class: "note" }), el("div", { class: "unread" })];

@@ -10,7 +10,7 @@ const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
 
 /** @returns {Part} */
 function sentencePart(ui, store) {
-  const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence" });
+  const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer" });
   const chosen = chosenWord(store);
@@ -122,14 +122,14 @@ function chipRow(ui, store) {
 function chipsOf({ state, run, original, words, model }) {
   const at = new Map(words.map((span) => [span[0], span]));
   const hidden = hiddenTokens(state.edits);
+  const swaps = new Map(editsOf(state.edits, "swap").map((edit) => [edit.token, edit]));
   const found = [];
   for (let t = 0; t < run.tokens.length; ) {
     const [first, last, word] = at.get(t) ?? [t, t + 1, run.tokens[t]];
-    const swap = state.edits.findLast(({ op, token }) => op === "swap" && token === first);
     const tokens = run.tokens.slice(first, last);
     const mask = tokens[0] === maskOf(model);
     const here = (place) => place !== null && place >= first && place < last;
-    const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swap, place: here(state.place) };
+    const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), place: here(state.place) };
     const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(word)];
     const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.place && "its guesses are shown"];
     found.push({
@@ -148,7 +148,7 @@ function chipsOf({ state, run, original, words, model }) {
 }
 
 function hiddenTokens(edits) {
-  return new Set(edits.filter(({ op }) => op === "hide").map(({ token }) => token));
+  return new Set(editsOf(edits, "hide").map(({ token }) => token));
 }
 
 /** The edits with these tokens hidden, or seen again where all were. */
