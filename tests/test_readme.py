@@ -126,6 +126,13 @@ def test_the_head_of_the_picture_is_claimed_to_do_what_the_page_finds() -> None:
     assert "abs(by_head[shown] / np.median(by_head) - 1) < 0.02" in page
 
 
+def test_what_is_said_where_no_head_stands_out_is_so() -> None:
+    page = (ROOT / "docs" / "views.md").read_text(encoding="utf-8")
+    (command, shown), *more = re.findall(r'\$ qkv show "(.+)"\n\.\.\.\n(.+?)\n\.\.\.', page, re.S)
+    assert not more
+    assert qkv.show(command).sentence == " ".join(shown.split())
+
+
 def test_what_the_first_page_opens_on_is_what_is_said() -> None:
     opening = qkv.play().opening
     first, then = opening.before[0][0], opening.after[0][0]

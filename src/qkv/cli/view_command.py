@@ -46,16 +46,12 @@ FILES = (
 KINDS = {ending: kind for kind, endings, _ in FILES for ending in endings}
 
 
-def view_command(number: int | None = None) -> Callable[[Callable[..., View]], Any]:
-    """Make a function that gives a view a verb that presents it, with the options of all of them.
-
-    `number` is by default the layer, and the head in it, that the view looks at.
-    """
-    default = "the one that stands out" if number is None else number
+def view_command() -> Callable[[Callable[..., View]], Any]:
+    """Make of a function that gives a view a verb that presents it, with the options of all."""
     options = [
         *(
             click.option(
-                f"--{name}", type=int, default=number, help=f"Which {name}. Default: {default}."
+                f"--{name}", type=int, help=f"Which {name}. Default: the one that stands out."
             )
             for name in ("layer", "head")
         ),

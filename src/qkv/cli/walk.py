@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("text")
-@view_command(number=0)
+@view_command()
 @click.option("--dim", type=click.IntRange(1), help="Random model: size of the vectors (8).")
 @click.option("--heads", type=click.IntRange(1), help="Random model: number of heads (2).")
 @click.option("--seed", type=click.IntRange(0), help="Random model: what to draw it from (0).")

@@ -334,6 +334,7 @@ class Model(ComparingModel):
             changed=changed,
             last_is_normed=self.design.last_is_normed,
             num_layers=len(body.layers),
+            untrained=body.untrained,
         )
 
     @advising("generate", GENERATING)

@@ -52,6 +52,7 @@ class Trace:
             gives, where there is one: for models of images `transformers` leaves it out.
         others: of layers whose queries or keys are not the trace's tokens, what they are.
         num_layers: how many layers the model has; without it as many as left something.
+        untrained: whether the model's queries and keys are made with random numbers.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -74,6 +75,7 @@ class Trace:
         last_is_normed: bool = True,
         others: Mapping[int, str] | None = None,
         num_layers: int | None = None,
+        untrained: bool = False,
     ) -> None:
         self._arrays = {name: read_only(array) for name, array in arrays.items()}
         self._num_layers = num_layers
@@ -90,6 +92,7 @@ class Trace:
         self._changed = dict(changed or {})
         self._last_is_normed = last_is_normed
         self._others = dict(others or {})
+        self.untrained = untrained
 
     def __repr__(self) -> str:
         what = f"{len(self)} texts, " if self._tokens else ""
@@ -391,6 +394,7 @@ class Trace:
             "last_is_normed": self._last_is_normed,
             "others": list(self._others.items()),
             "num_layers": self._num_layers,
+            "untrained": self.untrained,
             "names": list(self._arrays),
         }
 
@@ -415,6 +419,7 @@ class Trace:
             changed=about.get("changed"),
             last_is_normed=about.get("last_is_normed", True),
             num_layers=about.get("num_layers"),
+            untrained=about.get("untrained", False),
             **{name: about[name] for name in _PER_TEXT if name in about},
         )
 
@@ -478,6 +483,7 @@ class Trace:
             changed=self._changed,
             last_is_normed=self._last_is_normed,
             num_layers=self._num_layers,
+            untrained=self.untrained,
         )
 
 

@@ -33,8 +33,9 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     assert (chosen.layer, chosen.head, chosen.link) == (0, 2, Link(0, 2, 4, 5, 0.6))
     # of four pairs of words one apart three have 0.05; so have the other three words on cats
     assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
-    assert links[0].stands_out == pytest.approx(0.6 - 2 * 0.1875)
-    assert [link.head for link in links] == [2, 0, 1]  # what does not stand out by its weight
+    assert links[0].above == pytest.approx(0.6 - 2 * 0.1875)
+    assert [link.head for link in links] == [2, 0, 1]  # heads of places by their weight
+    assert [link.stands_out for link in links] == [True, False, False]
     assert links[1].usual == pytest.approx((0.9, 0.05))
     assert links[2].usual[1] == pytest.approx(0.8)
     assert chosen.reason == (
@@ -76,7 +77,12 @@ def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None
         heads_of(made_trace(["x", "y"], np.array([[[[0.2, 0.8], [0.7, 0.3]]]])))
     )
     assert chosen.link == Link(0, 0, 0, 1, 0.8)
-    assert "is the largest, of all layers and heads; none stands out" in chosen.reason
+    assert chosen.stands_out is False
+    assert chosen.headline == (
+        "No head stands out in this sentence: the strongest content link is x → y, 0.80 "
+        "(layer 0, head 0), less than 0.10 above what is usual."
+    )
+    assert "of all layers and heads; none stands out" in chosen.reason
 
 
 def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
@@ -186,11 +192,11 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
     heads = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
     shown, links = selection.choose_head(heads)
-    others = selection.other_heads(links, shown, 5)
+    others = selection.other_heads(heads, links, shown, 5)
     assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
-    assert selection.other_heads(links, ChosenHead(1, 1, None, ""), 1)[0].weight == pytest.approx(
-        0.9
-    )
+    assert selection.other_heads(heads, links, ChosenHead(1, 1, None, ""), 1)[
+        0
+    ].weight == pytest.approx(0.9)
 
 
 def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:

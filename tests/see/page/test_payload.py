@@ -44,7 +44,7 @@ def test_the_page_begins_where_the_terminal_does(minilm: Model) -> None:
     assert data["start"] == {
         "text": 0, "layer": 0, "head": 4, "query": 5, "chosen": "it was asked for",
         "sentence": "bank looks at river: 0.71 (layer 0, head 4).", "heads": None,
-        "merge": False,
+        "merge": False, "stands_out": None, "headline": "",
     }  # fmt: skip
 
 

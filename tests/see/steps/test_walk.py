@@ -137,7 +137,7 @@ def test_a_mask_is_a_step_and_hides_what_comes_later() -> None:
 
 
 def test_shapes_are_by_name(minilm: Model) -> None:
-    shapes = {step.name: step.shape for step in walk(CAT, model=minilm).steps}
+    shapes = {step.name: step.shape for step in walk(CAT, 0, 0, model=minilm).steps}
     assert shapes == {
         **dict.fromkeys("EPHX", "(T=8, D=384)"),
         **dict.fromkeys("QK", "(T=8, d=32)"),
@@ -320,7 +320,7 @@ def test_json_has_every_number_and_null_for_what_is_hidden() -> None:
     assert data["own"] == trace["attn_out", 0][0].tolist()
     assert data["largest_difference"] < 1e-6
     np.testing.assert_allclose(
-        steps["weights"]["values"], trace.pattern(layer=0, head=0), atol=1e-6
+        steps["weights"]["values"], trace.pattern(layer=0, head=data["head"]), atol=1e-6
     )
     assert all(step["formula"] and step["code"] and step["shape"] for step in data["steps"])
 

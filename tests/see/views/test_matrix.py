@@ -143,7 +143,7 @@ def of_weights(view: View, kind: str, given: Given) -> str:
         assert found["weights"] is None
     else:
         close(found["weights"], pattern)
-    link = re.match(r"(\S+) looks at (\S+): (\d\.\d\d) ", found["sentence"])
+    link = re.search(r"(\S+) (?:looks at|→) (\S+)[:,] (\d\.\d\d) ", found["sentence"])
     assert link
     query, key = (trace.tokens.index(token) for token in link.groups()[:2])
     assert link[3] == f"{pattern[query, key]:.2f}"
@@ -176,7 +176,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     }
     assert len(found["similarity"]) == 2 * vectors
     if not vectors:
-        most = re.match(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
+        most = re.search(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
         if most is None:  # of an image, whose patches have no words
             return found["sentence"]
         assert most[2] == f"{rows[0][sides[0].tokens.index(most[1])]:.2f}"
@@ -209,7 +209,7 @@ def of_walk(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
     (weights,) = (step["values"] for step in found["steps"] if step["name"] == "weights")
     if kind not in ("infinite", "huge"):  # whose vectors and weights do not belong together
-        close(weights, given.trace_a.pattern(0, 0))
+        close(weights, given.trace_a.pattern(found["layer"], found["head"]))
     return f"the largest difference is {view.difference:.1e}"  # type: ignore[attr-defined]
 
 

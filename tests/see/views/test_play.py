@@ -86,19 +86,17 @@ def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
     assert found.after[0][0] == after[0][0]
 
 
-def test_the_head_is_the_one_that_looks_most_at_this_word(view: PlayView, small: qkv.Model) -> None:
-    trace = small.trace(SMALL)
-    (key,) = view.opening.hidden
-    weights = np.array(trace.attentions)[:, 0, :, 6, key]  # (layers, heads)
-    layer, head = (int(x) for x in np.unravel_index(weights.argmax(), weights.shape))
-    assert (view.head.layer, view.head.head) == (layer, head)
-    assert f"the weight of [MASK] to {view.opening.word}: {weights.max():.2f}." in view.reasons[0]
-    start = data_of(view._document())[0]["start"]
-    assert (start["layer"], start["head"]) == (layer, head)
-    assert start == {
-        **{"text": SMALL, "edits": [], "place": 6, "query": 6},
-        **{"layer": start["layer"], "head": start["head"], "hide": view.opening.hidden},
+def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
+    head = qkv.show(SMALL, model=small).head
+    assert view.head == head
+    assert head.reason in view.reasons[0]
+    data = data_of(view._document())[0]
+    assert data["start"] == {
+        **{"text": SMALL, "edits": [], "place": 6, "query": 6, "said": head.headline},
+        **{"layer": head.layer, "head": head.head, "hide": view.opening.hidden},
     }
+    assert data["untrained"] is True
+    assert {"the", "of"} < set(data["little"]["words"]) - {"cat"}
 
 
 @pytest.mark.parametrize(

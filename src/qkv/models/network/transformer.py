@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
+from qkv.models.network.untrained import is_untrained
 from qkv.ops.kernel import body
 from qkv.ops.threads import get_num_threads
 from qkv.trace import Recorder
@@ -92,6 +94,11 @@ class Transformer:
         ]
         last = () if self.final_norm is None else self.final_norm.hooks
         return [*self.embedding.hooks, *blocks, *(f"{_LAST}.{hook}" for hook in last)]
+
+    @cached_property
+    def untrained(self) -> bool:
+        """Whether its queries and keys are made with what may as well be random numbers."""
+        return is_untrained(self.layers)
 
     def settings(
         self, longest: int, masks: Mapping[int, Array] | None = None

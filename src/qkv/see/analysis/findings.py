@@ -15,6 +15,10 @@ from qkv.see.analysis.words import Span
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
+# What a head has to do to stand out, here and in assets/parts/rule.js; docs/views.md says why.
+STANDS_OUT = 0.1  # of a weight, or of the probability at a gap
+OF_PLACES = 0.4  # a head that gives as much to a distance, or to one word, looks at a place
+
 
 @dataclass(frozen=True)
 class Link:
@@ -43,9 +47,19 @@ class Link:
         return max(2 * at_distance, on_key)
 
     @property
-    def stands_out(self) -> float:
-        """By how much it is more than that."""
-        return self.weight - self.expected
+    def of_places(self) -> bool:
+        """Whether its head looks at that distance, or at that word, whatever the words are."""
+        return max(self.usual) >= OF_PLACES
+
+    @property
+    def above(self) -> float:
+        """By how much it is more than is expected; 0 where that is no more, or its head's habit."""
+        return 0.0 if self.of_places else max(0.0, self.weight - self.expected)
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether that is enough to be called a finding."""
+        return self.above >= STANDS_OUT
 
 
 @dataclass(frozen=True, eq=False)

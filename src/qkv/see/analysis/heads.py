@@ -94,6 +94,7 @@ class Heads:
         split: where the second of two sentences begins.
         others: of layers that are left out as they look from or at other tokens, what they are.
         num_layers: how many the model has, where that is known.
+        untrained: whether the model's queries and keys are made with random numbers.
     """
 
     queries: Axis
@@ -109,6 +110,7 @@ class Heads:
     split: int | None = None
     others: Mapping[int, str] = field(default_factory=dict)
     num_layers: int = 0
+    untrained: bool = False
 
     def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
         """The number of a layer or head, counted from 0 where it was counted from the end.
@@ -331,6 +333,7 @@ def heads_of(
         text=trace.text,
         others=trace.other_layers,
         num_layers=trace.num_layers,
+        untrained=trace.untrained,
     )
 
 

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from qkv.see.analysis.findings import Link, attended
+from qkv.see.analysis.findings import OF_PLACES, STANDS_OUT, Link, attended
 from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.removal import Removal
 
 ASKED = "it was asked for"
 _LEAST = 0.05  # a smaller weight is no link to compare
 _WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
 
 
+# Of a layer and a head that were asked for, or None, the head that matters most at a gap.
+Removing = Callable[[int | None, int | None], Removal | None]
+
+
 @dataclass(frozen=True)
 class ChosenHead:
-    """The head to show, its strongest link if it has one, and why it is this one, in words."""
+    """The head to show, and why it is this one.
+
+    Attributes:
+        layer: the layer.
+        head: the head.
+        link: its strongest link, if it has one; at a gap what the gap looks at.
+        reason: why it is this one, in words.
+        stands_out: whether it is a finding; None where nobody claims so, as it was asked for.
+        headline: what is said of it, where that is more than its link.
+    """
 
     layer: int
     head: int
     link: Link | None
     reason: str
+    stands_out: bool | None = None
+    headline: str = ""
 
     @property
     def where(self) -> str:
@@ -37,12 +53,12 @@ def rank_heads(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
 ) -> list[Link]:
-    """The strongest link of each head, those first that stand out most.
+    """The strongest link of each head, those first that are furthest above what is usual.
 
-    A link is between two different content words, or from and to the places asked for. How far it
-    stands out is its weight less the larger of twice what its head gives to words at that distance
-    and what it gives to that word from others. Links that do not stand out come last, the largest
-    weight first; ties go to the lowest layer, then head.
+    A link is between two different content words, or from and to the places asked for. What is
+    usual is the larger of twice what its head gives to words at that distance and what it gives to
+    that word from others. Links that are not above it come next, the largest weight first, and last
+    those of heads that give 0.4 or more to either; ties go to the lowest layer, then head.
     """
     found = []
     for layer in seen.layers if layers is None else layers:
@@ -52,19 +68,25 @@ def rank_heads(
                 place = int(query), int(key)
                 usual = seen.usual(layer, head, *place)
                 found.append(Link(layer, head, *place, float(weight), usual))
-    return sorted(found, key=lambda link: (max(0.0, link.stands_out), link.weight), reverse=True)
+    return sorted(
+        found, key=lambda link: (not link.of_places, link.above, link.weight), reverse=True
+    )
 
 
 def other_heads(
-    links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
+    seen: Heads, links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
 ) -> list[Link]:
-    """Of ranked links those of other heads than the one shown; each pair once unless `repeat`."""
-    seen = {(shown.link.query, shown.link.key)} if shown.link else set()
+    """Of ranked links those of other heads that stand out too, each pair once.
+
+    With `repeat`, of one link that was asked for, all of other heads.
+    """
+    pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
     for link in links:
         pair, place = (link.query, link.key), (link.layer, link.head)
-        if (repeat or pair not in seen) and place != (shown.layer, shown.head):
-            seen.add(pair)
+        counts = repeat or (link.stands_out and not seen.untrained and pair not in pairs)
+        if counts and place != (shown.layer, shown.head):
+            pairs.add(pair)
             kept.append(link)
     return kept[:count]
 
@@ -77,8 +99,14 @@ def choose_head(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
     call: str = "show",
+    removing: Removing | None = None,
 ) -> tuple[ChosenHead, list[Link]]:
-    """The head whose strongest link stands out most, and all links as `rank_heads` has them.
+    """The head to open on, by the rule of all views, and all links as `rank_heads` has them.
+
+    At a gap it is the head whose removal changes the guess most, as `removing` measures it; without
+    one, or where places were asked for, the head whose strongest link is furthest above what is
+    usual. What is less than 0.1 is no finding, and nothing is in an untrained model: the headline
+    says so.
 
     `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
     and to. A head that was asked for may look at no content word; then its link is to any word.
@@ -100,15 +128,63 @@ def choose_head(
         if not asked and (best is None or best.weight < _WEAK):
             best = _any_link(seen, layer, head) or best
         return ChosenHead(layer, head, best, ASKED), links
+    nothing = _none(layer, head, seen.untrained)
+    removal = None if asked or removing is None else removing(layer, head)
+    if removal is not None and removal.layer in seen.layers:
+        return _at_gap(seen, removal, nothing, head), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
             f"it is the first of {searched(seen, layer, head)}: in none does a content word look "
             "at another one"
         )
-        return ChosenHead(first, head or 0, None, reason), links
+        headline = f"{nothing}: no content word looks at another one."
+        return ChosenHead(first, head or 0, None, reason, False, headline), links
     reason = _why(seen, best, searched(seen, layer, head), asked)
-    return ChosenHead(best.layer, best.head, best, reason), links
+    headline, stands_out = "", best.stands_out and not seen.untrained
+    if not stands_out and not (queries and keys):
+        query, key = seen.queries.names[best.query], seen.keys.names[best.key]
+        below = "" if seen.untrained else f", less than {STANDS_OUT:.2f} above what is usual"
+        headline = (
+            f"{nothing}: the strongest {'of these links' if asked else 'content link'} is "
+            f"{query} → {key}, {best.weight:.2f} (layer {best.layer}, head {best.head}){below}."
+        )
+    return ChosenHead(best.layer, best.head, best, reason, stands_out, headline), links
+
+
+def _none(layer: int | None, head: int | None, untrained: bool) -> str:
+    """That no head stands out, in words."""
+    which = "No head" if layer is None else f"No head of layer {layer}"
+    which = which if head is None else f"In no layer head {head}"
+    return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
+
+
+def _at_gap(seen: Heads, removal: Removal, nothing: str, head: int | None) -> ChosenHead:
+    """The head that was found by removal, and what the gap looks at in it."""
+    [query] = seen.queries.rows_of([removal.place])
+    row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
+    key = int(row.argmax())
+    usual = seen.usual(removal.layer, removal.head, query, key)
+    link = Link(removal.layer, removal.head, query, key, float(row[key]), usual)
+    where = f"layer {removal.layer}, head {removal.head}"
+    among = searched(seen, removal.layers[0] if len(removal.layers) == 1 else None, head)
+    if 1 < len(removal.layers) < len(seen.layers):
+        among = f"the heads of layers {span(removal.layers)}"
+    moved = f"{removal.moved:.2f} of the probability goes to other words"
+    gap, looked = seen.queries.names[query], seen.keys.names[key]
+    reason = f"without it the guess at {gap} changes most, of {among}: {moved}"
+    if removal.stands_out and not seen.untrained:
+        beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
+        place = beside.get(key - query, "") if usual[0] >= OF_PLACES else ""
+        headline = (
+            f"Without {where} the guess changes most: {removal.word}, {removal.before:.2f} → "
+            f"{removal.after:.2f}. In that head {gap} looks most at {looked}{place}: "
+            f"{link.weight:.2f}."
+        )
+        return ChosenHead(removal.layer, removal.head, link, reason, True, headline)
+    below = "" if seen.untrained else f", less than {STANDS_OUT:.2f}"
+    headline = f"{nothing}: without {where} the guess changes most, and {moved}{below}."
+    return ChosenHead(removal.layer, removal.head, link, reason, False, headline)
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
@@ -136,9 +212,11 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     usual = f"other words put {on_key:.2f} on {key}"
     if seen.other_keys is None:
         usual = f"this head gives {at_distance:.2f} to a word so far away and {usual}"
-    if link.stands_out > 0:
+    if link.stands_out and not seen.untrained:
         return f"{which} stands out most, of {among}: {link.weight:.2f}, where on average {usual}"
-    return f"{which} is the largest, of {among}; none stands out (on average {usual})"
+    return (
+        f"{which} is furthest above what is usual, of {among}; none stands out (on average {usual})"
+    )
 
 
 def searched(seen: Heads, layer: int | None, head: int | None) -> str:
@@ -157,36 +235,58 @@ def contrasting_head(
     rows_b: Sequence[int],
     layer: int | None = None,
     head: int | None = None,
+    *,
+    moved: Mapping[tuple[int, int], float] | None = None,
 ) -> ChosenHead:
     """The head in which what a word looks at differs most between two texts.
 
-    What counts is by how much its links to content words stand out, as `rank_heads` has it: the
-    difference is half the sum, over all words, of what separates them in the two texts. Where
-    nothing stands out, and of heads that differ alike, all weights are compared in the same way: 0
-    is the same, 1 nothing in common. Ties go to the lowest layer, then head.
+    What counts is by how much its links to content words are above what is usual, as `rank_heads`
+    has it: the difference is half the sum, over all words, of what separates them in the two texts.
+    Where none is above it, and of heads that differ alike, all weights are compared in the same
+    way: 0 is the same, 1 nothing in common. Ties go to the lowest layer, then head. A head stands
+    out if a link is above what is usual by 0.1 more in one text than in the other, and neither
+    model is untrained.
+
+    `moved` says of heads how much removing them changes the guesses, where the word is a gap in
+    both texts: then that decides.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
     layer, head = checked_place(b, layer, head, "compare")
-    found = {
-        at: [_apart(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_standing, _looks)]
-        for at in places_among(a, layer, head, "compare")
-    }
-    place = max(found, key=lambda at: found[at])
-    standing, looks = found[place]
-    if standing > 0:
+    places = places_among(a, layer, head, "compare")
+    among = searched(a, layer, head)
+    trained = not (a.untrained or b.untrained)
+    if None not in (layer, head):
+        return ChosenHead(*places[0], None, ASKED)
+    removed = {at: moved[at] for at in places if at in moved} if moved else {}
+    if removed:
+        place = max(removed, key=lambda at: removed[at])
         reason = (
-            f"what the word looks at differs most between the two, of {searched(a, layer, head)}, "
+            f"without it both guesses change most, of {among}: on average {removed[place]:.2f} of "
+            "the probability goes to other words"
+        )
+        return ChosenHead(*place, None, reason, trained and removed[place] >= STANDS_OUT)
+    found = {
+        at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in places
+    }
+    place = max(found, key=lambda at: [_apart(*both) for both in found[at]])
+    (one, other), both = found[place]
+    looks = _apart(*both)
+    link = max((abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in {**one, **other}), default=0.0)
+    stands_out = trained and link >= STANDS_OUT
+    if stands_out:
+        reason = (
+            f"what the word looks at differs most between the two, of {among}, "
             "in links that stand out from what the head gives to that distance or to that word "
             "anyway"
         )
     else:
         reason = (
             "it is the one where what the word looks at differs most between the two "
-            f"({looks:.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
+            f"({looks:.2f} of its weight is elsewhere), of {among}"
         )
-    return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
+    return ChosenHead(*place, None, reason, stands_out)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
@@ -194,15 +294,15 @@ def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
-def _standing(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """By how much a word's links to content words stand out, where they do."""
+def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
+    """By how much a word's links to content words are above what is usual, where they are."""
     weights = attended(heads, layer, head, rows)
     found = []
     for key in heads.content_keys(rows[0]):
         if weights[key] > _LEAST:
             usual = heads.usual(layer, head, rows[0], key)
             link = Link(layer, head, rows[0], key, float(weights[key]), usual)
-            found.append((key, max(0.0, link.stands_out)))
+            found.append((key, link.above))
     return _by_name(heads, found)
 
 

@@ -47,8 +47,8 @@ can't it's i'm i've i'll he's she's that's there's they're we're you're
 _FUNCTION_PIECES = """
 s t d m ll re ve don didn doesn isn wasn aren weren won wouldn couldn shouldn hasn haven
 """
-_FUNCTION_WORDS = frozenset(_FUNCTION.split())
-_LEFT_OVER = frozenset(_FUNCTION_PIECES.split())
+FUNCTION_WORDS = frozenset(_FUNCTION.split())
+LEFT_OVER = frozenset(_FUNCTION_PIECES.split())
 _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
@@ -144,7 +144,7 @@ def is_function_word(word: str) -> bool:
     >>> [is_function_word(word) for word in ("the", "of", "she", "don't", "river", "don")]
     [True, True, True, True, False, False]
     """
-    return word in _FUNCTION_WORDS
+    return word in FUNCTION_WORDS
 
 
 def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
@@ -171,11 +171,9 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     numbers = [known.setdefault(name, len(known)) for name in names]
     sizes = [end - first for first, end, _ in spans]
     words = is_word(tokens, special)
-    little = [name in _FUNCTION_WORDS or name in UNKNOWN for name in names]
+    little = [name in FUNCTION_WORDS or name in UNKNOWN for name in names]
     for i, name in enumerate(names):  # "king ' s", "don ' t"
-        little[i] |= name in _LEFT_OVER and not _APOSTROPHES.isdisjoint(
-            names[max(0, i - 1) : i + 2]
-        )
+        little[i] |= name in LEFT_OVER and not _APOSTROPHES.isdisjoint(names[max(0, i - 1) : i + 2])
     each = np.repeat(numbers, sizes)
     flags = words & ~np.repeat(np.array(little, dtype=bool), sizes)
     return (flags if len(set(each[flags].tolist())) > 1 else words), each

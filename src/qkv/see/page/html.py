@@ -41,6 +41,7 @@ _PARTS = (
     "motion",
     "chart",
     "outcome",
+    "rule",
     "pair",
     "second",
     "cards",

@@ -10,6 +10,7 @@
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": place in texts, "layer": number, "head": number,
 #             "query": place of a token | null, "chosen": why this head, "sentence": str,
+#             "stands_out": bool | null (it was asked for), "headline": what is said of it | "",
 #             "heads": [numbers] | null,
 #             "merge": whether pieces are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see page/walk.py | null, "shift": see page/shift.py | null,

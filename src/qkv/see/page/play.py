@@ -3,11 +3,14 @@
 # The model and its script are a part of their own, which comes after (see page/engine.py).
 #
 #   "start": {"text": str, "edits": [none], "place": of the token whose word is looked at,
-#             "layer": number, "head": number, "query": place of a token | null,
+#             "layer": number, "head": number, "said": of this head by the rule (all three left out
+#             where the page is to choose), "query": place of a token | null,
 #             "hide": [places of the word that the first button hides]},
 #   "stories": [STORY, ...],     those of the model's card
 #   "roles": {"layer.head": [role, the measure that it has it by]},
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
+#   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} that are no
+#   content words, all small: what the rule for a head needs (assets/parts/rule.js)
 #   of a page that a server shows also "next": whether logits are for the next token,
 #   "guesses": whether they are for masked words, "mask": what is written for such a word | null }
 #
@@ -26,7 +29,7 @@ import numpy as np
 from qkv.models.files.find import shipped
 from qkv.see.analysis.inputs import places_in
 from qkv.see.analysis.stories import FILE as STORIES
-from qkv.see.analysis.words import run_name
+from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ def known_of(model: Model) -> dict[str, Any]:
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
         "cards": _kept(folder, CARDS).get("cards", []),
+        "untrained": model._body.untrained,
+        "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
     }
 
 

@@ -82,8 +82,6 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
         "text": text,
         "edits": [],
         "place": place,
-        "layer": model.num_layers - 1,
-        "head": 0,
         "query": place,
         "hide": hide,
     }

@@ -5,7 +5,8 @@
 #   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
 #   "own": name of the model's own numbers, which are the array "own", "own_step": number of the
 #   step that they are shown beside, "difference": the largest of all,
-#   "said": the likeliest word, in words, or "" }
+#   "said": the likeliest word, in words, or "",
+#   "sentence", "which": which head it is and what is said of it, "reasons": [why it is this one] }
 # ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
 #          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all), or
 #          a list of its own, "columns": [which columns there are], where these are not all}

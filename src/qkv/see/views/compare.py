@@ -14,6 +14,7 @@ from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Link
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
+from qkv.see.analysis.removal import moved_in_both
 from qkv.see.analysis.selection import ChosenHead
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Prose, Table
@@ -102,6 +103,10 @@ class CompareView(HeadShown):
             for text, (name, weight) in found
         ]
         looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
+        if self.head.stands_out is False:
+            untrained = any(side.heads.untrained for side in self.sides)
+            why = ", as the model is untrained" if untrained else ""
+            looks = f"No head stands out for {self.word}{why}. Where it differs most, {looks}"
         if not len(self.similarity):
             return looks
         return (
@@ -278,8 +283,10 @@ def compare(
     model cuts into pieces is the mean of their vectors and weights; of a word that occurs several
     times the first is taken. Unless it is named, it is the content word that both share; of several
     the one whose vectors after the last layer are least alike. Unless `layer` and `head` say
-    otherwise, the head shown is the one in which the links of the word that stand out, as `show`
-    has it, differ most between the two texts.
+    otherwise, the head shown is the one in which the links of the word that are above what is
+    usual, as `show` has it, differ most between the two texts; where the word is the gap in both,
+    the one whose removal changes both guesses most. Where that is less than 0.1, and of an
+    untrained model, the sentence says that no head stands out.
 
     Two traces of the same tokens without a word, say `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are two runs: what changed in each token's output, largest
@@ -331,7 +338,12 @@ def compare(
     findings.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
-    chosen = selection.contrasting_head(shown[0], rows[0], shown[1], rows[1], layer, head)
+    moved = None
+    if None in (layer, head):
+        moved = moved_in_both(used, (a, b), [found[0][0] for found in places])
+    chosen = selection.contrasting_head(
+        shown[0], rows[0], shown[1], rows[1], layer, head, moved=moved
+    )
     first, second = (
         Side(
             trace,

@@ -86,12 +86,13 @@ class HeadShown(View):
             "layer": self.head.layer,
             "head": self.head.head,
             "chosen": self.head.reason,
+            "stands_out": self.head.stands_out,
             "sentence": self.sentence,
         }
 
     def _start(self, query: int | None = None, **more: Any) -> dict[str, Any]:
         """What a page shows first."""
-        return start_at(query=query, **self._chosen(), **more)
+        return start_at(query=query, **self._chosen(), headline=self.head.headline, **more)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -145,7 +146,9 @@ def places_of_layers(layers: int) -> list[str]:
 
 
 def link_in_words(heads: Heads, head: ChosenHead) -> str:
-    """The strongest link of a head as a sentence."""
+    """What is said of a head as a sentence: its headline, or its strongest link."""
+    if head.headline:
+        return head.headline
     if head.link is None:
         return f"In {head.where} no content word looks at another one."
     query, key = heads.queries.names[head.link.query], heads.keys.names[head.link.key]

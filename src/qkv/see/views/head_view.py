@@ -154,7 +154,7 @@ def head_view(
         pieces,
         head=chosen,
         shown=shown,
-        elsewhere=selection.other_heads(links, chosen, 5),
+        elsewhere=selection.other_heads(shown, links, chosen, 5),
         theme=theme,
         stretch=stretch,
     )

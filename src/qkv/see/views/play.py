@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.opening import Opening, opening_of
-from qkv.see.analysis.selection import ChosenHead, choose_head, rank_heads
+from qkv.see.analysis.removal import removal_of
+from qkv.see.analysis.selection import choose_head
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.about import about_model
@@ -20,7 +22,7 @@ from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import known_of
-from qkv.see.views.head_panels import OneText, chances, heading_of
+from qkv.see.views.head_panels import OneText, chances, heading_of, link_in_words
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
@@ -66,7 +68,7 @@ class PlayView(OneText):
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """The words before and after, and the head whose link to the hidden one stands out."""
+        """The words before and after, and the head that the page opens on."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [chances(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -96,6 +98,7 @@ class PlayView(OneText):
             "place": self.opening.place,
             "layer": self.head.layer,
             "head": self.head.head,
+            "said": link_in_words(self.shown, self.head),
             "query": self.opening.place,
             "hide": self.opening.hidden,
         }
@@ -131,16 +134,6 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
     return f"{word}, {share:.2f}"
 
 
-def _looking(shown: Heads, opening: Opening) -> ChosenHead:
-    """The head in which the place looks most at the word to hide; ties go to the lowest layer."""
-    rows, columns = (shown.queries.rows_of(x) for x in ([opening.place], opening.hidden))
-    links = rank_heads(shown, None, rows, columns)
-    best = max(links, key=lambda link: (link.weight, -link.layer, -link.head))
-    query, key = shown.queries.names[best.query], shown.keys.names[best.key]
-    reason = f"of all heads it gives the most of the weight of {query} to {key}: {best.weight:.2f}"
-    return ChosenHead(best.layer, best.head, best, reason)
-
-
 def play(
     text: str | None = None,
     *,
@@ -156,7 +149,8 @@ def play(
     It opens on one place of the text, the first mask token or else the last content word; on the
     word that matters most there, of which a button says "Hide": the content word without which the
     probabilities at this place differ most, of those without which another word is the likeliest
-    if there are any; and on the head in which this place looks most at this word.
+    if there are any; and on the head that the rule of `show` chooses. Another text that is typed
+    opens on a head of its own by the same rule, until a head is chosen by hand.
 
     Args:
         text: what the page begins with; a sentence with a missing word if left out.
@@ -182,9 +176,7 @@ def play(
     heads = heads_of(trace)
     shown = by_word(heads)
     opening = opening_of(used, trace)
-    head, _ = choose_head(shown, call="play")
-    if opening.hidden:
-        head = _looking(shown, opening)
+    head, _ = choose_head(shown, call="play", removing=partial(removal_of, used, trace))
     return PlayView(
         used,
         text,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array
@@ -12,6 +13,7 @@ from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.findings import Movement
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.inputs import places_in, traced
+from qkv.see.analysis.removal import removal_of
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText, arrows_of, heading_of, link_to_dict, movement_table
@@ -104,12 +106,20 @@ def show(
 ) -> ShowView:
     """One head's weights over a text, and how far attention moved each word.
 
-    Unless `layer` and `head` say otherwise, the head is the one whose link stands out most. A link
-    is a head's largest weight between two different content words; it stands out by what it is more
-    than the head gives anyway: twice the mean weight of all pairs of words at that distance, or, if
-    it is larger, the mean weight of the other words on that one. So a head that always looks at the
-    previous word does not win, nor does a word that all look at. Ties go to the lowest layer, then
-    head.
+    Unless `layer` and `head` say otherwise, the head is chosen by the rule of all views. In a text
+    with a gap (the model's mask token) it is the head whose removal moves most of the probability
+    at the first gap to other words. Without a gap it is the head whose link is furthest above what
+    is usual. A link is a head's largest weight between two different content words; usual is what
+    the head gives anyway: twice the mean weight of all pairs of words at that distance, or, if it
+    is larger, the mean weight of the other words on that one. A head that gives 0.4 or more to
+    either looks at a place and not at words: its links do not count. Ties go to the lowest layer,
+    then head.
+
+    What is less than 0.1, of the weight or of the probability, is no finding: the sentence then
+    says that no head stands out, and so it does of an untrained model. Of weights that come without
+    a model, and of a trace without `model`, the guess cannot be made again: there links decide. So
+    they do in a text of more than 512 tokens; of a model with more than 48 heads those of its last
+    layers are removed, as many as have 48.
 
     Content words are all but special tokens, punctuation, what the model has no word for, and the
     function words of English (the, of, she, is). Other languages have no such list here: there,
@@ -140,7 +150,7 @@ def show(
     >>> view.tokens, view.weights.shape
     (['the', 'cat', 'sat', 'on', 'the', 'mat'], (6, 6))
     >>> import numpy as np
-    >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"]).sentence
+    >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"], layer=0, head=0).sentence
     'hello looks at world: 0.50 (layer 0, head 0).'
     """
     check_theme(theme, "show")
@@ -152,7 +162,13 @@ def show(
         for name, word in (("query", query), ("key", key))
     )
     chosen, links = selection.choose_head(
-        shown, layer, head, queries=queries, keys=keys, call="show"
+        shown,
+        layer,
+        head,
+        queries=queries,
+        keys=keys,
+        call="show",
+        removing=partial(removal_of, used, trace),
     )
     one_link = queries is not None and keys is not None
     return ShowView(
@@ -161,7 +177,9 @@ def show(
         heads,
         head=chosen,
         shown=shown,
-        elsewhere=selection.other_heads(links, chosen, 8 if one_link else 5, repeat=one_link),
+        elsewhere=selection.other_heads(
+            shown, links, chosen, 8 if one_link else 5, repeat=one_link
+        ),
         one_link=one_link,
         theme=theme,
         stretch=stretch,

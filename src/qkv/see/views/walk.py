@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
 from qkv.see.analysis import findings
+from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, reader_of, texts_of
+from qkv.see.analysis.removal import removal_of
+from qkv.see.analysis.selection import ChosenHead, choose_head
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
@@ -40,10 +44,12 @@ class WalkView(View):
     Attributes:
         walk: the steps.
         model: whose parameters they are of, None where it is not known.
+        head: the head, where a rule chose it or it was asked for; None for a layer on its own.
     """
 
     walk: Walk
     model: Model | None = None
+    head: ChosenHead | None = None
 
     @property
     def top(self) -> float:
@@ -82,7 +88,15 @@ class WalkView(View):
     @property
     def title(self) -> str:
         """Which head it is."""
-        return f"Layer {self.walk.layer}, head {self.walk.head}, step by step."
+        which = f"Layer {self.walk.layer}, head {self.walk.head}, step by step."
+        return f"{which} {self.head.headline}" if self.head and self.head.headline else which
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it is this head, where a rule chose it."""
+        if self.head is None or self.head.stands_out is None:
+            return []
+        return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
         """Each step; then both outputs, and as pictures scores, weights, words and chances."""
@@ -172,6 +186,8 @@ class WalkView(View):
             "keys": None if walk.keys is walk.tokens else walk.keys,
             "layer": walk.layer,
             "head": walk.head,
+            "chosen": self.head and self.head.reason,
+            "stands_out": self.head and self.head.stands_out,
             "place": walk.place,
             "steps": [
                 {name: getattr(step, name) for name in _SAID}
@@ -189,7 +205,8 @@ class WalkView(View):
     def _payload(self) -> dict[str, Any]:
         walk = self.walk
         title = quoted(walk.trace.text, walk.tokens, walk.trace.special)
-        return self._page("walk", title, walk=walk_payload(walk) | {"sentence": self.sentence})
+        said = {"sentence": self.sentence, "which": self.title, "reasons": self.reasons}
+        return self._page("walk", title, walk=walk_payload(walk) | said)
 
     def _about(self) -> str:
         return about_model(self.model)
@@ -202,8 +219,8 @@ def _is_map(step: Step) -> bool:
 
 def walk(
     text_or_trace: str | Trace | MultiHeadAttention | Block,
-    layer: int = 0,
-    head: int = 0,
+    layer: int | None = None,
+    head: int | None = None,
     *,
     model: Model | str | None = None,
     theme: str = "auto",
@@ -231,7 +248,8 @@ def walk(
             trace holds it; the last step's note says what would be needed. Or a layer: a
             `MultiHeadAttention`, `SelfAttention` or `Block`, with `x`.
         layer: the layer, from 0, or from the end with -1.
-        head: the head, from 0.
+        head: the head, from 0. What is left out of these two is chosen by the rule of `show`; of a
+            layer that is given, head 0 is walked.
         model: the model, or its name; for a text the default model if left out.
         theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales end at the largest weight that is shown, and not at 1.
@@ -263,7 +281,7 @@ def walk(
         if x is None:
             raise TypeError("walk: a layer needs word vectors: walk(layer, x=...)")
         found = walk_layer(
-            text_or_trace, x, context, head=head, tokens=tokens, keys=keys, **options
+            text_or_trace, x, context, head=head or 0, tokens=tokens, keys=keys, **options
         )
         return WalkView(found, theme=theme, stretch=stretch)
     if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
@@ -277,12 +295,17 @@ def walk(
         raise TypeError(f"walk: {needless[0]} is for a walk through a layer: leave it out")
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
         trace = findings.one_text(text_or_trace, "walk")
-        if model is None:
-            return WalkView(walk_head(trace, layer, head), theme=theme, stretch=stretch)
-        used = model_of(model, [" ".join(trace.tokens)])
+        used = None if model is None else model_of(model, [" ".join(trace.tokens)])
     else:
         (text,) = texts_of([text_or_trace], "walk")
         used = reader_of(model, [text], "walk")
         trace = findings.readable(used.trace(text))
-    found = walk_head(trace, layer, head, used)
-    return WalkView(found, used, theme=theme, stretch=stretch)
+    chosen, _ = choose_head(
+        by_word(heads_of(trace)),
+        layer,
+        head,
+        call="walk",
+        removing=partial(removal_of, used, trace),
+    )
+    found = walk_head(trace, chosen.layer, chosen.head, used)
+    return WalkView(found, used, chosen, theme=theme, stretch=stretch)

@@ -34,6 +34,7 @@
  * @property {string | null} error
  * @property {string} sentence  the text that the model reads: with the words that are swapped for others
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
+ * @property {Ruled | null} ruled  the head of this text by the rule, see parts/rule.js; null where the rule was not asked
  */
 
 const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
@@ -50,7 +51,7 @@ const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "
  * @param {(now: Now) => Promise<void>} heard  is called at every change; promises that all is drawn
  */
 function playStore(data, heard) {
-  const start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
+  let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
   const past = []; // what undo gives back, the newest last
   let state = fromHash(location.hash, start) ?? start;
   let shown = null; // {state, run, original, second}: the last that was computed
@@ -60,6 +61,9 @@ function playStore(data, heard) {
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let asked = 0; // how many states were asked for
   let given = state !== start; // by an address, and not yet known to be possible
+  let unruled = given ? namesNoHead(location.hash) : data.start.layer === undefined; // the head is still to be chosen, by the rule
+  let picked = false; // a reader chose the head: it stays when another text is written
+  let ruled = data.start.said ? { text: start.text, ...pick(data.start, ["layer", "head", "said"]) } : null;
   let drawn = Promise.resolve(); // kept when all that was told is drawn
 
   const self = {
@@ -74,8 +78,16 @@ function playStore(data, heard) {
     },
     /** The address that shows this state, or one that is otherwise in something. */
     address: (patch = {}) => location.href.replace(/#.*$/s, "") + toHash({ ...state, ...patch }, start),
+    get picked() {
+      return picked;
+    },
     set,
     undo,
+    /** Leaves the choice of the head to the rule again. */
+    byRule() {
+      [picked, unruled] = [false, true];
+      follow(RUN_FOR);
+    },
   };
 
   /**
@@ -91,6 +103,9 @@ function playStore(data, heard) {
     if (!changed.length) return;
     if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? shown.state : state);
     if (past.length > 200) past.shift();
+    const ownHead = "layer" in patch || "head" in patch;
+    if (ownHead && !("text" in patch)) picked = true;
+    unruled = !ownHead && !picked && (unruled || changed.includes("text"));
     if (changed.includes("text")) {
       carry = alone ? carry ?? (shown && { text: shown.sentence, run: shown.run }) : null;
       state = alone && carry ? next : stateOf({ ...next, edits: [], place: null, query: null, ...patch });
@@ -103,6 +118,7 @@ function playStore(data, heard) {
     const last = past.pop();
     if (!last) return;
     carry = null;
+    unruled = false;
     state = stateOf({ ...state, ...pick(last, Object.keys(PLAIN)) });
     follow(RUN_FOR);
   }
@@ -122,8 +138,16 @@ function playStore(data, heard) {
     going = mine;
     const late = setTimeout(tell, 150); // a short wait need not be seen
     try {
-      const found = await runsOf(mine.signal);
+      let found = await runsOf(mine.signal);
       if (going !== mine) return;
+      if (unruled) {
+        shown = { ...found, state }; // it can be read while the head is chosen
+        tell();
+        const own = await headByRule(self.engine, state.text, found.original, model, data, mine.signal);
+        if (going !== mine) return;
+        if (unruled) found = await atHead(own, mine.signal);
+        if (going !== mine) return;
+      }
       going = error = null;
       settle(found);
     } catch (reason) {
@@ -133,6 +157,16 @@ function playStore(data, heard) {
     } finally {
       clearTimeout(late);
     }
+  }
+
+  /** The runs at the head that the rule has chosen. */
+  async function atHead(own, signal) {
+    unruled = false;
+    ruled = own;
+    const before = state;
+    state = stateOf({ ...state, ...pick(own, ["layer", "head"]) });
+    if (before === start) start = state;
+    return runsOf(signal);
   }
 
   /** The run of the state, and of its text without edits. */
@@ -164,7 +198,7 @@ function playStore(data, heard) {
     carry = null;
     const plain = given;
     given = false;
-    if (plain) state = start;
+    if (plain) [state, unruled] = [start, data.start.layer === undefined];
     else if (shown) [state, error] = [stateOf({ ...state, ...pick(shown.state, Object.keys(PLAIN)) }), String(reason?.message ?? reason)];
     else error = String(reason?.message ?? reason);
     if (plain) compute();
@@ -197,7 +231,8 @@ function playStore(data, heard) {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const { run = null, original = null, second = null, sentence = "" } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    drawn = heard({ state: said, model, run, original, second, sentence, busy: Boolean(going), error, words: run?.words ?? [] });
+    const own = ruled?.text === said.text ? ruled : null;
+    drawn = heard({ state: said, model, run, original, second, sentence, busy: Boolean(going), error, words: run?.words ?? [], ruled: own });
   }
 
   /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
@@ -224,6 +259,7 @@ function playStore(data, heard) {
     carry = null;
     state = fromHash(hash, start) ?? start;
     given = state !== start;
+    [unruled, picked] = [given && namesNoHead(hash), false];
     if (self.engine) follow(RUN_FOR);
   });
   whenOpen((qkv) => {
@@ -377,6 +413,12 @@ function toHash(state, start) {
     put.set(name, name === "text" ? state.text : written(state, name));
   }
   return all.length ? `#${put}` : "";
+}
+
+/** Whether an address has a text and says nothing of a head. */
+function namesNoHead(hash) {
+  const put = new URLSearchParams(hash.slice(1));
+  return put.has("text") && !put.has("layer") && !put.has("head");
 }
 
 /** The state of an address; null where it holds none, or anything that is not one. */

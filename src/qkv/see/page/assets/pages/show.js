@@ -7,7 +7,8 @@ function show(box, data, ui) {
   const notes = el("div", {});
   head.said.className = "sentence";
   box.classList.add("recorded");
-  box.append(titleNode(data), head.said, why, bar.node, notes, el("section", { class: "panel" }, head.node), helpOf(), received.node,
+  const { headline } = data.start;
+  box.append(titleNode(data), headline ? el("p", { class: "lead" }, headline) : "", head.said, why, bar.node, notes, el("section", { class: "panel" }, head.node), helpOf(), received.node,
     el("section", { class: "panel" }, map.node));
   let opened = "";
 

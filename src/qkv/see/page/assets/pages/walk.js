@@ -6,7 +6,8 @@ VIEWS.walk = (box, payload, ui) => {
   fill(
     box,
     el("h2", { class: "title" }, payload.title),
-    el("p", { class: "sentence" }, `Layer ${payload.walk.layer}, head ${payload.walk.head}, step by step`),
+    el("p", { class: "sentence" }, payload.walk.which),
+    payload.walk.reasons.map((line) => el("p", { class: "note" }, line)),
     view.node,
   );
   view.set(walkFlow(payload.walk));

@@ -57,12 +57,14 @@ function headPart(ui, store) {
   const operand = el("div", { class: "operand", role: "img" }, el("b", { class: "operand-name" }, "V"), values,
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
+  const why = el("p", { class: "note why" });
+  const byRule = el("button", { type: "button", onclick: () => store.byRule() }, "Let the rule choose");
   const weights = holds ? null : weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
   const table = foldedTable("The same as a table", "table of weights");
   const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
-  const node = el("div", { class: "one-head", "data-part": "head" }, title, body, paint?.node, around, table.node);
+  const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, paint?.node, around, table.node);
   // what others may hear of: the cell that is looked at, (now, shown, query, key) by their tokens; a number of Q or K
   const self = { node, body, title, said, map, oncell: null, onnumber: null, update };
   let now = null;
@@ -217,7 +219,14 @@ function headPart(ui, store) {
     if (holds) return visible(shown.head.source.text.name || "");
     const role = store.data?.roles?.[name];
     const removed = isRemoved(state.edits, state.layer, state.head) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
-    return [`Head ${name}`, el("span", { class: "dim" }, role ? ` · ${role[0]} ${number(role[1])}` : ""), removed];
+    return [`Head ${name}`, el("span", { class: "dim" }, role ? ` · ${usually(role)}` : ""), removed];
+  }
+
+  /** Why it is this head, where that is known of a text. */
+  function whyOf_({ state, ruled, model }) {
+    if (store.picked) return ["You chose this head. ", byRule];
+    if (ruled?.layer !== state.layer || ruled.head !== state.head) return [];
+    return ruled.said.replaceAll(maskOf(model), "?");
   }
 
   /** @param {Now} next */
@@ -240,6 +249,8 @@ function headPart(ui, store) {
     asked = state.query;
     fill(title, titleOf(now, `${text.layers[at.l]}.${at.h}`));
     title.hidden = holds && !text.name;
+    fill(why, whyOf_(now));
+    why.hidden = !why.textContent;
     if (was !== as && head.rows.length) key = head.known(rowOf(cursor))[0]?.[0] ?? 0;
     const drawn = refresh({ ...aboutOf(far), ...layout() }, was !== as);
     around.hidden = !vectors;

@@ -33,6 +33,11 @@ function headsInOrder({ layers, heads, measures }, order) {
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
 
+/** The role of a head in words: what it does on average, over many sentences. */
+function usually([role, value]) {
+  return `usually ${role} (${number(value)})`;
+}
+
 // ---- a head taken out, and put back
 
 function isRemoved(edits, layer, head) {
@@ -163,7 +168,7 @@ function mapPart(ui, store) {
     const thumb = el("span", { class: "thumb" });
     const figure = el("b", { class: "figure" }, figure_);
     const [role, value] = roles[name] ?? [usual, null];
-    const said = figure_ || (value === null ? role : `${role} ${number(value)}`);
+    const said = figure_ || (value === null ? role : usually([role, value]));
     const asked = store.data?.start?.heads?.includes(head);
     const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, said].filter(Boolean).join(": ") },
       thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));

@@ -286,8 +286,8 @@ function exampleMenu(store) {
     const story = stories[select.value];
     select.value = "";
     if (!story) return;
-    const [layer, head] = story.ablate?.[0] ?? [store.data.start.layer, store.data.start.head];
-    store.set({ text: story.text, edits: [], place: null, query: null, layer, head });
+    const [layer, head] = story.ablate?.[0] ?? [];
+    store.set({ text: story.text, edits: [], place: null, query: null, ...(story.ablate ? { layer, head } : {}) });
   });
   return stories.length ? select : null;
 }

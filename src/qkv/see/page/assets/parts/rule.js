@@ -1,0 +1,159 @@
+// Which head a text opens on: the rule of analysis/selection.py and analysis/removal.py, on the same numbers. At a gap it
+// is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
+
+const STANDS_OUT = 0.1; // of a weight, or of the probability at a gap: less is no finding
+const OF_PLACES = 0.4; // a head that gives as much to a distance, or to one word, looks at a place
+const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the last layers; of a text with a gap
+
+/**
+ * @typedef {{text: string, layer: number, head: number, said: string}} Ruled  the head of a text, and what is said of it
+ * @typedef {{first: number, last: number, name: string, special: boolean, isWord: boolean}} WordSpan
+ */
+
+/**
+ * @param {any} engine
+ * @param {string} text
+ * @param {Run} run  of the text, without edits
+ * @param {any} model
+ * @param {any} data  the payload: "untrained", and "little" words
+ * @param {AbortSignal} signal
+ * @returns {Promise<Ruled | null>} null where there are no tokens
+ */
+async function headByRule(engine, text, run, model, data, signal) {
+  const size = run.tokens.length;
+  if (!size) return null;
+  const spans = wordSpansOf(run);
+  const none = `No head stands out in this sentence${data.untrained ? ", as the model is untrained" : ""}`;
+  const gap = model.next || !model.words?.length || size > MOST_TOKENS ? -1 : run.tokens.indexOf(maskOf(model));
+  const removed = gap < 0 ? null : await removalAt(engine, text, gap, model, signal);
+  const found = removed ? { ...removed, said: saidOfGap(run, spans, gap, removed, none, data) } : linkByRule(run, spans, none, data);
+  return { text, ...found };
+}
+
+// ---- at a gap
+
+/** The head without which most of the probability at a place goes to other words; null where numbers are not finite. */
+async function removalAt(engine, text, place, model, signal) {
+  const layers = Math.max(1, Math.floor(MOST_HEADS / model.heads));
+  const enough = new AbortController();
+  const run = await engine.run(text, [], { at: [place], signal });
+  const before = chancesOf(run.logits);
+  const best = likeliestOf(before, 1)[0];
+  const found = [];
+  await engine
+    .sweep(
+      text,
+      [],
+      ({ layer, head, logits }) => {
+        const after = chancesOf(logits);
+        if (layer >= model.layers - layers) found.push({ layer, head, moved: movedChance(before, after), after: after[best] });
+        if (found.length === Math.min(layers, model.layers) * model.heads) enough.abort();
+      },
+      { at: [place], signal: AbortSignal.any([signal, enough.signal]) },
+    )
+    .catch((reason) => {
+      if (!enough.signal.aborted || signal.aborted) throw reason;
+    });
+  found.sort((one, other) => other.moved - one.moved || one.layer - other.layer || one.head - other.head);
+  if (!found.every(({ moved }) => Number.isFinite(moved))) return null;
+  return { ...found[0], word: plainName(model.words[best]), before: before[best] };
+}
+
+function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, after }, none, data) {
+  const [where, by] = [`layer ${layer}, head ${head}`, moved.toFixed(2)];
+  if (data.untrained) return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words.`;
+  if (moved < STANDS_OUT)
+    return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words, less than ${STANDS_OUT.toFixed(2)}.`;
+  const query = spans.findIndex(({ first: from, last }) => from <= gap && gap < last);
+  const at = mergedWeights(run.pattern[layer][head], run.tokens.length, spans);
+  let key = 0;
+  for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
+  const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
+  const place = usualOf(at, spans, query, key)[0] >= OF_PLACES ? beside : "";
+  return `Without ${where} the guess changes most: ${first}, ${before.toFixed(2)} → ${after.toFixed(2)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${at(query, key).toFixed(2)}.`;
+}
+
+// ---- by links
+
+/** The head whose strongest link between two different content words is furthest above what is usual. */
+function linkByRule(run, spans, none, { untrained, little }) {
+  const { flags, numbers } = contentOf(spans, little);
+  let best = null;
+  run.pattern.forEach((heads, layer) =>
+    heads.forEach((pattern, head) => {
+      const at = mergedWeights(pattern, run.tokens.length, spans);
+      let link = { query: 0, key: 0, weight: 0 };
+      for (let q = 0; q < spans.length; q++)
+        for (let k = 0; k < spans.length; k++)
+          if (flags[q] && flags[k] && numbers[q] !== numbers[k] && at(q, k) > link.weight) link = { query: q, key: k, weight: at(q, k) };
+      if (!link.weight) return;
+      const [atDistance, onKey] = usualOf(at, spans, link.query, link.key);
+      const ofPlaces = Math.max(atDistance, onKey) >= OF_PLACES;
+      const above = ofPlaces ? 0 : Math.max(0, link.weight - Math.max(2 * atDistance, onKey));
+      const rank = [ofPlaces ? 0 : 1, above, link.weight];
+      const first = best === null ? 0 : rank.findIndex((x, i) => x !== best.rank[i]);
+      if (first >= 0 && (best === null || rank[first] > best.rank[first])) best = { layer, head, ...link, above, rank };
+    }),
+  );
+  if (!best) return { layer: 0, head: 0, said: `${none}: no content word looks at another one.` };
+  const { layer, head, query, key, weight, above } = best;
+  const [from, to] = [spans[query].name, spans[key].name];
+  const where = `(layer ${layer}, head ${head})`;
+  if (above >= STANDS_OUT && !untrained) return { layer, head, said: `${from} looks at ${to}: ${weight.toFixed(2)} ${where}.` };
+  const below = untrained ? "" : `, less than ${STANDS_OUT.toFixed(2)} above what is usual`;
+  return { layer, head, said: `${none}: the strongest content link is ${from} → ${to}, ${weight.toFixed(2)} ${where}${below}.` };
+}
+
+/** What a head gives to words at that distance, this pair included, and to that key from other words that may see it. */
+function usualOf(at, spans, query, key) {
+  const mean = (all) => (all.length ? all.reduce((sum, x) => sum + x, 0) / all.length : 0);
+  const places = spans.map((_, p) => p).filter((p) => spans[p].isWord);
+  const along = places.filter((p) => spans[p + key - query]?.isWord).map((p) => at(p, p + key - query));
+  const seenBefore = spans.some((_, p) => p < key && at(p, key));
+  const onKey = places.filter((p) => p !== query && p !== key && (p > key || seenBefore)).map((p) => at(p, key));
+  return [mean(along), mean(onKey)];
+}
+
+/** The weights of a head (T, T) between words: what pieces receive is summed, what they look at is averaged. */
+function mergedWeights(pattern, size, spans) {
+  return (q, k) => {
+    let total = 0;
+    for (let i = spans[q].first; i < spans[q].last; i++) for (let j = spans[k].first; j < spans[k].last; j++) total += pattern[i * size + j];
+    return total / (spans[q].last - spans[q].first);
+  };
+}
+
+// ---- words
+
+/** All tokens of a run as words, special ones and marks of punctuation on their own. @returns {WordSpan[]} */
+function wordSpansOf({ tokens, special, words = [] }) {
+  const at = new Map(words.map(([first, last]) => [first, last]));
+  const found = [];
+  for (let t = 0; t < tokens.length; t = found.at(-1).last) {
+    const last = at.get(t) ?? t + 1;
+    const name = last - t > 1 ? tokens.slice(t, last).map(bareName).join("") : tokens[t];
+    const isMark = /^[\p{P}$+<=>^`|~]+$/u.test(bareName(name));
+    found.push({ first: t, last, name, special: special[t], isWord: !special[t] && !isMark });
+  }
+  return found;
+}
+
+/** A token without the marks that tokenizers put on it. */
+function bareName(token) {
+  return token.replace(/^##(?=.)/, "").replace(/^[Ġ▁]+(?=.)/, "");
+}
+
+/**
+ * Which words are content words, and a number for each word, equal for the same; with fewer than two, all words are.
+ * @param {WordSpan[]} spans
+ * @param {{words: string[], pieces: string[]}} little  words that mean little by themselves, what is left of them at an apostrophe
+ */
+function contentOf(spans, little = { words: [], pieces: [] }) {
+  const names = spans.map(({ name }) => bareName(name).toLowerCase());
+  const [words, pieces] = [new Set([...little.words, "[unk]", "<unk>"]), new Set(little.pieces)];
+  const apostrophe = (name) => name === "'" || name === "’";
+  const small = names.map((name, i) => words.has(name) || (pieces.has(name) && names.slice(Math.max(0, i - 1), i + 2).some(apostrophe)));
+  const flags = spans.map(({ isWord }, i) => isWord && !small[i]);
+  const many = new Set(names.filter((_, i) => flags[i])).size > 1;
+  return { flags: many ? flags : spans.map(({ isWord }) => isWord), numbers: names };
+}
