@@ -75,7 +75,7 @@ def test_the_three_commands_of_the_issue() -> None:
     assert "bank looks at river: 0.71 (layer 0, head 4)." in shown.stdout
     compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
     assert "between A and B: 0.958 at" in compared.stdout
-    walked = run("walk", CAT, *minilm)
+    walked = run("walk", CAT, "--layer", "0", *minilm)
     assert "13. The output projection" in walked.stdout
     difference = " ".join(walked.stdout.split()).split("largest difference is ")[-1]
     assert float(difference.split(". ")[0]) < 4e-4  # 2e-6 of its largest number, 222
@@ -87,7 +87,7 @@ def test_walk_shapes_the_random_model() -> None:
     result = run("walk", CAT, *RANDOM, *options, "--head", "2", "--json")
     model = random_model(CAT, dim=12, heads=3, causal=True, positions=False, seed=7)
     assert json.loads(result.stdout) == json.loads(
-        json.dumps(walk(CAT, 0, 2, model=model).to_dict())
+        json.dumps(walk(CAT, head=2, model=model).to_dict())
     )
 
 

@@ -63,7 +63,8 @@ function playStore(data, heard) {
   let given = state !== start; // by an address, and not yet known to be possible
   let unruled = given ? namesNoHead(location.hash) : data.start.layer === undefined; // the head is still to be chosen, by the rule
   let picked = false; // a reader chose the head: it stays when another text is written
-  let ruled = data.start.said ? { text: start.text, ...pick(data.start, ["layer", "head", "said"]) } : null;
+  const ruled = new Map(); // by text: the head that the rule chose
+  if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "said"]) });
   let drawn = Promise.resolve(); // kept when all that was told is drawn
 
   const self = {
@@ -143,7 +144,7 @@ function playStore(data, heard) {
       if (unruled) {
         shown = { ...found, state }; // it can be read while the head is chosen
         tell();
-        const own = await headByRule(self.engine, state.text, found.original, model, data, mine.signal);
+        const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, found.original, model, data, mine.signal));
         if (going !== mine) return;
         if (unruled) found = await atHead(own, mine.signal);
         if (going !== mine) return;
@@ -162,10 +163,9 @@ function playStore(data, heard) {
   /** The runs at the head that the rule has chosen. */
   async function atHead(own, signal) {
     unruled = false;
-    ruled = own;
-    const before = state;
+    ruled.set(state.text, own);
     state = stateOf({ ...state, ...pick(own, ["layer", "head"]) });
-    if (before === start) start = state;
+    if (data.start.layer === undefined && state.text === start.text) start = stateOf({ ...start, ...pick(own, ["layer", "head"]) });
     return runsOf(signal);
   }
 
@@ -231,7 +231,7 @@ function playStore(data, heard) {
     const computed = going && shown ? pick(shown.state, Object.keys(PLAIN)) : {};
     const { run = null, original = null, second = null, sentence = "" } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
-    const own = ruled?.text === said.text ? ruled : null;
+    const own = ruled.get(said.text) ?? null;
     drawn = heard({ state: said, model, run, original, second, sentence, busy: Boolean(going), error, words: run?.words ?? [], ruled: own });
   }
 

@@ -1,0 +1,114 @@
+"""The head of a text on the live page: that of the rule in Python, until a reader chooses one."""
+
+import pytest
+from playwright.sync_api import Page
+
+import qkv
+from qkv.models import Model
+from qkv.see.views.head_panels import link_in_words
+from see.views.test_opening import FIRST, SECOND
+
+from .play import address, after, button, opened_at, part, ready
+from .playing import held, until
+from .support import Visit
+
+GAPS = [
+    "The sun rises in the [MASK].",
+    "He sat on the [MASK].",
+    "The [MASK] barked at the stranger.",
+    "Unbelievably, the [MASK] antidisestablishmentarian slept [MASK].",
+    "[MASK]",
+]
+OTHERS = [
+    "I love you",
+    "Dogs bark.",
+    "So!",
+    "",
+    "...",
+    "She doesn't know the king's name, and he can't say \u2018it\u2019.",
+    "Antidisestablishmentarianism is a long word; qwzxv jklmnop is none.",
+    "C++ costs $5 + 10% < 100^2 `now` | ~then = x > y",
+    "the bank the bank The Bank",
+    "日本語のテキスト и русский",
+]
+
+
+@pytest.fixture(scope="module")
+def html(model: Model) -> str:
+    return qkv.play(model=model)._document()
+
+
+def said(page: Page) -> tuple[str, str]:
+    """Which head is open, and why it is this one."""
+    node = part(page, "head").last
+    title = node.locator("h3").inner_text()
+    return title.split(" · ")[0], node.locator(".why").text_content() or ""
+
+
+def by_python(text: str, model: Model) -> tuple[str, str]:
+    view = qkv.show(text, model=model)
+    line = link_in_words(view.shown, view.head).replace("[MASK]", "?")
+    return f"Head {view.head.layer}.{view.head.head}", line
+
+
+def typed(page: Page, text: str) -> None:
+    after(page, lambda: page.get_by_label("Your sentence").fill(text))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [GAPS, OTHERS, FIRST[:12], FIRST[12:], SECOND[:12], SECOND[12:]],
+    ids=["gaps", "others", "first", "more of them", "second", "more of these"],
+)
+def test_page_and_terminal_choose_the_same_head_and_say_the_same(
+    texts: list[str], quick: Visit, html: str, model: Model
+) -> None:
+    page = ready(quick(html))
+    for text in texts:
+        typed(page, text)
+        if text:
+            assert said(page) == by_python(text, model)
+
+
+def test_the_page_opens_on_the_head_of_its_text(quick: Visit, html: str, model: Model) -> None:
+    page = ready(quick(html))
+    assert said(page) == by_python("The oak is a small [MASK].", model)
+    again = ready(quick(opened_at(html, address(text=SECOND[7]))))  # an address without a head
+    assert said(again) == by_python(SECOND[7], model)
+    asked = ready(quick(opened_at(html, address(text=SECOND[7], layer=1, head=1))))
+    assert said(asked)[0] == "Head 1.1"
+
+
+def test_a_head_that_was_chosen_stays_until_the_rule_is_asked(
+    quick: Visit, html: str, model: Model
+) -> None:
+    page = ready(quick(opened_at(html, address(inside=True))))
+    after(page, lambda: page.locator("[data-part=map] [data-head='2.3']").click())
+    assert said(page) == ("Head 2.3", "You chose this head. Let the rule choose")
+    typed(page, SECOND[7])
+    assert said(page)[0] == "Head 2.3"
+    after(page, lambda: button(page, "Let the rule choose").click())
+    assert said(page) == by_python(SECOND[7], model)
+    typed(page, GAPS[1])
+    assert said(page) == by_python(GAPS[1], model)
+    after(page, lambda: button(page, "Undo").click())
+    assert held(page)["text"] == SECOND[7]
+    assert said(page) == by_python(SECOND[7], model)
+
+
+def test_a_role_is_called_what_the_head_usually_does(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(inside=True, layer=1, head=1))))
+    until(lambda: page.locator("[data-part=map] .role").count() > 0)
+    roles = page.locator("[data-part=map] .role").all_text_contents()
+    assert all(role == "mixed" or role.startswith("usually ") for role in roles)
+    assert "usually previous (0.99)" in (part(page, "head").last.locator("h3").inner_text())
+
+
+def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str) -> None:
+    assert '"untrained":false' in html
+    page = ready(quick(html.replace('"untrained":false', '"untrained":true')))
+    for text in (GAPS[0], SECOND[7]):
+        typed(page, text)
+        assert said(page)[1].startswith(
+            "No head stands out in this sentence, as the model is untrained: "
+        )
