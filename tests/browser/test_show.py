@@ -47,9 +47,12 @@ def test_the_first_paint_says_what_the_terminal_says(
     visit: Visit, view: qkv.see.ShowView, whole: str
 ) -> None:
     page = visit(whole)
-    assert sentence(page).replace("the (4)", "the").replace("the (0)", "the") == view.sentence
+    assert page.locator(".lead").inner_text() == view.sentence
+    link = view.links[0]
+    query = link.query
+    looks = f"{view.tokens[query]} looks at {view.tokens[link.key]}: {link.weight:.2f} (layer 0, "
+    assert sentence(page).replace("the (4)", "the").replace("the (0)", "the").startswith(looks)
     assert f"is shown because {view.head.reason}." in page.locator(".view").inner_text()
-    query = view.links[0].query
     assert token(page, query).get_attribute("class") == "token on"
     assert [name for name, _ in keys(page)] == view.tokens
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]

@@ -51,7 +51,8 @@ def stretch(weight: Array) -> float:
     )
     if not np.isfinite(edge) or not edge:
         return float("inf") if edge else 0.0
-    vector = np.random.default_rng(0).standard_normal(matrix.shape[1]).astype(matrix.dtype)
+    vector: Array = np.random.default_rng(0).standard_normal(matrix.shape[1:]).astype(matrix.dtype)
     for _ in range(_STEPS):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
-    return float(np.sqrt(np.linalg.norm(vector))) / edge
+    largest = float(np.linalg.norm(vector)) ** 0.5
+    return largest / edge

@@ -6,7 +6,7 @@
 #   "own": name of the model's own numbers, which are the array "own", "own_step": number of the
 #   step that they are shown beside, "difference": the largest of all,
 #   "said": the likeliest word, in words, or "",
-#   "sentence", "which": which head it is and what is said of it, "reasons": [why it is this one] }
+#   "which": which head it is and what is said of it, "reasons": [why it is this one] }
 # ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
 #          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all), or
 #          a list of its own, "columns": [which columns there are], where these are not all}
@@ -77,6 +77,8 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "own_step": walk.compared[-1][0],
         "difference": walk.difference,
         "said": walk.likeliest,
+        "which": f"Layer {walk.layer}, head {walk.head}, step by step.",
+        "reasons": [],
     }
 
 

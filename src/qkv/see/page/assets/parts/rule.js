@@ -36,6 +36,7 @@ async function headByRule(engine, text, run, model, data, signal) {
 async function removalAt(engine, text, place, model, signal) {
   const layers = Math.max(1, Math.floor(MOST_HEADS / model.heads));
   const enough = new AbortController();
+  signal.addEventListener("abort", () => enough.abort(signal.reason), { once: true });
   const run = await engine.run(text, [], { at: [place], signal });
   const before = chancesOf(run.logits);
   const best = likeliestOf(before, 1)[0];
@@ -49,7 +50,7 @@ async function removalAt(engine, text, place, model, signal) {
         if (layer >= model.layers - layers) found.push({ layer, head, moved: movedChance(before, after), after: after[best] });
         if (found.length === Math.min(layers, model.layers) * model.heads) enough.abort();
       },
-      { at: [place], signal: AbortSignal.any([signal, enough.signal]) },
+      { at: [place], signal: enough.signal },
     )
     .catch((reason) => {
       if (!enough.signal.aborted || signal.aborted) throw reason;
@@ -78,6 +79,7 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
 /** The head whose strongest link between two different content words is furthest above what is usual. */
 function linkByRule(run, spans, none, { untrained, little }) {
   const { flags, numbers } = contentOf(spans, little);
+  /** @type {any} */
   let best = null;
   run.pattern.forEach((heads, layer) =>
     heads.forEach((pattern, head) => {
@@ -118,7 +120,8 @@ function usualOf(at, spans, query, key) {
 function mergedWeights(pattern, size, spans) {
   return (q, k) => {
     let total = 0;
-    for (let i = spans[q].first; i < spans[q].last; i++) for (let j = spans[k].first; j < spans[k].last; j++) total += pattern[i * size + j];
+    for (let i = spans[q].first; i < spans[q].last; i++)
+      for (let j = spans[k].first; j < spans[k].last; j++) total += pattern[i * size + j];
     return total / (spans[q].last - spans[q].first);
   };
 }
