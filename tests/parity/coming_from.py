@@ -191,6 +191,7 @@ class Theirs:
                 self.found[number] = {name: names[name] for name in assigned(one.ours)}
             except Exception as error:  # of one row, whose own test raises it
                 self.found[number] = error
+        self.names = names
 
     def ids(self, text: str) -> torch.Tensor:
         """The decoder's ids (1, T) of a text."""

@@ -41,6 +41,10 @@ def main() -> None:
         folder = Path(name)
         page = Theirs(folder, *sys.argv[1:])
         spaces = {library: begun(library, code, page, folder) for library, code in setups().items()}
+        bridge = (spaces["TransformerLens"] or {}).get("model")
+        if bridge is not None:
+            begun_with = bridge.to_tokens(page.text, prepend_bos=True)[0]
+            assert away(begun_with, page.names["with_bos"].ids) == 0
         worst = 0.0
         for number, row in sorted(page.rows.items()):
             names = spaces.get(row.library)
@@ -138,9 +142,8 @@ def spelled(theirs: Found, ours: Found) -> float:
 
 
 def guesses(theirs: Found, ours: Found) -> float:
-    """Words with a blank, and with the mark of those that continue one."""
-    words = [word if word.startswith(" ") else f" ##{word}" for word in theirs["words"]]
-    ours = ours | {"words": [f" {word}" for word in ours["words"]]}
+    """Words with a blank, and with the mark of letters that continue one."""
+    words = [word.strip() if not word.isalpha() else f"##{word}" for word in theirs["words"]]
     return max(away(words, ours["words"]), away(theirs["chances"], ours["chances"]))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from .coming_from import HEADS, LAYERS, D, Theirs, row
+from qkv.layers import Block
+
+from .coming_from import HEADS, LAYERS, D, Theirs, near, row
 
 SIZE = D // HEADS
 
@@ -21,6 +24,23 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
 @torch.no_grad()
 def test_row(theirs: Theirs, number: int) -> None:
     theirs.hold(number)
+
+
+@torch.no_grad()
+def test_a_text_with_a_token_in_front(theirs: Theirs) -> None:
+    ids = torch.cat([torch.tensor([[0]]), theirs.ids(theirs.text)], 1)
+    model, text = theirs.names["model"], theirs.names["bos"] + theirs.text
+    assert theirs.names["with_bos"].ids.tolist() == ids[0].tolist()
+    near(model.trace(text, logits=True)["logits"], theirs.decoder(ids).logits, "logits")
+
+
+def test_an_answer_is_one_token_of_a_decoder_and_of_an_encoder(theirs: Theirs) -> None:
+    one_token, names = theirs.names["one_token"], theirs.names
+    assert one_token("sovereign") == theirs.ids("sovereign")[0, 0] == theirs.answer
+    with patch.dict(names, model=names["encoder"]):
+        assert one_token("sovereign") == theirs.encoder_ids("sovereign")[0, 1]
+        with pytest.raises(ValueError, match="too many values"):
+            one_token("male sovereign")
 
 
 @row(1)
@@ -82,6 +102,20 @@ def mean_over_texts(theirs: Theirs) -> Any:
 @row(10)
 def from_a_layer_on(theirs: Theirs) -> Any:
     return theirs.seen()["logits", 0]
+
+
+def test_no_layer_runs_twice(theirs: Theirs) -> None:
+    """The first line of row 10 ends at the layer, and the second begins there."""
+    names, ran, run = theirs.names, [], Block.run
+    layers = names["model"].layers
+
+    def counted(layer: Block, *given: Any, **options: Any) -> Any:
+        ran.append(next(n for n, one in enumerate(layers) if one is layer))
+        return run(layer, *given, **options)
+
+    with patch.object(Block, "run", counted):
+        exec(theirs.rows[10].ours, dict(names))
+    assert ran == [0, 1, 2]
 
 
 @row(11)

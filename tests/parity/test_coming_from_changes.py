@@ -44,12 +44,11 @@ def zeroed(theirs: Theirs) -> Any:
 
 @row(22)
 def averaged(theirs: Theirs) -> Any:
-    """The mean is that of two runs of one text each."""
-    texts = theirs.clean, theirs.corrupted
+    """The mean is that of all tokens, of runs of one text each."""
     with torch.no_grad():
-        z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in texts])
+        z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in theirs.texts])
     mean = z.mean(0)  # (heads, d)
-    return torch.cat([changed(theirs, text, "z", 1, lambda x: x.copy_(mean)) for text in texts])
+    return changed(theirs, theirs.clean, "z", 1, lambda x: x.copy_(mean))
 
 
 @row(23)
