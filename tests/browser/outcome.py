@@ -69,7 +69,8 @@ class Expected(NamedTuple):
 
 
 def outcome_page(model: Model, theme: str = "auto") -> str:
-    names = ("view", "parts/sight", "store", "parts/chart", "parts/outcome")
+    parts = ("sight", "changes", "chart", "outcome")
+    names = ("view", "engine/edits", "store", *(f"parts/{name}" for name in parts))
     code = "\n".join(asset(f"{name}.js") for name in names)
     css = script_json("\n".join([colours.css(), *(asset(f"{name}.css") for name in names)]))
     data = script_json({"kind": "trial", "theme": theme})

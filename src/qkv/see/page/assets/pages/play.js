@@ -52,7 +52,7 @@ function play(box, data, ui) {
   const turn = inTurn();
 
   box.classList.add("play");
-  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} is a word for the model to guess.`}`);
+  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ is a word for the model to guess.`}`);
   const saying = el("div", { class: "saying" }, headline, inside);
   box.append(
     el("header", { class: "top" }, title, badge),

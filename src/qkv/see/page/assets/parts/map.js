@@ -41,7 +41,7 @@ function usually([role, value]) {
 // ---- a head taken out, and put back
 
 function isRemoved(edits, layer, head) {
-  return editsOf(edits, "ablate").some((edit) => edit.layer === layer && (edit.head ?? head) === head);
+  return edits.length > 0 && editsOf(edits, "ablate").some((edit) => edit.layer === layer && (edit.head ?? head) === head);
 }
 
 /** Edits with which a head takes part, or does not. */

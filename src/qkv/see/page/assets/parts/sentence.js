@@ -38,9 +38,9 @@ function sentencePart(ui, store) {
     "div",
     { "data-part": "sentence" },
     el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
+    notes,
     chips.node,
     el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
-    notes,
     paper.node,
   );
 
