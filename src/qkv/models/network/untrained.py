@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,13 +47,11 @@ def stretch(weight: Array) -> float:
     (1.0, True)
     """
     matrix = weight.astype(compute_type(weight.dtype), copy=False)
-    edge = float(np.sqrt(np.square(matrix, dtype=np.float64).mean())) * sum(
-        size**0.5 for size in matrix.shape
-    )
+    rms = float(np.sqrt(np.square(matrix, dtype=np.float64).mean()))
+    edge = rms * sum(map(math.sqrt, matrix.shape))
     if not np.isfinite(edge) or not edge:
         return float("inf") if edge else 0.0
     vector: Array = np.random.default_rng(0).standard_normal(matrix.shape[1:]).astype(matrix.dtype)
     for _ in range(_STEPS):
         vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
-    largest = float(np.linalg.norm(vector)) ** 0.5
-    return largest / edge
+    return math.sqrt(float(np.linalg.norm(vector))) / edge

@@ -135,7 +135,7 @@ function wordSpansOf({ tokens, special, words = [] }) {
   for (let t = 0; t < tokens.length; t = found.at(-1).last) {
     const last = at.get(t) ?? t + 1;
     const name = last - t > 1 ? tokens.slice(t, last).map(bareName).join("") : tokens[t];
-    const isMark = /^[\p{P}$+<=>^`|~]+$/u.test(bareName(name));
+    const isMark = /^[\p{P}$+<=>^\x60|~]+$/u.test(bareName(name));
     found.push({ first: t, last, name, special: special[t], isWord: !special[t] && !isMark });
   }
   return found;
