@@ -1,5 +1,6 @@
 """What a trace gives back, by every name it goes by, and from a file."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,20 @@ def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
         save_file({"x": np.zeros(3)}, tmp_path / "other", metadata)
         with pytest.raises(ValueError, match="other is not a trace"):
             Trace.load(tmp_path / "other")
+    arrays, about = model_trace().packed()
+    changes: list[tuple[str, Any]] = [
+        *(("num_layers", odd) for odd in ("x", [], {"a": 1}, 1.5, True, -1)),
+        *(("settings", odd) for odd in ([], {"x": {}}, 3)),
+    ]
+    damaged = ["[" * 100_000, '{"names":' * 100_000]
+    for one in [*damaged, *(json.dumps({**about, name: odd}) for name, odd in changes)]:
+        save_file(dict(arrays), tmp_path / "other", {"qkv.trace": one})
+        with pytest.raises(ValueError, match="other is not a trace"):
+            Trace.load(tmp_path / "other")
+    point = {**arrays, next(iter(arrays)): np.zeros(())}
+    save_file(point, tmp_path / "other", {"qkv.trace": json.dumps(about)})
+    with pytest.raises(ValueError, match="other is not a trace"):
+        Trace.load(tmp_path / "other")
     model_trace().save(tmp_path / "whole")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-100])
     with pytest.raises(ValueError, match="cut is not a trace"):

@@ -46,5 +46,12 @@ def read_trace(
             kind = next((kind for kind in kinds if kind in found), next(iter(kinds)))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         return kinds[kind](arrays, json.loads(found[kind]))
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        SafetensorError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"{call}: {path} is not {what} that qkv saved: {error!r:.200}") from error

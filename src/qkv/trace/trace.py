@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number
+from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.trace import tables
 from qkv.trace.file import Unpack, read_trace, write_trace
 from qkv.trace.names import counted, meant, numbers_of, split
@@ -405,7 +405,17 @@ class Trace:
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
-        """The trace that `packed` took apart."""
+        """The trace that `packed` took apart.
+
+        Raises:
+            ValueError: an array has no axis of texts, or there can be no such number of layers.
+        """
+        num_layers = about.get("num_layers")
+        if num_layers is not None:
+            whole_number(num_layers, call="trace", name="num_layers", least=0)
+        single = next((name for name in about["names"] if not arrays[name].ndim), None)
+        if single is not None:
+            raise ValueError(f"{single} is one number, and no array")
         settings = {int(layer): options for layer, options in about["settings"].items()}
         for name in sorted(set(arrays) - set(about["names"])):
             _, layer, option = name.split(".", 2)
@@ -418,7 +428,7 @@ class Trace:
             model=about["model"],
             changed=about.get("changed"),
             last_is_normed=about.get("last_is_normed", True),
-            num_layers=about.get("num_layers"),
+            num_layers=num_layers,
             untrained=about.get("untrained", False),
             **{name: about[name] for name in _PER_TEXT if name in about},
         )
